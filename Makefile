@@ -1,0 +1,35 @@
+# `make quickstart` and `make test` do everything on a fresh machine: they install into .venv and run there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: quickstart test test-all lint docs bench clean
+
+quickstart: $(INSTALLED)
+	$(BIN)/python -m bapo_openrlhf.quickstart
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/adaptation.py
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
+
+# In three steps: torch first, for its CPU build must be there before anything asks for torch; then what OpenRLHF and
+# vLLM import; then those two without their dependencies (requirements/cpu-no-deps.txt says why).
+$(INSTALLED): pyproject.toml requirements/cpu-no-deps.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable ".[cpu,test]"
+	$(BIN)/pip install --quiet --no-deps --requirement requirements/cpu-no-deps.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,25 @@
+"""Group-relative advantages (Eq. 2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def group_relative_advantages(rewards: np.ndarray, eps: float = 1e-6) -> np.ndarray:
+    """Eq. 2: A_i = (r_i - mean(r)) / sqrt(var(r) + eps), within each group.
+
+    var is the population variance (divided by G), for it is the variance that the theorem's sigma speaks of (Eq. 37).
+    OpenRLHF's own `group_norm` divides by the sample standard deviation + 1e-9: the same up to the factor
+    sqrt((G - 1) / G).
+
+    Args:
+        rewards: (groups, G).
+        eps: smoothing of the variance.
+
+    Returns:
+        (groups, G), float64. A group of equal rewards gives zeros.
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    centred = rewards - rewards.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(variance + eps)

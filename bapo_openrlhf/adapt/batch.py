@@ -1,0 +1,64 @@
+"""A training batch as the union of the three sources X1, X2 and X3 (Definition 3.1), and how it is made to fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bapo_openrlhf.adapt.group import Group
+
+Source = Literal["fresh", "reevaluated", "replayed"]
+
+
+@dataclass
+class Batch:
+    """The groups that one trainer step updates the policy with.
+
+    Attributes:
+        fresh: X1, filtered fresh groups.
+        reevaluated: X2, once too hard, informative under today's policy.
+        replayed: X3, informative groups of the last few steps.
+        cut: groups that were selected for X1 or X2 but did not fit (capacity, or the data-parallel ranks).
+    """
+
+    fresh: list[Group] = field(default_factory=list)
+    reevaluated: list[Group] = field(default_factory=list)
+    replayed: list[Group] = field(default_factory=list)
+    cut: list[Group] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.fresh) + len(self.reevaluated) + len(self.replayed)
+
+    def with_sources(self) -> list[tuple[Source, Group]]:
+        """All groups with their source, X1 first, then X2, then X3."""
+        return (
+            [("fresh", group) for group in self.fresh]
+            + [("reevaluated", group) for group in self.reevaluated]
+            + [("replayed", group) for group in self.replayed]
+        )
+
+
+def cut_to(size: int, fresh: list[Group], reevaluated: list[Group]) -> Batch:
+    """X1 and X2 with at most `size` groups: those with the highest reward variance stay (Prop. A.3).
+
+    Ties go to the group whose policy is the more recent, then to the one generated last. Order within a source is kept.
+    """
+    if len(fresh) + len(reevaluated) <= size:
+        return Batch(fresh=list(fresh), reevaluated=list(reevaluated))
+    ranked = sorted(fresh + reevaluated, key=lambda g: (g.variance, g.policy_step, g.uid), reverse=True)
+    kept = {group.uid for group in ranked[:size]}
+    return Batch(
+        fresh=[group for group in fresh if group.uid in kept],
+        reevaluated=[group for group in reevaluated if group.uid in kept],
+        cut=[group for group in fresh + reevaluated if group.uid not in kept],
+    )
+
+
+def replay_room(capacity: int, selected: int, available: int, quantum: int) -> int:
+    """How many groups X3 adds to |X1| + |X2| = `selected`: min(|B_high|, B - |X1| - |X2|) of Eq. 7, made to fit.
+
+    A batch must hold a multiple of `quantum` groups, or the data-parallel ranks would get unequal shares. So X3 takes a
+    few less than Eq. 7 allows where that makes the union a multiple; never more.
+    """
+    total = selected + max(min(available, capacity - selected), 0)
+    return max(total - total % quantum - selected, 0)

@@ -1,0 +1,178 @@
+"""The hard buffer B_bad and the replay buffer B_high (Sec. 3.2).
+
+Storage alone: what to store, what to draw and when is the method's choice. Each buffer counts what enters and what
+leaves, so that nothing is lost silently: entered == left + still here, at any time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.state import group_from_state, group_state
+
+
+@dataclass(frozen=True)
+class HardPrompt:
+    """An entry of the hard buffer: a prompt that was too hard, its last group mean reward, and when that was seen."""
+
+    prompt: Prompt
+    mean: Fraction
+    step: int
+
+
+class HardBuffer:
+    """B_bad: prompts whose last group failed (mean <= c1), FIFO, one entry a prompt.
+
+    Only the prompt is kept: re-evaluation generates new responses (Eq. 6), the failed ones are never read again.
+    A newer failure of a stored prompt replaces its entry and goes to the back.
+
+    Args:
+        capacity: most prompts stored; the oldest is evicted.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity} of the hard buffer must be at least 1")
+        self.capacity = capacity
+        self.counts: Counter[str] = Counter()  # added = replaced + evicted + removed + len(self)
+        self._entries: OrderedDict[str, HardPrompt] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, prompt: Prompt) -> bool:
+        return prompt.id in self._entries
+
+    def add(self, group: Group) -> None:
+        """Store the prompt of a failed group."""
+        if self._entries.pop(group.prompt.id, None) is not None:
+            self.counts["replaced"] += 1
+        elif len(self._entries) == self.capacity:
+            self._entries.popitem(last=False)
+            self.counts["evicted"] += 1
+        self._entries[group.prompt.id] = HardPrompt(group.prompt, group.mean, group.step)
+        self.counts["added"] += 1
+
+    def remove(self, prompt: Prompt) -> bool:
+        """Take a prompt out; False when it is not here (any more)."""
+        if self._entries.pop(prompt.id, None) is None:
+            return False
+        self.counts["removed"] += 1
+        return True
+
+    def oldest(self, count: int) -> list[HardPrompt]:
+        """Up to `count` entries, the oldest first. They stay in the buffer."""
+        return list(itertools.islice(self._entries.values(), count))
+
+    def check(self) -> None:
+        """Raise RuntimeError unless everything added is still here or counted as gone."""
+        gone = self.counts["replaced"] + self.counts["evicted"] + self.counts["removed"]
+        if self.counts["added"] != gone + len(self):
+            raise RuntimeError(f"hard buffer lost entries: {dict(self.counts)}, holds {len(self)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Entries in order and counters; plain data."""
+        entries = [
+            {
+                "text": e.prompt.text,
+                "label": e.prompt.label,
+                "images": e.prompt.images,
+                "mean": str(e.mean),
+                "step": e.step,
+            }
+            for e in self._entries.values()
+        ]
+        return {"entries": entries, "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`. A smaller capacity than before evicts the oldest entries."""
+        self._entries.clear()
+        self.counts = Counter(state["counts"])
+        for item in state["entries"]:
+            prompt = Prompt(item["text"], item["label"], item["images"])
+            self._entries[prompt.id] = HardPrompt(prompt, Fraction(item["mean"]), item["step"])
+        while len(self._entries) > self.capacity:
+            self._entries.popitem(last=False)
+            self.counts["evicted"] += 1
+        self.check()
+
+
+class ReplayBuffer:
+    """B_high: informative groups of the last few steps, with their behaviour log-probs, FIFO.
+
+    Args:
+        capacity: most groups stored; the oldest is evicted.
+        max_age: a group is kept while it is at most this many trainer steps old (3 in the paper).
+    """
+
+    def __init__(self, capacity: int, max_age: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity} of the replay buffer must be at least 1")
+        if max_age < 0:
+            raise ValueError(f"max_age {max_age} of the replay buffer must not be negative")
+        self.capacity = capacity
+        self.max_age = max_age
+        self.counts: Counter[str] = Counter()  # added = expired + evicted + len(self); sampled counts replays
+        self._groups: deque[Group] = deque()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self):
+        return iter(self._groups)
+
+    def add(self, group: Group) -> None:
+        """Store a group; the oldest goes when the buffer is full."""
+        if len(self._groups) == self.capacity:
+            self._groups.popleft()
+            self.counts["evicted"] += 1
+        self._groups.append(group)
+        self.counts["added"] += 1
+
+    def expire(self, step: int) -> None:
+        """Drop what is older than max_age at trainer step `step`."""
+        while self._groups and step - self._groups[0].step > self.max_age:
+            self._groups.popleft()
+            self.counts["expired"] += 1
+
+    def sample(self, count: int, rng: np.random.Generator, accept: Callable[[Group], bool]) -> list[Group]:
+        """S(B_high, min(|B_high|, count)) of Eq. 7: uniform, without replacement, among the accepted groups.
+
+        The groups stay in the buffer and come back in the order in which they were stored.
+        """
+        eligible = [group for group in self._groups if accept(group)]
+        count = min(len(eligible), max(count, 0))
+        chosen = sorted(rng.choice(len(eligible), size=count, replace=False).tolist()) if count else []
+        self.counts["sampled"] += count
+        return [eligible[index] for index in chosen]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of stored tokens and log-probs."""
+        return sum(group.nbytes for group in self._groups)
+
+    def check(self) -> None:
+        """Raise RuntimeError unless everything added is still here or counted as gone."""
+        if self.counts["added"] != self.counts["expired"] + self.counts["evicted"] + len(self):
+            raise RuntimeError(f"replay buffer lost groups: {dict(self.counts)}, holds {len(self)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups in order and counters; plain data and arrays."""
+        return {"groups": [group_state(group) for group in self._groups], "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`. A smaller capacity than before evicts the oldest groups."""
+        self.counts = Counter(state["counts"])
+        self._groups = deque(group_from_state(item) for item in state["groups"])
+        while len(self._groups) > self.capacity:
+            self._groups.popleft()
+            self.counts["evicted"] += 1
+        self.check()

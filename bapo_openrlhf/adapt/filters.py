@@ -1,0 +1,75 @@
+"""Fresh filters: which freshly generated groups become X1 (Definition 3.1, first term; Appendix A.3).
+
+A filter maps the fresh groups of one step to a mask; True keeps the group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from bapo_openrlhf.adapt.group import Group
+
+FreshFilter = Callable[[Sequence[Group], np.random.Generator], list[bool]]
+
+
+def has_signal(group: Group) -> bool:
+    """Whether the group's mean is informative: 1/G <= mu <= (G-1)/G for 0/1 rewards (Eq. 5, first term).
+
+    For other rewards the same question is whether they differ at all: variance > 0.
+    """
+    if group.is_binary:
+        return Fraction(1, group.size) <= group.mean <= Fraction(group.size - 1, group.size)
+    return group.variance > 0
+
+
+def range_filter(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
+    """Mode 1 of A.3, the paper's default: drops the groups that are all right or all wrong."""
+    return [has_signal(group) for group in groups]
+
+
+def gaussian_filter(mean: float = 0.5, std: float = 0.2) -> FreshFilter:
+    """Mode 2 of A.3: keeps a group with probability N(mu | mean, std^2) / N(mean | mean, std^2).
+
+    All-right and all-wrong groups are always dropped, as the proof of Theorem A.2 (step 2) requires.
+    """
+
+    def keep(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
+        draws = rng.random(len(groups))
+        weights = [math.exp(-((float(group.mean) - mean) ** 2) / (2 * std**2)) for group in groups]
+        return [has_signal(group) and bool(u < w) for group, u, w in zip(groups, draws, weights, strict=True)]
+
+    return keep
+
+
+def uniform_filter(fraction: float = 0.6) -> FreshFilter:
+    """Mode 3 of A.3: keeps a random `fraction` of the groups (rounded to the nearest count), whatever their rewards."""
+
+    def keep(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
+        count = math.floor(fraction * len(groups) + 0.5)
+        kept = set(rng.choice(len(groups), size=count, replace=False).tolist())
+        return [index in kept for index in range(len(groups))]
+
+    return keep
+
+
+def keep_all(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
+    """No filter."""
+    return [True] * len(groups)
+
+
+def make_filter(name: str, *, mean: float = 0.5, std: float = 0.2, fraction: float = 0.6) -> FreshFilter:
+    """The fresh filter called `name`: range, gaussian, uniform or none.
+
+    Raises:
+        KeyError: unknown name.
+    """
+    return {
+        "range": range_filter,
+        "gaussian": gaussian_filter(mean, std),
+        "uniform": uniform_filter(fraction),
+        "none": keep_all,
+    }[name]

@@ -1,0 +1,50 @@
+"""When the rollout engines get the actor's weights (Algorithm 1, lines 3-5, 13), as pure arithmetic on steps.
+
+Steps count from 0; the weights of step t are those after t updates. The rollout policy of step t is the actor of step
+t - t mod v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RolloutSchedule:
+    """The phases of the rollout policy.
+
+    Attributes:
+        delay: v, steps between two syncs.
+        reevaluate_every: m, steps between two re-evaluations; 0 for none.
+        evaluate_every: steps between two evaluations on held-out prompts, which use today's weights too; 0 for none.
+    """
+
+    delay: int
+    reevaluate_every: int = 0
+    evaluate_every: int = 0
+
+    def sync_due(self, step: int) -> bool:
+        """Whether the engines get the actor's weights before the rollout of `step`."""
+        return step % self.delay == 0
+
+    def rollout_step(self, step: int) -> int:
+        """Step of the weights that generate the fresh groups of `step`."""
+        return step - step % self.delay
+
+    def reevaluation_due(self, step: int) -> bool:
+        """Whether hard prompts are generated again in `step`, with the weights of `step`."""
+        return self.reevaluate_every > 0 and step > 0 and step % self.reevaluate_every == 0
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether held-out prompts are evaluated with the weights of `step`, before its rollout."""
+        return self.evaluate_every > 0 and step > 0 and step % self.evaluate_every == 0
+
+    def must_keep(self, step: int) -> bool:
+        """Whether the weights synced at `step` will be needed again, after others took their place in the engines.
+
+        True when a re-evaluation or an evaluation falls strictly between this sync and the next, and a rollout with the
+        delayed weights follows it.
+        """
+        between = range(step + 1, step + self.delay)
+        after_reevaluation = any(self.reevaluation_due(t) for t in between[:-1])
+        return after_reevaluation or any(self.evaluation_due(t) for t in between)

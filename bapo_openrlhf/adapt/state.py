@@ -1,0 +1,42 @@
+"""Groups as plain data, for checkpoints: dictionaries of numbers, strings and numpy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
+
+
+def group_state(group: Group) -> dict[str, Any]:
+    """Everything of a group as plain data."""
+    return {
+        "uid": group.uid,
+        "step": group.step,
+        "policy_step": group.policy_step,
+        "prompt": {"text": group.prompt.text, "label": group.prompt.label, "images": group.prompt.images},
+        "responses": [
+            {
+                "token_ids": response.token_ids,
+                "action_spans": [list(span) for span in response.action_spans],
+                "log_probs": response.log_probs,
+                "reward": response.reward,
+                "extras": response.extras,
+            }
+            for response in group.responses
+        ],
+    }
+
+
+def group_from_state(state: dict[str, Any]) -> Group:
+    """Inverse of `group_state`."""
+    responses = tuple(
+        Response(
+            token_ids=item["token_ids"],
+            action_spans=tuple((start, end) for start, end in item["action_spans"]),
+            log_probs=item["log_probs"],
+            reward=item["reward"],
+            extras=item["extras"],
+        )
+        for item in state["responses"]
+    )
+    return Group(state["uid"], Prompt(**state["prompt"]), responses, state["step"], state["policy_step"])

@@ -1,0 +1,76 @@
+"""Adaptive thresholds c2 and c3 of the replay buffer (Eq. 8), in exact arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a threshold moves: [low, high]. low == high is a fixed threshold."""
+
+    low: Fraction
+    high: Fraction
+
+    def at(self, position: Fraction) -> Fraction:
+        """Eq. 8: c_i = r (c_i.high - c_i.low) + c_i.low for position r."""
+        return position * (self.high - self.low) + self.low
+
+
+class AdaptiveThresholds:
+    """c2 and c3 as linear functions of the average reward r (Eq. 8).
+
+    Eq. 8 as printed moves both up when r rises ("eq8"). The sentence above it ("from easier to harder instances") reads
+    like the opposite; "text" puts 1 - r in the place of r.
+
+    Args:
+        c2, c3: where each threshold moves.
+        direction: "eq8" or "text".
+        ema: weight of the past in r, in [0, 1); 0 takes today's fresh batch alone.
+    """
+
+    def __init__(self, c2: Interval, c3: Interval, *, direction: str = "eq8", ema: float = 0.0) -> None:
+        if direction not in ("eq8", "text"):
+            raise ValueError(f"direction {direction!r} is not eq8 or text")
+        self._c2, self._c3 = c2, c3
+        self._direction = direction
+        self._ema = Fraction(str(ema))
+        self.average_reward: Fraction | None = None
+
+    def update(self, batch_reward: Fraction | None) -> None:
+        """Take in the mean reward of a fresh batch; None (no fresh groups) changes nothing."""
+        if batch_reward is None:
+            return
+        clipped = min(max(batch_reward, Fraction(0)), Fraction(1))
+        if self.average_reward is None or self._ema == 0:
+            self.average_reward = clipped
+        else:
+            # Rounded, for the denominator of an exact running average grows without bound.
+            mixed = self._ema * self.average_reward + (1 - self._ema) * clipped
+            self.average_reward = mixed.limit_denominator(10**9)
+
+    @property
+    def _position(self) -> Fraction:
+        reward = self.average_reward if self.average_reward is not None else Fraction(0)
+        return reward if self._direction == "eq8" else 1 - reward
+
+    @property
+    def c2(self) -> Fraction:
+        """Lower end of the group mean reward that is worth replaying today."""
+        return self._c2.at(self._position)
+
+    @property
+    def c3(self) -> Fraction:
+        """Upper end of the group mean reward that is worth replaying today."""
+        return self._c3.at(self._position)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running average reward as an exact string."""
+        return {"average_reward": None if self.average_reward is None else str(self.average_reward)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        value = state["average_reward"]
+        self.average_reward = None if value is None else Fraction(value)

@@ -1,0 +1,84 @@
+"""Batch arithmetic: how groups become micro-batches and optimizer steps on data-parallel ranks.
+
+OpenRLHF hands each rank an equal, consecutive share of the samples and drops what does not fill a micro-batch. So a
+batch must hold a multiple of `quantum` groups; this is the one place that says which.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+
+@dataclass(frozen=True)
+class BatchArithmetic:
+    """Counts that follow from a configuration.
+
+    Attributes:
+        group_size: G, responses a prompt.
+        capacity: B, groups a training batch holds at most.
+        rollout_groups: prompts of a rollout batch.
+        train_batch: samples of an optimizer step.
+        ranks: data-parallel ranks of actor, critic and reference, by name.
+        micro_train: samples of a micro-batch in training, on one rank.
+        micro_rollout: samples of a forward pass when experience is made, on one rank.
+    """
+
+    group_size: int
+    capacity: int
+    rollout_groups: int
+    train_batch: int
+    ranks: dict[str, int]
+    micro_train: int
+    micro_rollout: int
+
+    @property
+    def shares(self) -> int:
+        """Equal shares that the samples are split into, such that every model's ranks get whole shares."""
+        return math.lcm(*self.ranks.values())
+
+    @property
+    def quantum(self) -> int:
+        """Least number of groups that gives every rank equally many whole micro-batches."""
+        trained = [ranks * self.micro_train for name, ranks in self.ranks.items() if name in ("actor", "critic")]
+        samples = math.lcm(self.shares, *trained)
+        return samples // math.gcd(samples, self.group_size)
+
+    def micro_batches(self, groups: int, model: str = "actor") -> int:
+        """Micro-batches that each rank trains on, for a batch of `groups` groups."""
+        return groups * self.group_size // (self.ranks[model] * self.micro_train)
+
+    def optimizer_steps(self, groups: int) -> int:
+        """Optimizer steps for a batch of `groups` groups and one epoch; the last one may be smaller."""
+        return math.ceil(groups * self.group_size / self.train_batch)
+
+    def shares_of(self, samples: int) -> list[tuple[int, int]]:
+        """Start and end of the consecutive forward-pass batches that `samples` samples are split into."""
+        if samples % self.shares:
+            raise ValueError(f"{samples} samples cannot be shared equally by {self.shares} ranks")
+        share = samples // self.shares
+        return [
+            (start, min(start + self.micro_rollout, (index + 1) * share))
+            for index in range(self.shares)
+            for start in range(index * share, (index + 1) * share, self.micro_rollout)
+        ]
+
+
+def batch_arithmetic(args: SimpleNamespace, capacity: int) -> BatchArithmetic:
+    """The arithmetic of OpenRLHF's (nested) arguments."""
+    copies = args.ds.ring_attn_size * args.ds.tensor_parallel_size
+    models = {"actor": args.actor}
+    if args.critic.model_name_or_path:
+        models["critic"] = args.critic
+    if args.algo.kl.init_coef > 0:
+        models["reference"] = args.ref
+    return BatchArithmetic(
+        group_size=args.rollout.n_samples_per_prompt,
+        capacity=capacity,
+        rollout_groups=args.rollout.batch_size,
+        train_batch=args.train.batch_size,
+        ranks={name: max(m.num_nodes * m.num_gpus_per_node // copies, 1) for name, m in models.items()},
+        micro_train=args.train.micro_batch_size,
+        micro_rollout=args.rollout.micro_batch_size,
+    )

@@ -1,0 +1,133 @@
+"""From a YAML file and a command line to OpenRLHF's arguments plus this project's.
+
+A YAML file holds the same flags, nested at the dots or written with dots. Precedence, low to high: YAML, what
+`--algorithm` stands for, command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import yaml
+
+from bapo_openrlhf import config
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.integration import openrlhf_cli
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    """OpenRLHF's parser with `--config` and this project's flags added."""
+    parser = openrlhf_cli.build_parser()
+    parser.prog = prog
+    parser.add_argument("--config", metavar="YAML", help="file of flags; the command line wins over it")
+    config.add_flags(parser)
+    parser.error = _raise  # type: ignore[method-assign]
+    return parser
+
+
+def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNamespace:
+    """Parsed and checked arguments: OpenRLHF's nested namespace, with `.adapt`, `.run` and `.algorithm` added.
+
+    Raises:
+        ConfigError: anything about the input that is wrong and can be known without data and models.
+    """
+    parser = build_parser(prog)
+    given = parser.parse_args(list(argv))
+    settings = list(_settings(Path(given.config))) if given.config else []
+    algorithm = given.algorithm or dict(settings).get("algorithm")
+    layers = list(_as_argv(parser, settings, given.config))
+    if algorithm is not None:
+        if algorithm not in config.ALGORITHMS:
+            raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {', '.join(config.ALGORITHMS)}")
+        meaning = config.ALGORITHMS[algorithm]
+        layers += ["--algo.advantage.estimator", meaning.estimators[0]]
+        if meaning.method == "none" or dict(settings).get("adapt.method") in (None, "none"):
+            layers += ["--adapt.method", meaning.method]
+    flat = parser.parse_args(layers + list(argv))
+    flat.algorithm = algorithm
+    return _complete(flat)
+
+
+def _complete(flat: argparse.Namespace) -> SimpleNamespace:
+    """OpenRLHF's checks, then this project's."""
+    own = {prefix: {} for prefix in config.GROUPS}
+    for key, value in list(vars(flat).items()):
+        prefix, _, name = key.partition(".")
+        if prefix in own and name:
+            own[prefix][name] = value
+            delattr(flat, key)
+    args = openrlhf_cli.validate(flat)
+    for prefix, kind in config.GROUPS.items():
+        setattr(args, prefix, kind(**own[prefix]))
+    _check_algorithm(args)
+    if args.adapt.enabled:
+        args.adapt.check()
+    return args
+
+
+def _check_algorithm(args: SimpleNamespace) -> None:
+    if args.algorithm is None:
+        return
+    meaning, estimator = config.ALGORITHMS[args.algorithm], args.algo.advantage.estimator
+    if estimator not in meaning.estimators:
+        raise ConfigError(
+            f"algorithm {args.algorithm} and algo.advantage.estimator {estimator} contradict each other; "
+            f"{args.algorithm} takes {' or '.join(meaning.estimators)}"
+        )
+    if args.adapt.enabled != (meaning.method != "none"):
+        raise ConfigError(
+            f"algorithm {args.algorithm} and adapt.method {args.adapt.method} contradict each other; "
+            f"{args.algorithm} {'needs' if meaning.method != 'none' else 'has no'} batch adaptation"
+        )
+
+
+def _raise(message: str) -> NoReturn:
+    raise ConfigError(message)
+
+
+def _settings(path: Path) -> Iterator[tuple[str, Any]]:
+    """The dotted flags of a YAML file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config {path} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config {path} is no valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
+    yield from _dotted(content, "")
+
+
+def _dotted(node: dict, prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _dotted(value, name + ".")
+        else:
+            yield name, value
+
+
+def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str | None) -> Iterator[str]:
+    """YAML settings as the words of a command line, so that argparse checks types and choices."""
+    known = parser._option_string_actions
+    for name, value in settings:
+        action = known.get(f"--{name}")
+        if action is None:
+            near = difflib.get_close_matches(f"--{name}", known, n=1)
+            hint = f"; did you mean {near[0][2:]}?" if near else ""
+            raise ConfigError(f"config {path}: unknown flag {name}{hint}")
+        if name == "config":
+            raise ConfigError(f"config {path}: a config file cannot name another one")
+        if isinstance(action, argparse._StoreTrueAction):
+            if not isinstance(value, bool):
+                raise ConfigError(f"config {path}: {name} is {value!r}; it must be true or false")
+            if value:
+                yield f"--{name}"
+        elif value is not None:
+            yield f"--{name}"
+            yield from (str(item) for item in (value if isinstance(value, list) else [value]))

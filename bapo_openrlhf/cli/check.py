@@ -1,0 +1,124 @@
+"""`bapo-openrlhf check`: validate a whole configuration without models or GPU, and print what would run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.errors import ConfigError
+
+# A stored response token costs 4 bytes of id and 4 of behaviour log-prob, a prompt token 4 (adapt/group.py).
+BYTES_PER_RESPONSE_TOKEN = 8
+BYTES_PER_PROMPT_TOKEN = 4
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
+    """Parse, check, print."""
+    own = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    own.add_argument("--prompts", type=int, default=None, help="rows of the training data, when it is not local")
+    mine, rest = own.parse_known_args(list(argv))
+    args = arguments.parse(rest, prog)
+
+    from bapo_openrlhf.integration.preflight import check_inputs
+    from bapo_openrlhf.integration.settings import prepare_adaptation
+
+    inputs = check_inputs(args)
+    prompts = inputs.prompts if inputs.prompts is not None else mine.prompts
+    if prompts is not None and prompts < 1:
+        raise ConfigError(f"prompts is {prompts}; it must be at least 1")
+    report = describe(args, inputs.arithmetic, prompts)
+    prepare_adaptation(args)  # refuses what cannot be combined
+    width = max(len(name) for name, _ in report)
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in report))
+    print("configuration is valid")
+    return 0
+
+
+def describe(args: SimpleNamespace, arithmetic, prompts: int | None) -> list[tuple[str, str]]:
+    """Name and value of each fact about the run."""
+    adapt, kl = args.adapt, args.algo.kl
+    rows = [
+        ("algorithm", args.algorithm or "none given: OpenRLHF's flags as they are"),
+        ("advantages", f"{args.algo.advantage.estimator} (lambda {args.algo.advantage.lambd:g})"),
+        ("batch adaptation", adapt.method),
+        ("actor", _model(args.actor, args.actor.model_name_or_path)),
+    ]
+    if args.critic.model_name_or_path:
+        rows.append(("critic", _model(args.critic, args.critic.model_name_or_path)))
+    target = adapt.kl_target if adapt.enabled else "reference"
+    if kl.init_coef > 0 and target == "reference":
+        rows.append(("reference", _model(args.ref, args.actor.model_name_or_path)))
+    rows += [
+        ("KL penalty", f"{kl.init_coef:g} to the {target} policy, in the {'loss' if kl.use_loss else 'reward'}"),
+        ("rollout engines", f"{args.vllm.num_engines} x tensor parallel {args.vllm.tensor_parallel_size}"),
+        ("rollout batch", f"{args.rollout.batch_size} prompts x G {arithmetic.group_size} responses"),
+        ("training batch", _batch(arithmetic, adapt.enabled)),
+        ("optimizer steps", f"{arithmetic.optimizer_steps(arithmetic.capacity)} per epoch of a full batch, each of "
+                            f"{arithmetic.train_batch} samples; the last of a smaller batch takes what is left"),
+    ]  # fmt: skip
+    for model in ("actor", "critic"):
+        if model in arithmetic.ranks:
+            count = arithmetic.micro_batches(arithmetic.capacity, model)
+            rows.append(
+                (f"{model} micro-batches", f"{count} per rank and full batch, of {arithmetic.micro_train} samples")
+            )
+    if adapt.enabled:
+        rows += _adaptation(args, arithmetic)
+    rows += _epoch(args, prompts)
+    return rows
+
+
+def _model(model: SimpleNamespace, name: str) -> str:
+    return f"{name}, {model.num_nodes} node(s) x {model.num_gpus_per_node} GPU(s)"
+
+
+def _batch(arithmetic, adapted: bool) -> str:
+    size = arithmetic.capacity * arithmetic.group_size
+    if not adapted:
+        return f"{arithmetic.capacity} groups = {size} samples"
+    plural = "group" if arithmetic.quantum == 1 else f"multiple of {arithmetic.quantum} groups"
+    return f"at most B {arithmetic.capacity} groups = {size} samples; any {plural} can be shared by the ranks"
+
+
+def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:
+    adapt = args.adapt
+    c1, c2, c3 = adapt.thresholds()
+    response = args.rollout.max_new_tokens or args.data.max_len
+    prompt = max(args.data.max_len - response, 0)
+    groups = adapt.replay_buffer_size or adapt.buffer_size
+    groups = min(groups, adapt.replay_steps * args.rollout.batch_size)
+    most = groups * arithmetic.group_size * (response * BYTES_PER_RESPONSE_TOKEN + prompt * BYTES_PER_PROMPT_TOKEN)
+    again = (
+        f"every m {adapt.reevaluate_every} steps, at most {adapt.max_reevaluated_prompts} prompts; "
+        f"hard at mean reward <= c1 {c1}"
+    )
+    replay = f"{adapt.replay_steps} steps, c2 in [{c2.low}, {c2.high}], c3 in [{c3.low}, {c3.high}]"
+    size = f"{most / 2**20:.1f} MiB at {response} response and {prompt} prompt tokens"
+    return [
+        ("fresh filter (X1)", adapt.filter),
+        ("re-evaluation (X2)", again if adapt.reevaluate_every else "off"),
+        ("replay (X3)", replay if adapt.replay_steps else "off"),
+        ("importance ratio", adapt.ratio),
+        ("hard buffer", f"{adapt.buffer_size} prompts"),
+        ("replay buffer", f"at most {groups} groups, {size}"),
+    ]
+
+
+def _epoch(args: SimpleNamespace, prompts: int | None) -> list[tuple[str, str]]:
+    if prompts is None:
+        return [("epoch", "the training data is not local: give its rows with --prompts to see steps and syncs")]
+    steps = math.ceil(prompts / args.rollout.batch_size)
+    rows = [("epoch", f"{prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)")]
+    if args.adapt.enabled:
+        schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
+        span = range(1, steps + 1)
+        syncs = sum(schedule.sync_due(step) for step in span)
+        again = sum(schedule.reevaluation_due(step) for step in span)
+        restored = sum(schedule.reevaluation_due(s) and not schedule.sync_due(s) for s in span)
+        rows.append(("per epoch", f"{syncs} syncs (v {schedule.delay}), {again} re-evaluations (m "
+                                  f"{schedule.reevaluate_every}), {restored} of them between syncs"))  # fmt: skip
+    return rows

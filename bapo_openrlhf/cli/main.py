@@ -1,0 +1,48 @@
+"""`bapo-openrlhf COMMAND`: the commands by name. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from bapo_openrlhf import __version__
+from bapo_openrlhf.errors import ConfigError
+
+COMMANDS = {
+    "train": "train a model (every OpenRLHF flag, plus --algorithm and --adapt.*)",
+    "check": "validate a configuration without models or GPU, and print what would run",
+}
+
+
+def usage() -> str:
+    """The commands, a line each."""
+    lines = [f"  {name:<8}{text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        ["usage: bapo-openrlhf COMMAND [flags]", "", *lines, "", "bapo-openrlhf COMMAND --help: its flags"]
+    )
+
+
+def run(argv: Sequence[str], prog: str | None = None) -> int:
+    """Run one command; bad input is one line on standard error and exit status 2."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        print(__version__)
+        return 0
+    name, *rest = argv
+    if name not in COMMANDS:
+        print(f"bapo-openrlhf: unknown command {name!r}; it must be one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    command = importlib.import_module(f"bapo_openrlhf.cli.{name}")
+    try:
+        return command.main(rest, prog or f"bapo-openrlhf {name}")
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def main() -> None:
+    """Entry point of the `bapo-openrlhf` script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,28 @@
+"""`bapo-openrlhf train`: train on OpenRLHF's stack, with or without batch adaptation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from bapo_openrlhf.cli import arguments
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
+    """Parse, check, train."""
+    args = arguments.parse(argv, prog)
+
+    from bapo_openrlhf.integration.preflight import check_inputs
+
+    inputs = check_inputs(args)
+
+    from bapo_openrlhf.integration.launch import launch
+
+    launch(args, inputs.prompts)
+    return 0
+
+
+if __name__ == "__main__":
+    from bapo_openrlhf.cli.main import run
+
+    sys.exit(run(["train", *sys.argv[1:]]))

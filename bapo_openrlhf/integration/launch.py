@@ -1,0 +1,82 @@
+"""Start a run: OpenRLHF's `train` on the real stack, with batch adaptation in its joints."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+from bapo_openrlhf import cpu
+from bapo_openrlhf.integration.settings import prepare_adaptation
+from bapo_openrlhf.run import record
+from bapo_openrlhf.run.progress import progress_bar
+
+
+def logical_gpus(args: SimpleNamespace) -> int:
+    """Devices that the run's models take when each has its own."""
+    models = [args.actor, args.ref, args.critic] + ([] if args.reward.remote_url else [args.reward])
+    return (
+        sum(m.num_nodes * m.num_gpus_per_node for m in models) + args.vllm.num_engines * args.vllm.tensor_parallel_size
+    )
+
+
+def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
+    """Run to the end and write the summary.
+
+    Args:
+        args: checked arguments (`cli.arguments.parse`).
+        prompts: rows of the training data, for the progress bar; None when not known.
+
+    Returns:
+        The run's folder.
+    """
+    args.run.dir = str(Path(args.run.dir).resolve())  # workers may have another working directory
+    folder = Path(args.run.dir) / args.run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / record.METRICS).unlink(missing_ok=True)
+    prepare_adaptation(args)
+    started = datetime.now(UTC)
+    clock = time.perf_counter()
+    steps = math.ceil(prompts / args.rollout.batch_size) * args.train.num_episodes if prompts else None
+    quiet = args.run.logs == "progress"
+    with progress_bar(folder, steps, f"{args.run.name}: {_label(args)}") if quiet else nullcontext():
+        _train(args)
+    rows = record.read_metrics(folder)
+    summary = {
+        "algorithm": _label(args),
+        "seed": args.train.seed,
+        **record.provenance(),
+        **record.summarise(rows),
+        "started": started.isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    summary["seconds"]["whole_run"] = time.perf_counter() - clock
+    record.write_summary(folder, summary)
+    return folder
+
+
+def _label(args: SimpleNamespace) -> str:
+    return args.algorithm or f"{args.algo.advantage.estimator}+{args.adapt.method}"
+
+
+def _train(args: SimpleNamespace) -> None:
+    """OpenRLHF's `train` with this project's classes in place; on the CPU in a Ray of its own."""
+    cpu.prepare_environment()
+    cpu.install()
+
+    import ray
+
+    from bapo_openrlhf.integration.joints import batch_adaptation
+
+    own_ray = cpu.active() and not ray.is_initialized()
+    if own_ray:
+        ray.init(**cpu.ray_init_kwargs(logical_gpus(args)))
+    try:
+        with batch_adaptation(args.adapt.enabled) as openrlhf:
+            openrlhf.train(args)
+    finally:
+        if own_ray:
+            ray.shutdown()

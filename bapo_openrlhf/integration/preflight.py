@@ -1,0 +1,193 @@
+"""Bad input found before any model loads: data, models, reward function, batch arithmetic."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.arithmetic import BatchArithmetic, batch_arithmetic
+from bapo_openrlhf.errors import ConfigError
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the checks found out.
+
+    Attributes:
+        arithmetic: batch arithmetic of the configuration.
+        prompts: rows of the training data; None when it is not local.
+    """
+
+    arithmetic: BatchArithmetic
+    prompts: int | None
+
+
+def check_inputs(args: SimpleNamespace, *, call_reward: bool = True) -> Inputs:
+    """Everything below, in order.
+
+    Args:
+        args: parsed arguments.
+        call_reward: whether to import the reward function and call it once on the first row.
+
+    Raises:
+        ConfigError: naming the flag, the value, and what is allowed.
+    """
+    arithmetic = check_batch(args)
+    check_model("actor.model_name_or_path", args.actor.model_name_or_path)
+    if args.critic.model_name_or_path:
+        check_model("critic.model_name_or_path", args.critic.model_name_or_path)
+    row, prompts = check_dataset("data.prompt_dataset", args.data.prompt_dataset, args)
+    if args.eval.dataset:
+        check_dataset("eval.dataset", args.eval.dataset, args)
+    check_reward(args, row if call_reward else None)
+    return Inputs(arithmetic, None if prompts is None else min(prompts, args.data.max_samples))
+
+
+def check_batch(args: SimpleNamespace) -> BatchArithmetic:
+    """Group size, batch sizes and ranks fit together."""
+    if args.rollout.n_samples_per_prompt < 1:
+        raise ConfigError(f"rollout.n_samples_per_prompt is {args.rollout.n_samples_per_prompt}; it must be at least 1")
+    if not args.vllm.num_engines:
+        raise ConfigError(f"vllm.num_engines is {args.vllm.num_engines}; it must be at least 1")
+    for name in ("rollout.batch_size", "rollout.micro_batch_size", "train.batch_size", "train.micro_batch_size"):
+        prefix, key = name.split(".")
+        value = getattr(getattr(args, prefix), key)
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    arithmetic = batch_arithmetic(args, args.adapt.batch_size or args.rollout.batch_size)
+    for model in ("actor", "critic"):
+        step = arithmetic.ranks.get(model, 0) * arithmetic.micro_train
+        if step and arithmetic.train_batch % step:
+            raise ConfigError(
+                f"train.batch_size is {arithmetic.train_batch}; it must be a multiple of {step} = {model} ranks "
+                f"{arithmetic.ranks[model]} x train.micro_batch_size {arithmetic.micro_train}"
+            )
+    if args.adapt.enabled:
+        if arithmetic.group_size < 2:
+            raise ConfigError(
+                f"rollout.n_samples_per_prompt is {arithmetic.group_size}; batch adaptation needs groups of at least 2"
+            )
+        if arithmetic.capacity < arithmetic.quantum:
+            raise ConfigError(
+                f"a batch holds {arithmetic.capacity} groups of {arithmetic.group_size} samples, which the ranks "
+                f"{arithmetic.ranks} cannot share: it must be at least {arithmetic.quantum} groups "
+                f"(adapt.batch_size or rollout.batch_size)"
+            )
+    return arithmetic
+
+
+def check_model(flag: str, name: str | None) -> None:
+    """A model is a folder with a config.json, or a name on the model hub."""
+    if not name:
+        raise ConfigError(f"{flag} is not set; it must be a model folder or a model hub name")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is no model")
+        return
+    looks_local = not _HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and path.parent.is_dir())
+    if path.exists() or looks_local:
+        raise ConfigError(f"{flag} is {name}; there is no such model folder")
+
+
+def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tuple[dict[str, Any] | None, int | None]:
+    """Local files exist, are not empty, and every row has the columns that are asked for.
+
+    Returns:
+        The first row and the number of rows; None and None when the data is not local.
+    """
+    if not datasets:
+        raise ConfigError(f"{flag} is not set; it must be a file, a folder or a data set's hub name")
+    columns = {"data.input_key": args.data.input_key, "data.label_key": args.data.label_key}
+    first, total = None, 0
+    for dataset in datasets.split(","):
+        path = Path(dataset.strip().split("@")[0]).expanduser()
+        if path.suffix not in (".json", ".jsonl", ".parquet", ".csv"):
+            return None, None  # a folder or hub name: OpenRLHF loads it
+        if not path.is_file():
+            raise ConfigError(f"{flag} is {dataset}; there is no such file")
+        count = 0
+        for row in _rows(flag, path):
+            for key_flag, column in columns.items():
+                if column and column not in row:
+                    raise ConfigError(
+                        f"{flag} {path}, row {count + 1}: no column {column!r} ({key_flag}); it has {', '.join(row)}"
+                    )
+            first = first or row
+            count += 1
+        if count == 0:
+            raise ConfigError(f"{flag} {path} has no rows; it must have at least one")
+        total += count
+    return first, total
+
+
+def _rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a local file."""
+    if path.suffix == ".jsonl":
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"{flag} {path}, line {number}: no valid JSON ({error.msg})") from None
+                if not isinstance(row, dict):
+                    raise ConfigError(f"{flag} {path}, line {number}: must be a JSON object, is {type(row).__name__}")
+                yield row
+        return
+    from datasets import load_dataset
+
+    kind = path.suffix[1:]
+    yield from load_dataset(kind, data_files=str(path), split="train")
+
+
+def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
+    """The reward function is there and, given a row, returns one finite reward for one response."""
+    endpoints = args.reward.remote_url
+    if not endpoints or endpoints == "agent" or not endpoints[0].endswith(".py"):
+        return
+    path = Path(endpoints[0]).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"reward.remote_url is {path}; there is no such file")
+    spec = importlib.util.spec_from_file_location("_preflight_reward", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"reward.remote_url {path} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, "reward_func", None)
+    if not callable(function):
+        raise ConfigError(f"reward.remote_url {path} defines no function reward_func(queries, prompts, labels)")
+    if row is None:
+        return
+    prompt = row[args.data.input_key]
+    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
+    label = row.get(args.data.label_key) if args.data.label_key else ""
+    try:
+        result = function([prompt], [prompt], [label])
+    except Exception as error:
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}, "
+            "called with an empty response to the first prompt"
+        ) from error
+    if not isinstance(result, dict) or "rewards" not in result:
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func must return a dict with 'rewards', returned {result!r}"
+        )
+    rewards = result["rewards"]
+    rewards = rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards
+    rewards = list(rewards) if hasattr(rewards, "__len__") else [rewards]
+    if len(rewards) != 1:
+        raise ConfigError(f"reward.remote_url {path}: reward_func returned {len(rewards)} rewards for one response")
+    if not math.isfinite(float(rewards[0])):
+        raise ConfigError(f"reward.remote_url {path}: reward_func returned {rewards[0]}; rewards must be finite")

@@ -1,0 +1,96 @@
+"""Groups to and from OpenRLHF's `Experience`, one per response, the G of a prompt next to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
+
+
+def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
+    """(start, end) of each run of ones in a 0/1 mask (T,)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.numpy().astype(np.int8), [0]))))
+    return tuple((int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True))
+
+
+def response_of(sample: Experience) -> Response:
+    """A generated sample as the layer stores it.
+
+    OpenRLHF's action_mask and rollout_log_probs are (1, T - 1): position i speaks of token i + 1.
+    """
+    mask = sample.action_mask[0].bool()
+    return Response(
+        token_ids=sample.sequences[0].numpy(),
+        action_spans=tuple((start + 1, end + 1) for start, end in spans_of(mask)),
+        log_probs=sample.rollout_log_probs[0][mask].numpy(),
+        reward=float(sample.rewards[0]),
+        extras={
+            "info": {key: value[0].item() for key, value in sample.info.items()},
+            "score": None if sample.scores is None else float(sample.scores[0]),
+            "truncated": bool(sample.truncated[0]),
+            "mm_train_inputs": sample.mm_train_inputs[0] if sample.mm_train_inputs else None,
+        },
+    )
+
+
+def groups_of(
+    samples: Sequence[Experience], group_size: int, *, first_uid: int, step: int, policy_step: int
+) -> list[Group]:
+    """The samples of one rollout as groups, in order.
+
+    Raises:
+        ValueError: the samples are not whole groups.
+    """
+    if len(samples) % group_size:
+        raise ValueError(f"{len(samples)} samples are not whole groups of {group_size}")
+    groups = []
+    for start in range(0, len(samples), group_size):
+        members = samples[start : start + group_size]
+        if len({(m.prompts[0], str(m.labels[0])) for m in members}) != 1:
+            raise ValueError(f"samples {start} to {start + group_size} are not responses to one prompt")
+        prompt = Prompt(
+            members[0].prompts[0], members[0].labels[0], members[0].images[0] if members[0].images else None
+        )
+        responses = tuple(response_of(member) for member in members)
+        groups.append(Group(first_uid + len(groups), prompt, responses, step, policy_step))
+    return groups
+
+
+def sample_of(prompt: Prompt, response: Response) -> Experience:
+    """Inverse of `response_of`: the sample as OpenRLHF's generator made it."""
+    tokens = torch.from_numpy(response.token_ids.astype(np.int64))
+    length = len(tokens)
+    mask = torch.zeros(length, dtype=torch.long)
+    log_probs = torch.zeros(length, dtype=torch.float32)
+    for start, end in response.action_spans:
+        mask[start:end] = 1
+    log_probs[mask.bool()] = torch.from_numpy(response.log_probs.copy())
+    first, last = response.action_spans[0][0] if response.action_spans else 0, 0
+    if response.action_spans:
+        last = response.action_spans[-1][1]
+    extras = response.extras
+    return Experience(
+        sequences=tokens.unsqueeze(0),
+        attention_mask=torch.ones(1, length, dtype=torch.long),
+        action_mask=mask[1:].unsqueeze(0),
+        rollout_log_probs=log_probs[1:].unsqueeze(0),
+        prompts=[prompt.text],
+        labels=[prompt.label],
+        images=[prompt.images],
+        mm_train_inputs=[extras["mm_train_inputs"]],
+        rewards=torch.tensor([response.reward]),
+        scores=None if extras["score"] is None else torch.tensor([extras["score"]]),
+        response_length=torch.tensor([last - first]),
+        truncated=torch.tensor([extras["truncated"]]),
+        total_length=torch.tensor([float(length)]),
+        info={key: torch.tensor([value]) for key, value in extras["info"].items()},
+    )
+
+
+def samples_of(groups: Sequence[Group]) -> list[Experience]:
+    """All responses of the groups as samples, groups whole and in order."""
+    return [sample_of(group.prompt, response) for group in groups for response in group.responses]

@@ -1,0 +1,42 @@
+"""This project's flags as OpenRLHF's, where OpenRLHF already has the mechanism; combinations that are refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from bapo_openrlhf.errors import ConfigError
+
+
+def prepare_adaptation(args: SimpleNamespace) -> None:
+    """Turn this project's flags into OpenRLHF's where OpenRLHF already has the mechanism.
+
+    Raises:
+        ConfigError: a flag of OpenRLHF that batch adaptation cannot be combined with.
+    """
+    adapt = args.adapt
+    if not adapt.enabled:
+        return
+    refused = {
+        "train.async_enable": (args.train.async_enable, "asynchronous rollouts have no step at which a batch is made"),
+        "train.dynamic_batch_enable": (args.train.dynamic_batch_enable, "it drops samples that fill no full batch"),
+        "algo.dynamic_filtering_enable": (
+            args.algo.dynamic_filtering_enable,
+            "it drops groups before they are counted",
+        ),
+        "ckpt.load_enable": (args.ckpt.load_enable, "the buffers are not in the checkpoint yet"),
+    }
+    for name, (is_on, reason) in refused.items():
+        if is_on:
+            raise ConfigError(f"{name} cannot be combined with adapt.method {adapt.method}: {reason}")
+    if not args.reward.remote_url:
+        raise ConfigError("reward.remote_url is not set; batch adaptation needs rewards at generation time")
+    if adapt.kl_target == "behaviour":
+        # OpenRLHF builds a reference model when its coefficient is above 0.
+        adapt.kl_coef, args.algo.kl.init_coef = args.algo.kl.init_coef, 0.0
+    if adapt.ratio == "decoupled":
+        # Clip on pi/prox, weight prox/alpha truncated from above: OpenRLHF's token-level IS correction does just that
+        # when alpha's log-probs are the stored ones.
+        correction = args.algo.advantage
+        correction.is_correction_level, correction.is_correction_mode = "token", "clip"
+        correction.is_correction_gating = "ratio"
+        correction.is_correction_threshold = [0.0, adapt.max_importance_weight]

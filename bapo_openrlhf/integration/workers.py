@@ -1,0 +1,108 @@
+"""Actor and critic workers that train on a batch of any size, and the actor's copy of the delayed rollout weights.
+
+OpenRLHF steps the optimizer when DeepSpeed has counted `train.batch_size` samples. A batch adapted to what is worth
+training on is seldom a multiple of that: the rest would stay in the gradient buffers and leak into the next step. Here
+the last optimizer step of a batch is taken with what is left. Its loss is normalised over what is really in it, for
+OpenRLHF normalises each accumulation window by the tokens it holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+import torch
+from openrlhf.trainer.ray import ppo_actor, ppo_critic
+
+from bapo_openrlhf.integration.joints import plain_class, rebound
+
+
+class _WholeBatch:
+    """Mixed into OpenRLHF's actor and critic trainers: the last micro-batch of a batch closes its optimizer step."""
+
+    def _mark_boundary(self, engine: Any, step: int) -> None:
+        """Tell DeepSpeed whether micro-batch `step` (from 0) ends an optimizer step."""
+        micro_batches = len(self.replay_buffer) // self.replay_buffer.sample_batch_size
+        accumulated = self.strategy.accumulated_gradient
+        engine.set_gradient_accumulation_boundary((step + 1) % accumulated == 0 or step + 1 == micro_batches)
+
+
+class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
+    """OpenRLHF's actor trainer on a batch of any number of micro-batches."""
+
+    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        adapt = strategy.args.adapt
+        if adapt.kl_target == "behaviour":
+            # The reference model is not built when OpenRLHF's coefficient is 0; the loss needs the coefficient back.
+            strategy.args.algo.kl.init_coef = adapt.kl_coef
+        super().__init__(strategy, *args, **kwargs)
+
+    def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict:
+        self._mark_boundary(self.actor.model, step)
+        return super().training_step(experience, kl_ctl, step, loss_batch_info)
+
+
+class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
+    """OpenRLHF's critic trainer on a batch of any number of micro-batches."""
+
+    def training_step(self, experience: Any, step: int, loss_batch_info: Any = None) -> dict:
+        self._mark_boundary(self.critic, step)
+        return super().training_step(experience, step, loss_batch_info)
+
+
+def _require_type(trainer: Any, kind: type) -> None:
+    """Raise RuntimeError when OpenRLHF built its own trainer: gradients would leak from one batch into the next."""
+    if not isinstance(trainer, kind):
+        raise RuntimeError(f"OpenRLHF's worker built a {type(trainer).__name__} and not a {kind.__name__}")
+
+
+class PolicyWorker(plain_class(ppo_actor.PolicyModelActor)):
+    """OpenRLHF's actor worker, which also keeps the weights of the rollout policy on the CPU."""
+
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        with rebound(ppo_actor, ActorPPOTrainer=WholeBatchActorTrainer):
+            super().init_model_from_pretrained(*args, **kwargs)
+        _require_type(self.trainer, WholeBatchActorTrainer)
+        self._rollout_weights: list[torch.Tensor] | None = None
+
+    def _shards(self) -> list[torch.Tensor]:
+        """This rank's storage of each parameter: the whole of it, or its ZeRO-3 partition."""
+        parameters = self.actor.model.module.parameters()
+        return [getattr(parameter, "ds_tensor", parameter).data for parameter in parameters]
+
+    def keep_rollout_weights(self) -> None:
+        """Copy today's weights to host memory: they are what the rollout engines hold from now on."""
+        self._rollout_weights = [shard.to("cpu", copy=True) for shard in self._shards()]
+
+    def broadcast_rollout_weights(self) -> None:
+        """Send the kept weights to the rollout engines; the actor itself ends as it was.
+
+        They pass through the actor's own parameters, so that every way OpenRLHF has of syncing weights serves.
+        """
+        if self._rollout_weights is None:
+            raise RuntimeError("no rollout weights were kept")
+        shards = self._shards()
+        today = [shard.to("cpu", copy=True) for shard in shards]
+        try:
+            for shard, weights in zip(shards, self._rollout_weights, strict=True):
+                shard.copy_(weights)
+            self.broadcast_to_vllm()
+        finally:
+            for shard, weights in zip(shards, today, strict=True):
+                shard.copy_(weights)
+
+
+class CriticWorker(plain_class(ppo_critic.CriticModelActor)):
+    """OpenRLHF's critic worker on batches of any size."""
+
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        with rebound(ppo_critic, CriticPPOTrainer=WholeBatchCriticTrainer):
+            super().init_model_from_pretrained(*args, **kwargs)
+        _require_type(self.trainer, WholeBatchCriticTrainer)
+
+
+# Decorated under other names, so that Ray's workers import the classes above from this module. A class that its own
+# name does not lead to is sent by value, with copies of OpenRLHF's globals, and rebinding a name in OpenRLHF's module
+# would not reach it.
+AdaptedPolicyActor = ray.remote(num_gpus=1)(PolicyWorker)
+AdaptedCriticActor = ray.remote(num_gpus=1)(CriticWorker)

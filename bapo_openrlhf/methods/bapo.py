@@ -1,0 +1,198 @@
+"""BAPO and BA-PPO: batch adaptation after Algorithm 1 of "Buffer Matters" (arXiv 2602.20722).
+
+The same construction feeds group-relative advantages (BAPO-GRPO) and critic-based GAE (BA-PPO): nothing here knows how
+advantages are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from bapo_openrlhf.adapt.batch import Batch, cut_to, replay_room
+from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
+from bapo_openrlhf.adapt.filters import has_signal, make_filter
+from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.theory import k1, k2, k3
+from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
+from bapo_openrlhf.methods.base import Method
+
+STATE_VERSION = 1
+C2 = Interval(Fraction(1, 8), Fraction(4, 8))  # where c2 and c3 move, Table 3
+C3 = Interval(Fraction(2, 8), Fraction(5, 8))
+
+
+@dataclass(frozen=True)
+class BAPOConfig:
+    """Numbers of the method; symbols and defaults of Table 3.
+
+    The mini-test of Sec. 5.2 is c1 = 0, c2 = c3 = 1/2: the same algorithm without thresholds to tune.
+    """
+
+    capacity: int  # B, groups a batch holds at most
+    group_size: int  # G
+    quantum: int = 1  # a batch holds a multiple of this many groups (data-parallel ranks)
+    filter: str = "range"
+    gaussian_mean: float = 0.5
+    gaussian_std: float = 0.2
+    uniform_fraction: float = 0.6
+    c1: Fraction = Fraction(1, 8)
+    c2: Interval = C2
+    c3: Interval = C3
+    threshold_direction: str = "eq8"
+    reward_ema: float = 0.0
+    buffer_size: int = 256
+    replay_buffer_size: int = 256
+    replay_steps: int = 3  # 0 turns X3 off
+    reevaluate_every: int = 5  # m; 0 turns X2 off
+    max_reevaluated_prompts: int = 128
+    eps: float = 1e-6
+
+
+class BAPO(Method):
+    """Algorithm 1, lines 8-17. Sampling, weights and updates (lines 3-7, 18) are the trainer's."""
+
+    def __init__(self, config: BAPOConfig, seed: int = 0) -> None:
+        self.config = config
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+        self.fresh_filter = make_filter(
+            config.filter, mean=config.gaussian_mean, std=config.gaussian_std, fraction=config.uniform_fraction
+        )
+        self.thresholds = AdaptiveThresholds(
+            config.c2, config.c3, direction=config.threshold_direction, ema=config.reward_ema
+        )
+        self.hard = HardBuffer(config.buffer_size)
+        self.replay = ReplayBuffer(config.replay_buffer_size, config.replay_steps)
+        self.ledger = Ledger()
+        self._metrics: dict[str, float] = {}
+
+    def begin_step(self, step: int) -> list[Prompt]:
+        """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
+        self.replay.expire(step)
+        every = self.config.reevaluate_every
+        if every == 0 or step == 0 or step % every != 0:
+            return []
+        return [entry.prompt for entry in self.hard.oldest(self.config.max_reevaluated_prompts)]
+
+    def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
+        """Lines 8-9, 11 and 14-17."""
+        config = self.config
+        self.thresholds.update(mean_reward(fresh))  # Eq. 8
+        c1, c2, c3 = config.c1, self.thresholds.c2, self.thresholds.c3
+
+        # X1, filtered fresh groups (Eq. 5, first term)
+        keep = self.fresh_filter(fresh, self.rng)
+        x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
+
+        # X2, improved hard prompts (Eq. 6): c1 < mean < 1
+        x2, unimproved = [], 0
+        for group in reevaluated:
+            if group.mean <= c1:
+                self.hard.add(group)  # still too hard: the newer failure replaces the older
+                unimproved += 1
+                continue
+            self.hard.remove(group.prompt)
+            if has_signal(group):
+                x2.append(group)
+        solved = len(reevaluated) - unimproved - len(x2)
+
+        # X3, informative groups of earlier steps, to fill what is left (Eq. 7)
+        def replayable(group: Group) -> bool:
+            return c2 <= group.mean <= c3
+
+        quantum, capacity = config.quantum, config.capacity - config.capacity % config.quantum
+        selected = min(len(x1) + len(x2), capacity)
+        available = sum(map(replayable, self.replay))
+        x3 = self.replay.sample(replay_room(capacity, selected, available, quantum), self.rng, replayable)
+        total = selected + len(x3)
+        batch = cut_to(total - total % quantum - len(x3), x1, x2)
+        batch.replayed = x3
+
+        # Stored last: a step's own groups are neither re-evaluated nor replayed in that same step.
+        for group in fresh:
+            if group.mean <= c1:
+                self.hard.add(group)
+            if config.replay_steps and replayable(group):
+                self.replay.add(group)
+
+        cut = {group.uid for group in batch.cut}
+        self.ledger.record(
+            generated_fresh=len(fresh),
+            fresh=len(batch.fresh),
+            filtered=len(fresh) - len(x1),
+            cut_fresh=sum(group.uid in cut for group in x1),
+            generated_reevaluated=len(reevaluated),
+            reevaluated=len(batch.reevaluated),
+            unimproved=unimproved,
+            solved=solved,
+            cut_reevaluated=sum(group.uid in cut for group in x2),
+        )
+        self.hard.check()
+        self.replay.check()
+        self._metrics = {
+            "groups/generated": len(fresh) + len(reevaluated),
+            "groups/fresh": len(batch.fresh),
+            "groups/reevaluated": len(batch.reevaluated),
+            "groups/replayed": len(batch.replayed),
+            "groups/filtered": len(fresh) - len(x1),
+            "groups/cut": len(batch.cut),
+            "groups/reevaluation_attempts": len(reevaluated),
+            "groups/unimproved": unimproved,
+            "groups/solved": solved,
+            "groups/capacity": capacity,
+            "buffer/hard": len(self.hard),
+            "buffer/replay": len(self.replay),
+            "buffer/replay_bytes": self.replay.nbytes,
+            "threshold/average_reward": float(self.thresholds.average_reward or 0),
+            "threshold/c2": float(c2),
+            "threshold/c3": float(c3),
+            "staleness/replayed": float(np.mean([step - group.step for group in x3])) if x3 else 0.0,
+        }
+        return batch
+
+    def constants(self) -> tuple[float, float, float]:
+        """K1, K2, K3 of Theorem 3.2 with today's thresholds (Eq. 11-13)."""
+        c, eps = self.config, self.config.eps
+        return (
+            k1(c.group_size, eps),
+            k2(float(c.c1), eps),
+            k3(float(self.thresholds.c2), float(self.thresholds.c3), eps),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of the last batch, buffers and thresholds after it."""
+        return dict(self._metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Buffers, thresholds, ledger and generator state."""
+        return {
+            "method": "bapo",
+            "version": STATE_VERSION,
+            "rng": self.rng.bit_generator.state,
+            "thresholds": self.thresholds.state_dict(),
+            "hard": self.hard.state_dict(),
+            "replay": self.replay.state_dict(),
+            "ledger": self.ledger.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`.
+
+        Raises:
+            ValueError: the state is of another method or format version.
+        """
+        if (state.get("method"), state.get("version")) != ("bapo", STATE_VERSION):
+            raise ValueError(
+                f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
+                f"expected 'bapo', version {STATE_VERSION}"
+            )
+        self.rng.bit_generator.state = state["rng"]
+        self.thresholds.load_state_dict(state["thresholds"])
+        self.hard.load_state_dict(state["hard"])
+        self.replay.load_state_dict(state["replay"])
+        self.ledger.load_state_dict(state["ledger"])
