@@ -1,0 +1,61 @@
+"""`python -m bapo_openrlhf.quickstart`: a base model, data, BA-PPO on the real stack, a table and a picture.
+
+Run from the project's folder. Everything goes to runs/; the base model and the data are made once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from bapo_openrlhf.quickstart.base_model import build
+from bapo_openrlhf.tasks import countdown
+
+RUNS = Path("runs")
+STEPS = 48
+PROMPTS_PER_STEP = 32  # configs/quickstart.yaml, rollout.batch_size
+
+
+def main() -> int:
+    """Make what is missing, train, show the result."""
+    parser = argparse.ArgumentParser(prog="python -m bapo_openrlhf.quickstart")
+    parser.add_argument("--steps", type=int, default=STEPS, help="trainer steps")
+    parser.add_argument("--only-prepare", action="store_true", help="make the base model and the data, do not train")
+    given, flags = parser.parse_known_args()  # the rest are flags of `bapo-openrlhf train`
+    console = Console()
+
+    console.print("[bold]1/3[/] base model: a small Qwen3, taught Countdown imperfectly")
+    folder, made = build(RUNS / "base_model")
+    console.print(f"    {folder}" + ("" if made else " (made before)"))
+    countdown.write_splits(RUNS / "data", given.steps * PROMPTS_PER_STEP, 256, seed=0)
+    if given.only_prepare:
+        return 0
+
+    console.print("[bold]2/3[/] reinforcement learning on OpenRLHF: Ray, DeepSpeed, vLLM")
+    # In a process of its own: training changes its environment and imports gigabytes.
+    command = [sys.executable, "-m", "bapo_openrlhf.cli.train", "--config", "configs/quickstart.yaml", *flags]
+    status = subprocess.run(command, check=False).returncode
+    if status != 0:
+        return status
+
+    from bapo_openrlhf.run.plot import plot_run, summary_table
+
+    console.print("[bold]3/3[/] result")
+    run = RUNS / _option(flags, "--run.name", "quickstart")
+    picture = plot_run(run)
+    console.print(summary_table(json.loads((run / "summary.json").read_text(encoding="utf-8"))))
+    console.print(f"reward curve and batch composition: {picture}")
+    return 0
+
+
+def _option(flags: list[str], name: str, default: str) -> str:
+    return flags[flags.index(name) + 1] if name in flags else default
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""The quickstart's base model: a small Qwen3 made on the spot, taught Countdown badly on purpose.
+
+Nothing is downloaded. A character-level tokenizer and a model of 0.8M parameters are made from a seed and taught, in
+under two minutes on two cores, on solutions of which a known share is wrong. The result writes well-formed answers,
+solves easy problems nearly always and hard ones seldom, and knows more than it samples: the spread of all-right,
+all-wrong and mixed groups that batch adaptation works on, with room for reinforcement learning to gain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.tasks import countdown
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+MANIFEST = "base_model.json"
+FORMAT = 1  # raise it when a change of this file makes another model of the same settings
+
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+PAD, BOS, EOS, UNK = range(4)
+CHARACTERS = "0123456789+-*/() :="
+VOCAB_MULTIPLE = 64  # the rollout engine pads to it; the ids between are reserved tokens, so that each id decodes
+POOL = 8  # batches drawn and sorted by length at a time
+
+
+@dataclass(frozen=True)
+class BaseModelSettings:
+    """All that the base model depends on; same settings, same model (on the same machine and versions).
+
+    Attributes:
+        seed: of the weights, the problems and the order.
+        steps: optimizer steps; training ends by their number, never by the clock.
+        batch_size: solutions a step.
+        learning_rate: peak of AdamW's, after a linear warm-up of 5 % of the steps, before a cosine decay to 0.
+        mix: weight of each level among the solutions.
+        wrong: share of wrong solutions at each level in the second phase: the right numbers, another value.
+        clean: share of the steps, at the start, whose solutions are all right. What is learned there is what
+            reinforcement learning can bring back quickly.
+        hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, max_length: the architecture.
+        threads: torch's threads while training.
+    """
+
+    seed: int = 0
+    steps: int = 1500
+    batch_size: int = 48
+    learning_rate: float = 3e-3
+    mix: Mapping[str, float] = field(default_factory=lambda: dict(countdown.DEFAULT_MIX))
+    wrong: Mapping[str, float] = field(default_factory=lambda: {"easy": 0.03, "medium": 0.4, "hard": 0.4})
+    clean: float = 0.8
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    intermediate_size: int = 384
+    max_length: int = 256
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "layers", "heads", "kv_heads", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} must be at least 1")
+        weights = self.mix.values()
+        if set(self.mix) - set(countdown.LEVELS) or min(weights, default=-1) < 0 or sum(weights) <= 0:
+            raise ConfigError(
+                f"mix {dict(self.mix)} must give weights >= 0, not all 0, to levels of {sorted(countdown.LEVELS)}"
+            )
+        if set(self.mix) - set(self.wrong) or not all(0 <= share <= 1 for share in self.wrong.values()):
+            raise ConfigError(
+                f"wrong {dict(self.wrong)} must give a share of 0..1 to each level of mix {sorted(self.mix)}"
+            )
+        if not 0 <= self.clean <= 1:
+            raise ConfigError(f"clean {self.clean} must be a share of 0..1")
+
+    @property
+    def hash(self) -> str:
+        """A digest of all settings and of FORMAT."""
+        text = json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character of the task, plus <pad> <bos> <eos> <unk>; no token is added to a text."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = [*SPECIAL_TOKENS, *CHARACTERS]
+    size = math.ceil(len(tokens) / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    tokens += [f"<reserved{i}>" for i in range(size - len(tokens))]
+    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    pad, bos, eos, unk = SPECIAL_TOKENS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=pad,
+        bos_token=bos,
+        eos_token=eos,
+        unk_token=unk,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=BaseModelSettings.max_length,
+    )
+
+
+def make_model(settings: BaseModelSettings, vocab_size: int) -> Qwen3ForCausalLM:
+    """A Qwen3 with fresh weights in float32."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(settings.seed)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.kv_heads,
+        head_dim=settings.head_dim,
+        max_position_embeddings=settings.max_length,
+        tie_word_embeddings=False,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def solutions(settings: BaseModelSettings) -> Iterator[list[tuple[str, str]]]:
+    """One batch of (prompt, solution) for each step, of the train split's problems only.
+
+    Batches are cut from a pool sorted by length, which saves a quarter of the padding.
+    """
+    rng = random.Random(settings.seed)
+    levels = [level for level, weight in settings.mix.items() if weight > 0]
+    weights = [settings.mix[level] for level in levels]
+    clean_steps = round(settings.clean * settings.steps)
+    pool: list[list[tuple[str, str]]] = []
+    for step in range(settings.steps):
+        if not pool or step == clean_steps:
+            pairs = []
+            while len(pairs) < POOL * settings.batch_size:
+                level = rng.choices(levels, weights)[0]
+                problem = countdown.make_problem(rng, level)
+                if problem.split == "train":
+                    err = step >= clean_steps and rng.random() < settings.wrong[level]
+                    pairs.append((problem.prompt, _wrong(rng, problem) if err else problem.solution))
+            pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+            pool = [pairs[i : i + settings.batch_size] for i in range(0, len(pairs), settings.batch_size)]
+            rng.shuffle(pool)
+        yield pool.pop()
+
+
+def _wrong(rng: random.Random, problem: countdown.Problem) -> str:
+    """An expression over the problem's numbers that misses its target."""
+    while True:
+        text, value = countdown.random_expression(rng, problem.numbers)
+        if value != problem.target:
+            return text
+
+
+def _batch(pairs: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels (B, T), padded on the right; labels are -100 outside the solution and its <eos>."""
+    import torch
+
+    ids = {character: i for i, character in enumerate(CHARACTERS, start=len(SPECIAL_TOKENS))}
+    longest = max(len(prompt) + len(solution) + 1 for prompt, solution in pairs)
+    tokens = torch.full((len(pairs), longest), PAD)
+    labels = torch.full((len(pairs), longest), -100)
+    for row, (prompt, solution) in enumerate(pairs):
+        text = torch.tensor([ids[character] for character in prompt + solution] + [EOS])
+        tokens[row, : len(text)] = text
+        labels[row, len(prompt) : len(text)] = text[len(prompt) :]
+    return tokens, labels
+
+
+def train(model: Qwen3ForCausalLM, settings: BaseModelSettings, *, progress: bool = True) -> list[float]:
+    """Supervised training on imperfect solutions; returns the loss (nats a token) of each step."""
+    import torch
+    from tqdm import tqdm
+
+    def learning_rate(step: int) -> float:
+        warmup = max(1, settings.steps // 20)
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, settings.steps - warmup)))
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate)
+    losses = []
+    model.train()
+    bar = tqdm(solutions(settings), total=settings.steps, desc="base model", unit="step", disable=not progress)
+    for pairs in bar:
+        tokens, labels = _batch(pairs)
+        # Padding is on the right and attention is causal: no real token sees it, so no mask is needed.
+        loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(loss.item())
+        bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+    return losses
+
+
+def is_current(directory: str | os.PathLike, settings: BaseModelSettings) -> bool:
+    """Whether the folder holds a whole model of these settings: same hash, and its files as they were written."""
+    directory = Path(directory)
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+        return manifest["hash"] == settings.hash and all(_digest(directory / name) == files[name] for name in files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def build(
+    directory: str | os.PathLike, settings: BaseModelSettings | None = None, *, progress: bool = True
+) -> tuple[Path, bool]:
+    """The base model in `directory`, made now or reused.
+
+    Written beside its place and moved there when whole, so that an interrupted build leaves nothing that looks like a
+    model. A folder with other settings (or damaged) is rebuilt.
+
+    Returns:
+        The folder, in Hugging Face's layout with bf16 weights, and whether it was made now.
+
+    Raises:
+        ConfigError: the folder holds something that this function did not write.
+    """
+    settings = settings or BaseModelSettings()
+    directory = Path(directory)
+    if is_current(directory, settings):
+        return directory, False
+    if (
+        directory.exists()
+        and not (directory / MANIFEST).is_file()
+        and (directory.is_file() or any(directory.iterdir()))
+    ):
+        raise ConfigError(f"model directory {str(directory)!r} exists and is no base model; give a new or empty folder")
+
+    import torch
+
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".unfinished", dir=directory.parent))
+    threads, rng = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(settings.threads)
+    try:
+        tokenizer = make_tokenizer()
+        model = make_model(settings, len(tokenizer))
+        losses = train(model, settings, progress=progress)
+        model.to(torch.bfloat16).save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        files = {path.name: _digest(path) for path in sorted(unfinished.iterdir())}
+        tail = losses[-max(1, len(losses) // 20) :]
+        manifest = {
+            "hash": settings.hash,
+            "settings": asdict(settings),
+            "files": files,
+            "final_loss": sum(tail) / len(tail),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        }
+        (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        unfinished.chmod(0o755)  # mkdtemp's own mode shuts other users out
+        if directory.exists():
+            shutil.rmtree(directory)
+        unfinished.replace(directory)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        torch.set_num_threads(threads)
+        torch.set_rng_state(rng)
+    return directory, True
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

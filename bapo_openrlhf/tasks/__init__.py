@@ -1,0 +1,1 @@
+"""Tasks: data, prompt and reward of each in one file."""

@@ -1,0 +1,280 @@
+"""The hard buffer B_bad and the replay buffer B_high: order, capacity, age, sampling, counters, state."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import Counter
+from fractions import Fraction as F
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
+from bapo_openrlhf.adapt.group import Prompt
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def texts(buffer: HardBuffer) -> list[str]:
+    return [entry.prompt.text for entry in buffer.oldest(len(buffer))]
+
+
+def uids(groups) -> list[int]:
+    return [group.uid for group in groups]
+
+
+class TestHardBuffer:
+    def test_first_in_first_out(self, make_group):
+        buffer = HardBuffer(3)
+        for name in "abcde":
+            buffer.add(make_group(0, prompt=name))
+        assert texts(buffer) == ["c", "d", "e"]
+        assert buffer.counts == {"added": 5, "evicted": 2}
+
+    def test_an_entry_says_how_hard_and_when(self, make_group):
+        buffer = HardBuffer(3)
+        buffer.add(make_group(1, size=10, prompt="a", step=4))
+        (entry,) = buffer.oldest(1)
+        assert (entry.prompt.text, entry.mean, entry.step) == ("a", F(1, 10), 4)
+
+    def test_a_newer_failure_replaces_the_older_and_goes_to_the_back(self, make_group):
+        buffer = HardBuffer(3)
+        for name, step in (("a", 1), ("b", 2), ("c", 3), ("a", 4)):
+            buffer.add(make_group(0, prompt=name, step=step))
+        assert [(entry.prompt.text, entry.step) for entry in buffer.oldest(9)] == [("b", 2), ("c", 3), ("a", 4)]
+        assert buffer.counts == {"added": 4, "replaced": 1}  # a full buffer evicts nobody for it
+        buffer.add(make_group(0, prompt="d"))
+        assert texts(buffer) == ["c", "a", "d"]
+
+    def test_prompts_with_other_labels_or_images_are_other_prompts(self, make_group):
+        buffer = HardBuffer(9)
+        for prompt in (Prompt("x", "1"), Prompt("x", "2"), Prompt("x", "1", ["a.png"]), Prompt("x", "1")):
+            buffer.add(make_group(0, prompt=prompt))
+        assert len(buffer) == 3
+
+    def test_oldest_are_named_and_stay(self, make_group):
+        buffer = HardBuffer(9)
+        for name in "abc":
+            buffer.add(make_group(0, prompt=name))
+        for count, expected in ((0, ""), (2, "ab"), (3, "abc"), (99, "abc")):
+            assert "".join(entry.prompt.text for entry in buffer.oldest(count)) == expected
+        assert len(buffer) == 3
+
+    def test_remove_takes_out_the_one(self, make_group):
+        buffer = HardBuffer(9)
+        for name in "abc":
+            buffer.add(make_group(0, prompt=name))
+        assert buffer.remove(Prompt("b")) and texts(buffer) == ["a", "c"]
+        assert not buffer.remove(Prompt("b")) and not buffer.remove(Prompt("a", "label"))
+        assert Prompt("a") in buffer and Prompt("b") not in buffer
+        assert buffer.counts == {"added": 3, "removed": 1}
+
+    @pytest.mark.parametrize("capacity", [0, -1])
+    def test_no_room_is_an_error(self, capacity):
+        with pytest.raises(ValueError, match=rf"capacity {capacity} of the hard buffer"):
+            HardBuffer(capacity)
+
+    def test_check_finds_a_lost_entry(self, make_group):
+        buffer = HardBuffer(3)
+        buffer.add(make_group(0))
+        buffer.check()
+        buffer.counts["removed"] += 1
+        with pytest.raises(RuntimeError, match="hard buffer lost entries"):
+            buffer.check()
+
+    @given(
+        capacity=st.integers(1, 5),
+        actions=st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.sampled_from("abcdefg")), max_size=40),
+    )
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    def test_behaves_as_a_plain_list(self, make_group, capacity, actions):
+        buffer, expected, gone = HardBuffer(capacity), [], Counter()
+        for action, name in actions:
+            there = name in expected
+            if action == "remove":
+                assert buffer.remove(Prompt(name)) is there
+                gone["removed"] += there
+            else:
+                buffer.add(make_group(0, prompt=name))
+                gone["added"] += 1
+                gone["replaced"] += there
+            expected = [other for other in expected if other != name] + [name] * (action == "add")
+            if len(expected) > capacity:
+                expected = expected[1:]
+                gone["evicted"] += 1
+            assert texts(buffer) == expected and len(buffer) == len(expected)
+            buffer.check()
+        assert +buffer.counts == +gone
+
+    def test_state_round_trip(self, make_group):
+        buffer = HardBuffer(3)
+        prompts = [Prompt("a"), Prompt("b", {"target": 3}), Prompt("c", "1", ["a.png"]), Prompt("d")]
+        for right, prompt in enumerate([*prompts, prompts[2]]):
+            buffer.add(make_group(right, size=30, prompt=prompt, step=right))
+        buffer.remove(prompts[1])
+        state = pickle.loads(pickle.dumps(buffer.state_dict()))
+        again = HardBuffer(3)
+        again.add(make_group(0, prompt="forgotten by the load"))
+        again.load_state_dict(state)
+        assert again.oldest(9) == buffer.oldest(9) and again.counts == buffer.counts
+        for name in ("x", "d", "y", "z"):
+            for each in (buffer, again):
+                each.add(make_group(0, prompt=name, step=9))
+            assert again.oldest(9) == buffer.oldest(9) and again.counts == buffer.counts
+
+    def test_a_smaller_buffer_keeps_the_newest(self, make_group):
+        buffer, smaller = HardBuffer(4), HardBuffer(2)
+        for name in "abcd":
+            buffer.add(make_group(0, prompt=name))
+        smaller.load_state_dict(buffer.state_dict())
+        assert texts(smaller) == ["c", "d"] and smaller.counts["evicted"] == 2
+
+    def test_a_state_that_lost_entries_is_an_error(self, make_group):
+        buffer = HardBuffer(4)
+        for name in "ab":
+            buffer.add(make_group(0, prompt=name))
+        state = buffer.state_dict()
+        state["entries"].pop()
+        with pytest.raises(RuntimeError, match="hard buffer lost entries"):
+            HardBuffer(4).load_state_dict(state)
+
+
+def everything(group) -> bool:
+    return True
+
+
+class TestReplayBuffer:
+    def test_first_in_first_out(self, make_group):
+        buffer = ReplayBuffer(3, max_age=3)
+        for uid in range(5):
+            buffer.add(make_group(4, uid=uid))
+        assert uids(buffer) == [2, 3, 4] and len(buffer) == 3
+        assert buffer.counts == {"added": 5, "evicted": 2}
+
+    def test_a_prompt_may_be_stored_more_than_once(self, make_group):
+        buffer = ReplayBuffer(3, max_age=3)
+        for uid in range(2):
+            buffer.add(make_group(4, uid=uid, prompt="a"))
+        assert uids(buffer) == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("step", "kept"), [(2, [0, 1, 2]), (3, [0, 1, 2]), (4, [1, 2]), (5, [2]), (6, []), (99, [])]
+    )
+    def test_a_group_is_kept_through_max_age_and_no_longer(self, make_group, step, kept):
+        buffer = ReplayBuffer(9, max_age=3)
+        for uid in range(3):
+            buffer.add(make_group(4, uid=uid, step=uid))
+        buffer.expire(step)
+        assert uids(buffer) == kept
+        assert buffer.counts["expired"] == 3 - len(kept)
+        buffer.check()
+
+    def test_age_counts_from_the_step_and_not_from_the_weights(self, make_group):
+        buffer = ReplayBuffer(9, max_age=3)
+        buffer.add(make_group(4, step=4, policy_step=0))
+        buffer.expire(7)
+        assert len(buffer) == 1
+
+    def test_sample_size(self, make_group):
+        buffer = ReplayBuffer(9, max_age=3)
+        for uid in range(6):
+            buffer.add(make_group(4, uid=uid))
+        rng = generator()
+        for count, size in ((-2, 0), (0, 0), (1, 1), (5, 5), (6, 6), (7, 6)):
+            assert len(buffer.sample(count, rng, everything)) == size
+        assert len(buffer) == 6 and buffer.counts["sampled"] == 18
+        assert len(buffer.sample(9, rng, lambda group: group.uid % 2 == 0)) == 3
+        assert buffer.sample(9, rng, lambda group: False) == []
+        assert ReplayBuffer(9, max_age=3).sample(4, rng, everything) == []
+
+    def test_sample_is_of_accepted_groups_without_repetition_in_the_stored_order(self, make_group):
+        buffer = ReplayBuffer(20, max_age=3)
+        for uid in range(20):
+            buffer.add(make_group(4, uid=uid))
+        rng = generator()
+        for count in range(11):
+            drawn = uids(buffer.sample(count, rng, lambda group: group.uid % 2 == 1))
+            assert len(set(drawn)) == count and all(uid % 2 == 1 for uid in drawn) and drawn == sorted(drawn)
+
+    def test_every_subset_is_equally_likely(self, make_group):
+        buffer = ReplayBuffer(9, max_age=3)
+        for uid in range(9):
+            buffer.add(make_group(4, uid=uid))
+        rng, draws = generator(seed=4), 8_000
+        seen = Counter(tuple(uids(buffer.sample(3, rng, lambda group: group.uid < 6))) for _ in range(draws))
+        expected = draws / math.comb(6, 3)
+        assert len(seen) == math.comb(6, 3)
+        # chi-square with 19 degrees of freedom; 43.8 is its 99.9 % point
+        assert sum((count - expected) ** 2 / expected for count in seen.values()) < 43.8
+
+    def test_the_generator_alone_decides(self, make_group):
+        buffer = ReplayBuffer(50, max_age=3)
+        for uid in range(50):
+            buffer.add(make_group(4, uid=uid))
+        before = np.random.get_state()[1].tolist()
+        first, again, other = (uids(buffer.sample(10, generator(seed), everything)) for seed in (1, 1, 2))
+        assert first == again != other
+        assert np.random.get_state()[1].tolist() == before
+
+    def test_bytes_are_those_of_the_stored_groups(self, make_group):
+        buffer = ReplayBuffer(2, max_age=3)
+        assert buffer.nbytes == 0
+        for prompt_tokens in (1000, 10, 20):
+            buffer.add(make_group(4, prompt_tokens=prompt_tokens, response_tokens=5))
+        assert buffer.nbytes == 8 * (4 * 10 + 8 * 5) + 8 * (4 * 20 + 8 * 5)
+
+    @pytest.mark.parametrize(
+        ("capacity", "max_age", "named"), [(0, 3, "capacity 0"), (-3, 3, "capacity -3"), (1, -1, "max_age -1")]
+    )
+    def test_impossible_settings_are_an_error(self, capacity, max_age, named):
+        with pytest.raises(ValueError, match=rf"{named} of the replay buffer"):
+            ReplayBuffer(capacity, max_age)
+
+    def test_check_finds_a_lost_group(self, make_group):
+        buffer = ReplayBuffer(3, max_age=3)
+        buffer.add(make_group(4))
+        buffer.check()
+        buffer.counts["expired"] += 1
+        with pytest.raises(RuntimeError, match="replay buffer lost groups"):
+            buffer.check()
+
+    def test_state_round_trip_draw_for_draw(self, make_group):
+        buffer = ReplayBuffer(6, max_age=3)
+        for uid in range(8):
+            buffer.add(make_group(uid % 7 + 1, uid=uid, step=uid // 2, policy_step=0, extras={"score": uid}))
+        buffer.expire(4)
+        again = ReplayBuffer(6, max_age=3)
+        again.add(make_group(4))  # forgotten by the load
+        again.load_state_dict(pickle.loads(pickle.dumps(buffer.state_dict())))
+        first, second = generator(7), generator(7)
+        for step in (4, 5, 6):
+            for each in (buffer, again):
+                each.expire(step)
+                each.add(make_group(4, uid=100 + step, step=step))
+            assert uids(again) == uids(buffer) and again.nbytes == buffer.nbytes
+            assert uids(again.sample(3, first, everything)) == uids(buffer.sample(3, second, everything))
+            assert again.counts == buffer.counts
+        for new, old in zip(again, buffer, strict=True):
+            assert (new.step, new.policy_step, new.rewards) == (old.step, old.policy_step, old.rewards)
+            assert new.responses[0].extras == old.responses[0].extras
+
+    def test_a_smaller_buffer_keeps_the_newest(self, make_group):
+        buffer, smaller = ReplayBuffer(4, max_age=3), ReplayBuffer(2, max_age=3)
+        for uid in range(4):
+            buffer.add(make_group(4, uid=uid))
+        smaller.load_state_dict(buffer.state_dict())
+        assert uids(smaller) == [2, 3] and smaller.counts["evicted"] == 2
+
+    def test_a_state_that_lost_groups_is_an_error(self, make_group):
+        buffer = ReplayBuffer(4, max_age=3)
+        for uid in range(2):
+            buffer.add(make_group(4, uid=uid))
+        state = buffer.state_dict()
+        state["groups"].pop()
+        with pytest.raises(RuntimeError, match="replay buffer lost groups"):
+            ReplayBuffer(4, max_age=3).load_state_dict(state)

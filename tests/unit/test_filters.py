@@ -1,0 +1,145 @@
+"""Fresh filters (Definition 3.1, first term; Appendix A.3)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.adapt.filters import (
+    gaussian_filter,
+    has_signal,
+    keep_all,
+    make_filter,
+    range_filter,
+    uniform_filter,
+)
+
+SIZES = (2, 3, 5, 8, 10)
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+class TestSignal:
+    @pytest.mark.parametrize("size", SIZES)
+    def test_binary_1_over_G_and_G_minus_1_over_G_are_in_0_and_1_are_out(self, make_group, size):
+        verdicts = [has_signal(make_group(right, size=size)) for right in range(size + 1)]
+        assert verdicts == [False] + [True] * (size - 1) + [False]
+
+    def test_a_single_response_never_has_signal(self, make_group):
+        assert not has_signal(make_group(0, size=1)) and not has_signal(make_group(1, size=1))
+
+    @pytest.mark.parametrize(
+        ("rewards", "expected"),
+        [
+            ([0.1] * 8, False),  # equal, though the mean is inside [1/G, (G-1)/G]
+            ([-0.5] * 3, False),
+            ([0.0] * 7 + [0.01], True),  # differ, though the mean is below 1/G
+            ([1.0] * 7 + [0.99], True),  # differ, though the mean is above (G-1)/G
+            ([-1.0, 1.0], True),
+            ([-2.0, -3.0], True),
+            ([5.0, 7.0], True),
+        ],
+    )
+    def test_other_rewards_have_signal_when_they_differ(self, make_group, rewards, expected):
+        assert has_signal(make_group(rewards)) is expected
+
+
+class TestRange:
+    def test_hand_worked_batch(self, make_group):
+        groups = [make_group(right) for right in (0, 1, 4, 7, 8, 0, 2)]
+        assert range_filter(groups, generator()) == [False, True, True, True, False, False, True]
+
+    def test_draws_no_random_number(self, make_group):
+        rng = generator()
+        before = rng.bit_generator.state
+        range_filter([make_group(3)] * 10, rng)
+        keep_all([make_group(3)] * 10, rng)
+        assert rng.bit_generator.state == before
+
+
+class TestGaussian:
+    DRAWS = 20_000
+
+    def rates(self, make_group, size, **settings):
+        keep, rng = gaussian_filter(**settings), generator(seed=1)
+        return [np.mean(keep([make_group(right, size=size)] * self.DRAWS, rng)) for right in range(size + 1)]
+
+    @pytest.mark.parametrize(("size", "mean", "std"), [(8, 0.5, 0.2), (3, 0.5, 0.2), (5, 0.3, 0.1)])
+    def test_keep_rate_is_the_density_over_its_peak(self, make_group, size, mean, std):
+        for right, rate in enumerate(self.rates(make_group, size, mean=mean, std=std)):
+            z = (right / size - mean) / std
+            weight = math.exp(-z * z / 2) if 0 < right < size else 0.0
+            tolerance = 4.5 * math.sqrt(weight * (1 - weight) / self.DRAWS)
+            assert abs(rate - weight) <= tolerance, (right, rate, weight)
+
+    def test_default_weights_are_those_of_table_3(self, make_group):
+        # exp(-z^2 / 2) with z = (k/8 - 1/2) / 0.2, worked by hand for k = 1 .. 4
+        expected = [0.0, 0.17242, 0.45783, 0.82258, 1.0, 0.82258, 0.45783, 0.17242, 0.0]
+        assert self.rates(make_group, 8) == pytest.approx(expected, abs=0.016)
+
+    def test_keeps_the_peak_always_and_no_signal_never(self, make_group):
+        rates = self.rates(make_group, 8)
+        assert (rates[0], rates[4], rates[8]) == (0.0, 1.0, 0.0)
+
+    def test_drops_equal_rewards_at_the_peak(self, make_group):
+        assert gaussian_filter()([make_group([0.5] * 8)] * 100, generator()) == [False] * 100
+
+    def test_groups_are_judged_independently(self, make_group):
+        keep, rng = gaussian_filter(), generator(seed=2)
+        masks = np.array([keep([make_group(2), make_group(2)], rng) for _ in range(8_000)])
+        weight = math.exp(-((0.25 / 0.2) ** 2) / 2)
+        both = weight * weight
+        assert abs(masks.all(axis=1).mean() - both) < 4.5 * math.sqrt(both * (1 - both) / 8_000)
+
+
+class TestUniform:
+    @pytest.mark.parametrize(
+        ("fraction", "size", "count"),
+        [(0.6, 10, 6), (0.6, 256, 154), (0.6, 1, 1), (0.6, 2, 1), (0.6, 3, 2), (0.6, 0, 0), (1.0, 7, 7), (0.5, 3, 2)],
+    )
+    def test_count_is_the_nearest(self, make_group, fraction, size, count):
+        mask = uniform_filter(fraction)([make_group(0)] * size, generator())
+        assert (len(mask), sum(mask)) == (size, count)
+
+    def test_every_group_is_kept_equally_often_whatever_its_rewards(self, make_group):
+        groups = [make_group(right) for right in (0, 8, 4, 0, 8, 1, 7, 0, 8, 3)]
+        keep, rng, draws = uniform_filter(), generator(seed=3), 6_000
+        masks = np.array([keep(groups, rng) for _ in range(draws)])
+        assert (masks.sum(axis=1) == 6).all()
+        # 6 of 10 without replacement: inclusions have variance pq and covariance -pq / (n - 1), so this is chi-square
+        # with n - 1 = 9 degrees of freedom; 27.9 is its 99.9 % point.
+        statistic = ((masks.sum(axis=0) - 0.6 * draws) ** 2).sum() / (draws * 0.6 * 0.4 * 10 / 9)
+        assert statistic < 27.9
+        pairs = (masks[:, 0] & masks[:, 1]).mean()
+        expected = 6 * 5 / (10 * 9)
+        assert abs(pairs - expected) < 4.5 * math.sqrt(expected * (1 - expected) / draws)
+
+
+class TestMakeFilter:
+    def test_names(self, make_group):
+        groups = [make_group(right) for right in (0, 1, 4, 8)] * 5
+        assert make_filter("range")(groups, generator()) == [False, True, True, False] * 5
+        assert make_filter("none")(groups, generator()) == [True] * 20
+        assert sum(make_filter("uniform", fraction=0.25)(groups, generator())) == 5
+        narrow = make_filter("gaussian", mean=0.125, std=0.001)(groups, generator())
+        assert narrow == [False, True, False, False] * 5
+
+    @pytest.mark.parametrize("name", ["range", "gaussian", "uniform", "none"])
+    def test_no_groups_give_no_mask(self, name):
+        assert make_filter(name)([], generator()) == []
+
+    @pytest.mark.parametrize("name", ["gaussian", "uniform"])
+    def test_the_generator_alone_decides(self, make_group, name):
+        groups = [make_group(2) for _ in range(50)]
+        before = np.random.get_state()[1].tolist()
+        first, again, other = (make_filter(name)(groups, generator(seed)) for seed in (5, 5, 6))
+        assert first == again != other
+        assert np.random.get_state()[1].tolist() == before
+
+    def test_an_unknown_name_is_an_error(self):
+        with pytest.raises(KeyError):
+            make_filter("median")

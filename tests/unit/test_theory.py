@@ -1,0 +1,163 @@
+"""Theorem 3.2: the constants K1, K2, K3, sampled TV distances, and the terms of the lower bound."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.theory import bound_term, k1, k2, k3, sampled_tv, stability_constant
+
+
+class TestConstants:
+    def test_by_hand_without_smoothing(self):
+        assert stability_constant(0.25, eps=0.0) == 1.0  # sigma 1/2
+        assert stability_constant(0.16, eps=0.0) == pytest.approx(1.5)  # sigma 2/5
+        assert k1(2, eps=0.0) == 1.0  # 1/4
+        assert k1(5, eps=0.0) == pytest.approx(1.5)  # 4/25
+        assert k1(10, eps=0.0) == pytest.approx(7 / 3)  # 9/100
+        assert k2(0.5, eps=0.0) == 1.0
+        assert k2(0.2, eps=0.0) == pytest.approx(1.5)
+        assert k3(0.5, 0.8, eps=0.0) == pytest.approx(1.5)  # the upper end is the worse one
+        assert k3(0.2, 0.5, eps=0.0) == pytest.approx(1.5)  # the lower end is the worse one
+        assert k3(0.5, 0.5, eps=0.0) == 1.0
+
+    def test_table_3(self):
+        # G = 8, c1 = 1/8: sigma = sqrt(7)/8, K = 8/sqrt(7) - 1 = 2.02372; c2 = 1/8 is the worst point of [1/8, 2/8]
+        assert k1(8, eps=0.0) == pytest.approx(2.0237157840738177, rel=1e-14)
+        assert k2(1 / 8, eps=0.0) == pytest.approx(k1(8, eps=0.0), rel=1e-14)
+        assert k3(1 / 8, 2 / 8, eps=0.0) == pytest.approx(k1(8, eps=0.0), rel=1e-14)
+        assert k3(4 / 8, 5 / 8, eps=0.0) == pytest.approx(8 / math.sqrt(15) - 1, rel=1e-14)
+
+    def test_eps_is_added_to_the_variance_under_the_root(self):
+        assert stability_constant(0.0, eps=0.25) == 1.0
+        assert stability_constant(0.0) == pytest.approx(999.0)  # sigma 1/1000: the mini-test's c1 = 0 stays finite
+        assert k2(0.0) == pytest.approx(999.0)
+        assert k1(8) < k1(8, eps=0.0) and k2(0.1) < k2(0.1, eps=0.0) and k3(0.1, 0.2) < k3(0.1, 0.2, eps=0.0)
+
+    def test_k_is_least_at_one_half_and_grows_to_both_sides(self):
+        # Prop. A.3
+        grid = np.linspace(0, 1, 201)
+        values = [stability_constant(mu * (1 - mu)) for mu in grid]
+        assert int(np.argmin(values)) == 100
+        assert (np.diff(values[:101]) < 0).all() and (np.diff(values[100:]) > 0).all()
+        assert values == pytest.approx(values[::-1])
+
+    def test_k1_grows_with_the_group_and_is_the_worst_case_over_informative_means(self):
+        values = [k1(size) for size in range(2, 65)]
+        assert (np.diff(values) > 0).all()
+        for size in (2, 3, 8, 10):
+            worst = max(stability_constant(k / size * (1 - k / size)) for k in range(1, size))
+            assert k1(size) == pytest.approx(worst, rel=1e-12)
+
+    @given(ends=st.tuples(st.floats(0, 1), st.floats(0, 1)), inside=st.floats(0, 1))
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    def test_k3_bounds_every_mean_between_its_thresholds(self, ends, inside):
+        low, high = sorted(ends)
+        mean = low + inside * (high - low)
+        assert stability_constant(mean * (1 - mean)) <= k3(low, high) * (1 + 1e-9)
+
+    def test_all_are_finite_and_positive(self):
+        # "Bounded stability", below Theorem 3.2
+        for value in (k1(8), k2(1 / 8), k3(1 / 8, 5 / 8), k1(1024), k2(1e-9), k3(0.0, 1.0)):
+            assert 0 < value < math.inf
+
+
+def exact_tv(p, q) -> float:
+    return 0.5 * float(np.abs(np.asarray(p) - np.asarray(q)).sum())
+
+
+class TestSampledTV:
+    def test_by_hand(self):
+        # ratios 1/2, 1, 4, 0 give 1/2, 0, 0, 1
+        assert sampled_tv(np.array([math.log(0.5), 0.0, math.log(4.0), -math.inf])) == pytest.approx(1.5 / 4)
+
+    @pytest.mark.parametrize(
+        "policy",
+        [(0.25, 0.25, 0.25, 0.25), (0.5, 0.25, 0.125, 0.125), (0.0, 0.9, 0.05, 0.05), (0.7, 0.1, 0.1, 0.1)],
+    )
+    def test_all_responses_in_exact_proportion_give_the_exact_distance(self, policy):
+        behaviour = (4 / 8, 2 / 8, 1 / 8, 1 / 8)
+        responses = [0] * 4 + [1] * 2 + [2] + [3]
+        with np.errstate(divide="ignore"):
+            log_ratios = np.log([policy[y] / behaviour[y] for y in responses])
+        assert sampled_tv(log_ratios) == pytest.approx(exact_tv(policy, behaviour), abs=1e-15)
+
+    def test_distance_is_over_whole_responses(self):
+        # Two tokens of three kinds, the second depends on the first; behaviour in 64ths, so that 64 responses in exact
+        # proportion stand for the expectation.
+        first = np.array([2, 1, 1]) / 4
+        second = np.array([[8, 4, 4], [2, 6, 8], [4, 4, 8]]) / 16
+        policy_first, policy_second = (
+            np.array([0.2, 0.5, 0.3]),
+            np.array([[0.1, 0.6, 0.3], [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]]),
+        )
+        log_ratios, distance = [], 0.0
+        for a, b in itertools.product(range(3), repeat=2):
+            behaviour, policy = first[a] * second[a, b], policy_first[a] * policy_second[a, b]
+            token_log_ratios = np.log([policy_first[a] / first[a], policy_second[a, b] / second[a, b]])
+            log_ratios += [token_log_ratios.sum()] * round(64 * behaviour)
+            distance += 0.5 * abs(policy - behaviour)
+        assert len(log_ratios) == 64
+        assert sampled_tv(np.array(log_ratios)) == pytest.approx(distance, abs=1e-14)
+
+    def test_monte_carlo(self):
+        rng = np.random.Generator(np.random.PCG64(0))
+        behaviour, policy = np.array([0.37, 0.13, 0.3, 0.2]), np.array([0.1, 0.4, 0.25, 0.25])
+        values = np.maximum(0, 1 - policy / behaviour)
+        deviation = math.sqrt(behaviour @ values**2 - (behaviour @ values) ** 2)
+        draws = rng.choice(4, size=200_000, p=behaviour)
+        sampled = sampled_tv(np.log(policy / behaviour)[draws])
+        assert abs(sampled - exact_tv(policy, behaviour)) < 4 * deviation / math.sqrt(200_000)
+
+    @given(st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=20))
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    def test_lies_in_0_1_whatever_the_ratios(self, log_ratios):
+        with np.errstate(all="raise", under="ignore"):
+            assert 0.0 <= sampled_tv(np.array(log_ratios)) <= 1.0
+
+    def test_huge_ratios_do_not_overflow(self):
+        with np.errstate(all="raise"):
+            assert sampled_tv(np.array([1e300, math.inf])) == 0.0
+            assert sampled_tv(np.array([-1e300, -math.inf])) == 1.0
+            assert sampled_tv(np.array([1e6, -1e6])) == 0.5
+
+    def test_tiny_ratios_keep_their_digits(self):
+        assert sampled_tv(np.array([-1e-12])) == pytest.approx(1e-12, rel=1e-9)
+
+    def test_float32_is_summed_as_float64(self):
+        assert sampled_tv(np.full(3, -1e-3, dtype=np.float32)) == pytest.approx(
+            -math.expm1(float(np.float32(-1e-3))), rel=1e-12
+        )
+
+    def test_equal_policies_are_at_distance_0_and_no_responses_have_none(self):
+        assert sampled_tv(np.zeros(5)) == 0.0
+        assert math.isnan(sampled_tv(np.array([])))
+
+
+class TestBoundTerm:
+    def test_by_hand(self):
+        assert bound_term(0.5, 3.0, 0.1) == pytest.approx(0.5 - 0.6 - 0.2)
+        assert bound_term(0.7, 3.0, 0.0) == 0.7
+        assert bound_term(0.0, 0.0, 0.25) == -0.5
+
+    @given(
+        behaviour=st.lists(st.integers(1, 20), min_size=5, max_size=5),
+        policy=st.lists(st.integers(0, 20), min_size=5, max_size=5).filter(any),
+        rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=5, max_size=5).filter(lambda r: 0 < sum(r) < 5),
+    )
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    def test_is_a_lower_bound_of_the_improvement_of_the_policy_over_itself(self, behaviour, policy, rewards):
+        """At pi_theta = pi_theta_t the improvement is 0 (Eq. 20), whatever alpha generated the responses."""
+        alpha = np.array(behaviour) / sum(behaviour)
+        pi = np.array(policy) / sum(policy)
+        r = np.array(rewards)
+        mu = alpha @ r
+        variance = alpha @ (r - mu) ** 2
+        surrogate = alpha @ (pi / alpha * (r - mu) / math.sqrt(variance + 1e-6))  # Eq. 22, 23
+        assert surrogate == pytest.approx((pi @ r - mu) / math.sqrt(variance + 1e-6), abs=1e-9)  # Eq. 24
+        assert bound_term(surrogate, stability_constant(variance), exact_tv(pi, alpha)) <= 1e-12
