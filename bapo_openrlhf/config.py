@@ -120,7 +120,7 @@ class AdaptConfig:
     ratio: str = _flag(
         "behaviour",
         "behaviour: the PPO clip acts on pi/alpha, alpha being the policy that generated the sample; decoupled: it "
-        "acts on pi/prox with log-probs recomputed today, weighted by prox/alpha truncated at --adapt.max_importance_weight",
+        "acts on pi/prox with log-probs recomputed today, weighted by prox/alpha up to --adapt.max_importance_weight",
         symbol="rho",
         source="Eq. 3; arXiv 2505.24298",
         choices=["behaviour", "decoupled"],

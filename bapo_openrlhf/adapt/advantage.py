@@ -20,6 +20,8 @@ def group_relative_advantages(rewards: np.ndarray, eps: float = 1e-6) -> np.ndar
         (groups, G), float64. A group of equal rewards gives zeros.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    centred = rewards - rewards.mean(axis=-1, keepdims=True)
+    # A mean that is rounded would give equal rewards a tiny advantage.
+    equal = (rewards == rewards[..., :1]).all(axis=-1, keepdims=True)
+    centred = np.where(equal, 0.0, rewards - rewards.mean(axis=-1, keepdims=True))
     variance = (centred**2).mean(axis=-1, keepdims=True)
     return centred / np.sqrt(variance + eps)

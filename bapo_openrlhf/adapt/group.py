@@ -34,6 +34,14 @@ def as_fraction(value: Fraction | float | str) -> Fraction:
         raise ValueError(f"{value!r} is not a number or a fraction such as 1/8") from None
 
 
+def exact_reward(reward: float) -> Fraction:
+    """A reward as the number its author meant: 0.1 is one tenth, also after a trip through a float32 tensor."""
+    if reward in (0.0, 1.0):
+        return Fraction(int(reward))
+    single = np.float32(reward)
+    return Fraction(str(single) if float(single) == reward else repr(reward))
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A prompt of the dataset.
@@ -63,7 +71,7 @@ class Response:
         token_ids: int32 (T,), prompt and response tokens.
         action_spans: (start, end) positions in token_ids that the policy generated; one pair for a single turn.
         log_probs: float32 (A,), log alpha of the generated tokens, in order; A is the total length of action_spans.
-        reward: r(x, y).
+        reward: r(x, y), a plain float.
         extras: whatever else travels with the response (info scalars, image tensors); the layer never reads it.
     """
 
@@ -76,6 +84,9 @@ class Response:
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.ascontiguousarray(self.token_ids, dtype=np.int32))
         object.__setattr__(self, "log_probs", np.ascontiguousarray(self.log_probs, dtype=np.float32))
+        edges = [0, *(edge for span in self.action_spans for edge in span), len(self.token_ids)]
+        if edges != sorted(edges):
+            raise ValueError(f"action spans {self.action_spans} do not lie in order within {len(self.token_ids)} tokens")
         actions = sum(end - start for start, end in self.action_spans)
         if actions != len(self.log_probs):
             raise ValueError(f"{len(self.log_probs)} log-probs for {actions} generated tokens")
@@ -122,7 +133,7 @@ class Group:
     @cached_property
     def rewards(self) -> tuple[Fraction, ...]:
         """The G rewards as exact numbers."""
-        return tuple(Fraction(response.reward) for response in self.responses)
+        return tuple(exact_reward(response.reward) for response in self.responses)
 
     @cached_property
     def mean(self) -> Fraction:

