@@ -353,6 +353,23 @@ def _distributed_util(module: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
+def _ppo_actor(module: ModuleType) -> Iterator[None]:
+    yield
+    _require(module, "ActorPPOTrainer")
+    _require(module.ActorPPOTrainer, "_init_vllm_sync_group")
+    original = module.ActorPPOTrainer._init_vllm_sync_group
+
+    def _init_vllm_sync_group(self: Any, backend: str) -> None:
+        """Wait for the engines first: of one that failed to start, gloo would wait half an hour to hear."""
+        import ray
+
+        ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
+        original(self, backend)
+
+    module.ActorPPOTrainer._init_vllm_sync_group = _init_vllm_sync_group
+
+
+@contextmanager
 def _vllm_worker_wrap(module: ModuleType) -> Iterator[None]:
     yield
     _require(module, "WorkerWrap")
@@ -386,8 +403,8 @@ def _vllm_worker_wrap(module: ModuleType) -> Iterator[None]:
 def _refuse(layer: Any) -> None:
     """For layers whose weights vLLM repacks with kernels that read nothing else: an update would be lost, unseen."""
     raise RuntimeError(
-        f"vLLM repacks the weights of {type(layer).__name__} on the CPU, so they cannot be kept in step with the actor. "
-        "Use a dense model: no mixture of experts, no convolutions."
+        f"vLLM repacks the weights of {type(layer).__name__} on the CPU, so they cannot be kept in step with the "
+        "actor. Use a dense model: no mixture of experts, no convolutions."
     )
 
 
@@ -450,6 +467,7 @@ _PATCHES: dict[str, Callable[[ModuleType], AbstractContextManager[None]]] = {
     "openrlhf.utils.deepspeed.deepspeed": _deepspeed_strategy,
     "openrlhf.utils.distributed_util": _distributed_util,
     "openrlhf.trainer.ppo_utils.replay_buffer": _replay_buffer,
+    "openrlhf.trainer.ray.ppo_actor": _ppo_actor,
     "openrlhf.trainer.ray.vllm_worker_wrap": _vllm_worker_wrap,
     "vllm.model_executor.layers.utils": _vllm_linear,
     "vllm.model_executor.layers.fused_moe.experts.cpu_moe": _vllm_experts,

@@ -86,7 +86,7 @@ class Response:
         object.__setattr__(self, "log_probs", np.ascontiguousarray(self.log_probs, dtype=np.float32))
         edges = [0, *(edge for span in self.action_spans for edge in span), len(self.token_ids)]
         if edges != sorted(edges):
-            raise ValueError(f"action spans {self.action_spans} do not lie in order within {len(self.token_ids)} tokens")
+            raise ValueError(f"action spans {self.action_spans} are not in order within {len(self.token_ids)} tokens")
         actions = sum(end - start for start, end in self.action_spans)
         if actions != len(self.log_probs):
             raise ValueError(f"{len(self.log_probs)} log-probs for {actions} generated tokens")

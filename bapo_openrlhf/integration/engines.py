@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import ray
-import torch
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
+from bapo_openrlhf.integration.checksums import digests
 from bapo_openrlhf.integration.joints import plain_class
 
 
-def _checksums(worker: Any) -> dict[str, str]:
-    """Runs in each vLLM worker: a digest of every weight tensor the model holds now."""
-    digests = {}
-    for name, weight in worker.model_runner.model.named_parameters():
-        data = weight.detach().cpu().contiguous().flatten()
-        # Bytes, for numpy knows no bfloat16.
-        digests[name] = hashlib.blake2b(data.view(dtype=torch.uint8).numpy().tobytes()).hexdigest()
-    return digests
+def _worker_digests(worker: Any) -> dict[str, str]:
+    """Runs in each vLLM worker."""
+    return digests(worker.model_runner.model.named_parameters())
 
 
 class RolloutEngine(plain_class(RolloutRayActor)):
@@ -27,7 +21,7 @@ class RolloutEngine(plain_class(RolloutRayActor)):
 
     async def weight_checksums(self) -> dict[str, str]:
         """Digest of each weight tensor by vLLM's name, from the first worker of this engine."""
-        results = await self.llm.collective_rpc(_checksums)
+        results = await self.llm.collective_rpc(_worker_digests)
         return results[0]
 
 

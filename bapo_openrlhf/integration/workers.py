@@ -14,6 +14,7 @@ import ray
 import torch
 from openrlhf.trainer.ray import ppo_actor, ppo_critic
 
+from bapo_openrlhf.integration.checksums import digests, stacked
 from bapo_openrlhf.integration.joints import plain_class, rebound
 
 
@@ -69,6 +70,10 @@ class PolicyWorker(plain_class(ppo_actor.PolicyModelActor)):
         """This rank's storage of each parameter: the whole of it, or its ZeRO-3 partition."""
         parameters = self.actor.model.module.parameters()
         return [getattr(parameter, "ds_tensor", parameter).data for parameter in parameters]
+
+    def weight_checksums(self) -> dict[str, str]:
+        """Digest of each weight tensor under vLLM's name (not with ZeRO-3, where no rank holds whole tensors)."""
+        return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
 
     def keep_rollout_weights(self) -> None:
         """Copy today's weights to host memory: they are what the rollout engines hold from now on."""

@@ -422,6 +422,12 @@ class TestFit:
         assert (len(batch.fresh), len(batch.replayed), len(batch.cut)) == expected
         assert len(batch) % quantum == 0 and len(batch) <= capacity
 
+    @pytest.mark.parametrize(("capacity", "quantum", "holds"), [(8, 1, 8), (8, 4, 8), (10, 4, 8), (3, 4, 0)])
+    def test_the_reported_capacity_is_what_a_batch_can_hold(self, make_group, capacity, quantum, holds):
+        method = bapo(capacity=capacity, quantum=quantum)
+        assert len(run(method, 0, [make_group(4) for _ in range(20)])) == holds
+        assert method.metrics()["groups/capacity"] == holds
+
     def test_the_least_variance_is_cut_from_x1_and_x2_alike(self, make_group):
         method = bapo(capacity=3, reevaluate_every=1)
         run(method, 0, [make_group(0, prompt=name) for name in "xyz"])

@@ -192,6 +192,7 @@ REAL_PATCHES = {function.__name__: function for function in cpu._PATCHES.values(
         ("_deepspeed_strategy", "init_device_mesh"),
         ("_distributed_util", "stateless_init_process_group"),
         ("_replay_buffer", "NaiveReplayBuffer"),
+        ("_ppo_actor", "ActorPPOTrainer"),
         ("_vllm_worker_wrap", "WorkerWrap"),
         ("_vllm_linear", "dispatch_cpu_unquantized_gemm"),
         ("_vllm_experts", "CPUUnquantizedExperts"),
@@ -206,7 +207,7 @@ def test_a_missing_name_is_named(patch, missing):
 
 
 def test_every_patch_that_replaces_a_name_is_in_the_test_above():
-    assert len(REAL_PATCHES) == 10  # those nine, and the stand-ins for flash-attention
+    assert len(REAL_PATCHES) == 11  # those ten, and the stand-ins for flash-attention
 
 
 # --- the import hook -------------------------------------------------------------------------------------------------
@@ -364,6 +365,41 @@ def test_the_device_mesh_and_the_moving_average_are_on_the_cpu():
     module.init_device_mesh("cuda", (2, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
     module.DeepspeedStrategy().moving_average("model", "ema", 0.9, "cuda")
     assert calls == [("cpu", (2, 1, 1), {"mesh_dim_names": ("dp", "sp", "tp")}), ("model", "ema", 0.9, "cpu")]
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_the_sync_group_is_joined_only_when_every_engine_is_up(monkeypatch, dead):
+    joined, asked = [], []
+
+    def get(references):
+        asked.extend(references)
+        if dead:
+            raise RuntimeError("the engine died")
+
+    ray = ModuleType("ray")
+    ray.get = get
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    module = ModuleType("ppo_actor")
+
+    class ActorPPOTrainer:
+        def __init__(self):
+            self.vllm_engines = [
+                SimpleNamespace(get_num_unfinished_requests=SimpleNamespace(remote=lambda: name)) for name in ("a", "b")
+            ]
+
+        def _init_vllm_sync_group(self, backend):
+            joined.append(backend)
+
+    module.ActorPPOTrainer = ActorPPOTrainer
+    with REAL_PATCHES["_ppo_actor"](module):
+        pass
+    if dead:
+        with pytest.raises(RuntimeError, match="the engine died"):
+            ActorPPOTrainer()._init_vllm_sync_group("gloo")
+    else:
+        ActorPPOTrainer()._init_vllm_sync_group("gloo")
+    assert len(asked) == 2
+    assert joined == ([] if dead else ["gloo"])
 
 
 def test_the_kv_cache_holds_every_sequence_and_no_more():

@@ -1,0 +1,127 @@
+"""A model with random weights, a data set, and a way to run the real stack in a process of its own."""
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
+# One actor, critic, reference and engine; a few steps of 8 prompts x 4 responses of 8 tokens.
+FLAGS = {
+    "actor.num_gpus_per_node": 1,
+    "critic.num_gpus_per_node": 1,
+    "ref.num_gpus_per_node": 1,
+    "vllm.num_engines": 1,
+    "vllm.sync_backend": "gloo",
+    "vllm.gpu_memory_utilization": 0.5,
+    "reward.remote_url": HERE / "reward.py",
+    "algo.kl.init_coef": 0.001,
+    "algo.kl.estimator": "k3",
+    "rollout.batch_size": 8,
+    "rollout.n_samples_per_prompt": 4,
+    "rollout.micro_batch_size": 8,
+    "rollout.max_new_tokens": 8,
+    "train.batch_size": 16,
+    "train.micro_batch_size": 4,
+    "data.max_len": 32,
+    "data.input_key": "input",
+    "data.label_key": "label",
+    "ds.attn_implementation": "eager",
+    "actor.adam.lr": 1e-3,
+}
+SWITCHES = ("vllm.enforce_eager", "algo.kl.use_loss")
+
+
+@dataclass
+class Result:
+    """What a run left behind."""
+
+    status: int
+    output: str
+    folder: Path
+
+    @property
+    def logged(self) -> list[dict]:
+        """The status that OpenRLHF logs at each step, from its own log lines."""
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", self.output)
+        rows = {int(step): ast.literal_eval(re.sub(r"\bnan\b", "None", row)) for step, row in STEP_LINE.findall(plain)}
+        return [rows[step] for step in sorted(rows)]
+
+    @property
+    def metrics(self) -> list[dict]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory):
+    """A folder with model/ (random weights) and data.jsonl (48 prompts, labels from always to never solved)."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from bapo_openrlhf.quickstart.base_model import make_tokenizer
+
+    folder = tmp_path_factory.mktemp("stack")
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=256, tie_word_embeddings=False,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = [{"input": f"{i}+{i % 7}=", "label": str((0, 2, 2, 3, 4, 9)[i % 6])} for i in range(48)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def train(workspace):
+    """train(name, *command, flag=value...): run to the end, in a process group of its own."""
+
+    def start(name: str, *command: str, switches: tuple = (), environment: dict | None = None, **flags) -> Result:
+        values = FLAGS | {
+            "actor.model_name_or_path": workspace / "model",
+            "critic.model_name_or_path": workspace / "model",
+            "data.prompt_dataset": workspace / "data.jsonl",
+            "ckpt.output_dir": workspace / name / "model",
+            "ckpt.path": workspace / name / "checkpoints",
+        }
+        values |= {key.replace("__", "."): value for key, value in flags.items()}
+        words = [word for key, value in values.items() if value is not None for word in _words(key, value)]
+        words += [f"--{switch}" for switch in (*SWITCHES, *switches)]
+        python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = subprocess.Popen(
+            [sys.executable, *command, *words],
+            cwd=workspace,
+            env=os.environ | {"PYTHONPATH": python_path} | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=600)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        (workspace / f"{name}.log").write_text(output)
+        return Result(process.returncode, output, workspace / "runs" / name)
+
+    return start
+
+
+def _words(key: str, value) -> list[str]:
+    return [f"--{key}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
