@@ -253,6 +253,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         for item in flag_fields(config):
             default = None if item.default is MISSING else item.default
             text = help_text(item).replace("%", "%%")
+            if default is not None:
+                text += f" (default: {default})"
             group.add_argument(f"--{prefix}.{item.name}", default=default, help=text, **item.metadata["argument"])
 
 

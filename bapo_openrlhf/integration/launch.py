@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf import cpu
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.integration.settings import prepare_adaptation
 from bapo_openrlhf.run import record
 from bapo_openrlhf.run.progress import progress_bar
@@ -33,6 +34,7 @@ def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
     Returns:
         The run's folder.
     """
+    _check_device(args)
     args.run.dir = str(Path(args.run.dir).resolve())  # workers may have another working directory
     folder = Path(args.run.dir) / args.run.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,6 +58,23 @@ def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
     return folder
+
+
+def _check_device(args: SimpleNamespace) -> None:
+    """Raise ConfigError for settings that need a GPU, on a machine without one."""
+    if not cpu.active():
+        return
+    needed = {
+        "vllm.enforce_eager": (args.vllm.enforce_eager, True),
+        "vllm.sync_backend": (args.vllm.sync_backend, "gloo"),
+        "ds.attn_implementation": (args.ds.attn_implementation, "eager"),
+        "vllm.sync_with_ray": (args.vllm.sync_with_ray, False),
+        "vllm.enable_sleep": (args.vllm.enable_sleep, False),
+        "ds.packing_samples": (args.ds.packing_samples, False),
+    }
+    for name, (found, allowed) in needed.items():
+        if found != allowed:
+            raise ConfigError(f"{name} is {found}; on a machine without a GPU it must be {allowed}")
 
 
 def _label(args: SimpleNamespace) -> str:

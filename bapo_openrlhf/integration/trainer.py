@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
@@ -35,6 +36,8 @@ class RecordedPPOTrainer(plain_class(PPOTrainer)):
     """OpenRLHF's trainer as it is, which also writes one line a step to DIR/NAME/metrics.jsonl."""
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        # OpenRLHF leaves this process unseeded, and with it the order of the prompts.
+        torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
         self.record = RunRecord(Path(strategy.args.run.dir) / strategy.args.run.name)
         self.rollouts = 0  # responses generated so far

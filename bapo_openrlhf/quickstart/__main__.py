@@ -17,22 +17,23 @@ from bapo_openrlhf.quickstart.base_model import build
 from bapo_openrlhf.tasks import countdown
 
 RUNS = Path("runs")
-STEPS = 48
-PROMPTS_PER_STEP = 32  # configs/quickstart.yaml, rollout.batch_size
+PROMPTS = 1536  # 48 steps of 32 an epoch
 
 
 def main() -> int:
     """Make what is missing, train, show the result."""
     parser = argparse.ArgumentParser(prog="python -m bapo_openrlhf.quickstart")
-    parser.add_argument("--steps", type=int, default=STEPS, help="trainer steps")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="rows of the training data, 2500 at most")
     parser.add_argument("--only-prepare", action="store_true", help="make the base model and the data, do not train")
     given, flags = parser.parse_known_args()  # the rest are flags of `bapo-openrlhf train`
+    if not 1 <= given.prompts <= 2500:
+        parser.error(f"--prompts is {given.prompts}; it must be 1 to 2500: there are no more different easy problems")
     console = Console()
 
     console.print("[bold]1/3[/] base model: a small Qwen3, taught Countdown imperfectly")
     folder, made = build(RUNS / "base_model")
     console.print(f"    {folder}" + ("" if made else " (made before)"))
-    countdown.write_splits(RUNS / "data", given.steps * PROMPTS_PER_STEP, 256, seed=0)
+    countdown.write_splits(RUNS / "data", given.prompts, 256, seed=0)
     if given.only_prepare:
         return 0
 

@@ -1,83 +1,20 @@
-"""A run of `bapo-openrlhf train` that also writes down what the rollout engines held and what the loss was given.
+"""A run of `bapo-openrlhf train` with the trainer of probe_classes.py, started as a script by the stack tests.
 
-Started as a script by the stack tests; its folder is on PYTHONPATH, so that Ray's workers find the classes here.
+Its folder is on PYTHONPATH, so that Ray's workers find the classes.
 """
 
-import json
-import os
-import shutil
 import sys
-from pathlib import Path
 
-import numpy as np
-import ray
-
+from bapo_openrlhf import cpu
 from bapo_openrlhf.cli.main import run
-from bapo_openrlhf.integration import trainer
-from bapo_openrlhf.integration.experience import AdaptedExperienceMaker
-from bapo_openrlhf.integration.rollout import AdaptedSamplesGenerator
-
-
-class ProbeGenerator(AdaptedSamplesGenerator):
-    """Notes the engines' weights at each generation."""
-
-    def generate_samples(self, **kwargs):
-        self.note("fresh")
-        return super().generate_samples(**kwargs)
-
-    def generate_again(self, prompts, **kwargs):
-        self.note("reevaluated")
-        return super().generate_again(prompts, **kwargs)
-
-
-class ProbeMaker(AdaptedExperienceMaker):
-    """Saves what the loss is given, with the actor's weights of that step."""
-
-    def make_experience(self, samples_list):
-        experiences = super().make_experience(samples_list)
-        self.note_experiences(experiences)
-        return experiences
-
-
-class ProbeTrainer(trainer.AdaptedPPOTrainer):
-    """The trainer with its generator and its experience maker under watch."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.folder = Path(os.environ["PROBE_FOLDER"])
-        self.samples_generator.__class__ = ProbeGenerator
-        self.samples_generator.note = self.note
-        self.experience_maker.__class__ = ProbeMaker
-        self.experience_maker.note_experiences = self.note_experiences
-
-    def note(self, kind):
-        engines = ray.get([engine.weight_checksums.remote() for engine in self.vllm_engines])
-        actor = ray.get(self.actor_model_group.async_run_method(method_name="weight_checksums"))[0]
-        with (self.folder / "weights.jsonl").open("a") as file:
-            file.write(json.dumps({"step": self.step, "kind": kind, "engines": engines, "actor": actor}) + "\n")
-
-    def note_experiences(self, experiences):
-        ray.get(self.actor_model_group.async_save_model())
-        shutil.copytree(self.args.ckpt.output_dir, self.folder / f"actor{self.step}")
-        arrays = {}
-        for experience in experiences:
-            for row, index in enumerate(experience.index):
-                for name in ("sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs"):
-                    arrays[f"{index}/{name}"] = getattr(experience, name)[row].numpy()
-        origins = self.experience_maker.origins
-        np.savez(
-            self.folder / f"experience{self.step}.npz",
-            source=np.array([origin.source for origin in origins]),
-            on_policy=np.array([origin.on_policy for origin in origins]),
-            log_ratios=self.experience_maker.log_ratios,
-            **arrays,
-        )
-
-
-ProbeTrainerActor = ray.remote(ProbeTrainer)
 
 if __name__ == "__main__":
-    import probe  # the importable twin of this script: Ray's workers import the classes from there
+    cpu.prepare_environment()
+    cpu.install()
 
-    trainer.AdaptedPPOTrainerActor = probe.ProbeTrainerActor
+    import probe_classes
+
+    from bapo_openrlhf.integration import trainer
+
+    trainer.AdaptedPPOTrainerActor = probe_classes.ProbeTrainerActor
     sys.exit(run(["train", *sys.argv[1:]]))

@@ -922,7 +922,7 @@ def test_side_by_side_with_the_plain_implementation(make_group):
     # 12 steps: few enough that the running average stays exact, below the denominator at which the code rounds it
     run_state_machine_as_test(
         Machine,
-        settings=settings(max_examples=200, stateful_step_count=12, deadline=None, derandomize=True, database=None),
+        settings=settings(max_examples=150, stateful_step_count=12, deadline=None, derandomize=True, database=None),
     )
 
 

@@ -62,7 +62,7 @@ class TestRange:
 
 
 class TestGaussian:
-    DRAWS = 20_000
+    DRAWS = 10_000
 
     def rates(self, make_group, size, **settings):
         keep, rng = gaussian_filter(**settings), generator(seed=1)
@@ -79,7 +79,7 @@ class TestGaussian:
     def test_default_weights_are_those_of_table_3(self, make_group):
         # exp(-z^2 / 2) with z = (k/8 - 1/2) / 0.2, worked by hand for k = 1 .. 4
         expected = [0.0, 0.17242, 0.45783, 0.82258, 1.0, 0.82258, 0.45783, 0.17242, 0.0]
-        assert self.rates(make_group, 8) == pytest.approx(expected, abs=0.016)
+        assert self.rates(make_group, 8) == pytest.approx(expected, abs=0.023)
 
     def test_keeps_the_peak_always_and_no_signal_never(self, make_group):
         rates = self.rates(make_group, 8)
@@ -90,10 +90,10 @@ class TestGaussian:
 
     def test_groups_are_judged_independently(self, make_group):
         keep, rng = gaussian_filter(), generator(seed=2)
-        masks = np.array([keep([make_group(2), make_group(2)], rng) for _ in range(8_000)])
+        masks = np.array([keep([make_group(2), make_group(2)], rng) for _ in range(4_000)])
         weight = math.exp(-((0.25 / 0.2) ** 2) / 2)
         both = weight * weight
-        assert abs(masks.all(axis=1).mean() - both) < 4.5 * math.sqrt(both * (1 - both) / 8_000)
+        assert abs(masks.all(axis=1).mean() - both) < 4.5 * math.sqrt(both * (1 - both) / 4_000)
 
 
 class TestUniform:
