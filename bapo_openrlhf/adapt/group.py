@@ -36,9 +36,11 @@ def as_fraction(value: Fraction | float | str) -> Fraction:
 
 def exact_reward(reward: float) -> Fraction:
     """A reward as the number its author meant: 0.1 is one tenth, also after a trip through a float32 tensor."""
+    reward = float(reward)
     if reward in (0.0, 1.0):
         return Fraction(int(reward))
-    single = np.float32(reward)
+    with np.errstate(over="ignore"):
+        single = np.float32(reward)
     return Fraction(str(single) if float(single) == reward else repr(reward))
 
 

@@ -152,11 +152,9 @@ class TestGroup:
             group = make_group([cast(value) for value in (0.1, 0.2, 0.3, 0.6)])
             assert (group.mean, group.variance) == (F(3, 10), F(35, 1000))
 
-    @pytest.mark.xfail(strict=True, reason="group.py, exact_reward: repr of numpy's float64 (a float) is no number")
     def test_a_numpy_float_is_a_float(self, make_group):
         assert make_group([np.float64(0.1)]).rewards == (F(1, 10),)
 
-    @pytest.mark.xfail(strict=True, reason="group.py, exact_reward: the cast to float32 warns of its overflow")
     def test_a_huge_reward_is_quiet(self, make_group):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
