@@ -71,7 +71,7 @@ def batch_arithmetic(args: SimpleNamespace, capacity: int) -> BatchArithmetic:
     models = {"actor": args.actor}
     if args.critic.model_name_or_path:
         models["critic"] = args.critic
-    if args.algo.kl.init_coef > 0:
+    if args.algo.kl.init_coef > 0 and not (args.adapt.enabled and args.adapt.kl_target == "behaviour"):
         models["reference"] = args.ref
     return BatchArithmetic(
         group_size=args.rollout.n_samples_per_prompt,

@@ -61,6 +61,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
         if prefix in own and name:
             own[prefix][name] = value
             delattr(flat, key)
+    _check_positive(flat)
     args = openrlhf_cli.validate(flat)
     for prefix, kind in config.GROUPS.items():
         setattr(args, prefix, kind(**own[prefix]))
@@ -68,6 +69,21 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     if args.adapt.enabled:
         args.adapt.check()
     return args
+
+
+def _check_positive(flat: argparse.Namespace) -> None:
+    """Before OpenRLHF's checks, which divide by these."""
+    for name in (
+        "rollout.n_samples_per_prompt",
+        "rollout.batch_size",
+        "rollout.micro_batch_size",
+        "train.batch_size",
+        "train.micro_batch_size",
+        "ds.ring_attn_size",
+        "ds.tensor_parallel_size",
+    ):
+        if getattr(flat, name) < 1:
+            raise ConfigError(f"{name} is {getattr(flat, name)}; it must be at least 1")
 
 
 def _check_algorithm(args: SimpleNamespace) -> None:
@@ -96,8 +112,8 @@ def _settings(path: Path) -> Iterator[tuple[str, Any]]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config {path} cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"config {path} is no valid YAML: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
     yield from _dotted(content, "")
@@ -123,11 +139,24 @@ def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
             raise ConfigError(f"config {path}: unknown flag {name}{hint}")
         if name == "config":
             raise ConfigError(f"config {path}: a config file cannot name another one")
-        if isinstance(action, argparse._StoreTrueAction):
+        if isinstance(action, (argparse._StoreTrueAction, argparse._StoreFalseAction)):
             if not isinstance(value, bool):
                 raise ConfigError(f"config {path}: {name} is {value!r}; it must be true or false")
-            if value:
-                yield f"--{name}"
-        elif value is not None:
+            flag = f"--{name}" if value else _opposite(parser, action)
+            if flag is not None:
+                yield flag
+        elif isinstance(value, list):
             yield f"--{name}"
-            yield from (str(item) for item in (value if isinstance(value, list) else [value]))
+            yield from map(str, value)
+        elif value is not None:
+            # In one word, or argparse would take -1e-6 for a flag.
+            yield from [f"--{name}={value}"] if action.nargs is None else [f"--{name}", str(value)]
+
+
+def _opposite(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
+    """The flag that undoes a switch that is on by default; None where leaving the switch out does."""
+    if action.default == action.const:
+        for other in parser._actions:
+            if other.dest == action.dest and other.const == (not action.const):
+                return other.option_strings[0]
+    return None

@@ -54,15 +54,8 @@ def check_inputs(args: SimpleNamespace, *, call_reward: bool = True) -> Inputs:
 
 def check_batch(args: SimpleNamespace) -> BatchArithmetic:
     """Group size, batch sizes and ranks fit together."""
-    if args.rollout.n_samples_per_prompt < 1:
-        raise ConfigError(f"rollout.n_samples_per_prompt is {args.rollout.n_samples_per_prompt}; it must be at least 1")
-    if not args.vllm.num_engines:
+    if (args.vllm.num_engines or 0) < 1:
         raise ConfigError(f"vllm.num_engines is {args.vllm.num_engines}; it must be at least 1")
-    for name in ("rollout.batch_size", "rollout.micro_batch_size", "train.batch_size", "train.micro_batch_size"):
-        prefix, key = name.split(".")
-        value = getattr(getattr(args, prefix), key)
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1")
     arithmetic = batch_arithmetic(args, args.adapt.batch_size or args.rollout.batch_size)
     for model in ("actor", "critic"):
         step = arithmetic.ranks.get(model, 0) * arithmetic.micro_train
@@ -108,11 +101,12 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
     if not datasets:
         raise ConfigError(f"{flag} is not set; it must be a file, a folder or a data set's hub name")
     columns = {"data.input_key": args.data.input_key, "data.label_key": args.data.label_key}
-    first, total = None, 0
+    first, total, local = None, 0, True
     for dataset in datasets.split(","):
         path = Path(dataset.strip().split("@")[0]).expanduser()
         if path.suffix not in (".json", ".jsonl", ".parquet", ".csv"):
-            return None, None  # a folder or hub name: OpenRLHF loads it
+            local = False  # a folder or hub name: OpenRLHF loads it
+            continue
         if not path.is_file():
             raise ConfigError(f"{flag} is {dataset}; there is no such file")
         count = 0
@@ -127,13 +121,13 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
         if count == 0:
             raise ConfigError(f"{flag} {path} has no rows; it must have at least one")
         total += count
-    return first, total
+    return (first, total) if local else (None, None)
 
 
 def _rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a local file."""
     if path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
@@ -141,6 +135,8 @@ def _rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
                     row = json.loads(line)
                 except json.JSONDecodeError as error:
                     raise ConfigError(f"{flag} {path}, line {number}: no valid JSON ({error.msg})") from None
+                except UnicodeDecodeError:
+                    raise ConfigError(f"{flag} {path}, line {number}: no valid UTF-8") from None
                 if not isinstance(row, dict):
                     raise ConfigError(f"{flag} {path}, line {number}: must be a JSON object, is {type(row).__name__}")
                 yield row
@@ -148,7 +144,11 @@ def _rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
     from datasets import load_dataset
 
     kind = path.suffix[1:]
-    yield from load_dataset(kind, data_files=str(path), split="train")
+    try:
+        table = load_dataset(kind, data_files=str(path), split="train")
+    except Exception as error:
+        raise ConfigError(f"{flag} {path} cannot be read as {kind}: {' '.join(str(error).split())}") from error
+    yield from table
 
 
 def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
@@ -186,8 +186,14 @@ def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
         )
     rewards = result["rewards"]
     rewards = rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards
-    rewards = list(rewards) if hasattr(rewards, "__len__") else [rewards]
+    rewards = rewards if isinstance(rewards, (list, tuple)) else [rewards]
     if len(rewards) != 1:
         raise ConfigError(f"reward.remote_url {path}: reward_func returned {len(rewards)} rewards for one response")
-    if not math.isfinite(float(rewards[0])):
-        raise ConfigError(f"reward.remote_url {path}: reward_func returned {rewards[0]}; rewards must be finite")
+    try:
+        finite = math.isfinite(float(rewards[0]))
+    except (TypeError, ValueError):
+        finite = False
+    if not finite:
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func returned {rewards[0]!r}; rewards must be finite numbers"
+        )

@@ -61,7 +61,7 @@ class TestQuantum:
 
 
 def chunks_of(items: list, ranks: int) -> list[list]:
-    """OpenRLHF's rule for a call on all ranks: ceil(items / ranks) consecutive items each, the last ones what is left."""
+    """OpenRLHF's rule for a call on all ranks: ceil(items / ranks) consecutive items each, to the last what is left."""
     size = -(-len(items) // ranks)
     return [items[rank * size : min((rank + 1) * size, len(items))] for rank in range(ranks)]
 
@@ -140,6 +140,7 @@ class TestFromArguments:
             ref=SimpleNamespace(num_nodes=1, num_gpus_per_node=2),
             algo=SimpleNamespace(kl=SimpleNamespace(init_coef=kl)),
             ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor),
+            adapt=SimpleNamespace(enabled=False, kl_target="reference"),
             rollout=SimpleNamespace(n_samples_per_prompt=6, batch_size=10, micro_batch_size=3),
             train=SimpleNamespace(batch_size=48, micro_batch_size=2),
         )

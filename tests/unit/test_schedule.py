@@ -50,7 +50,8 @@ def test_rollouts_and_kept_weights_match_the_simulation(delay):
 
 def test_the_simulation_covers_both_answers():
     assert simulate(5, 5, 0)[2] == set()  # m = v: a re-evaluation meets the weights of a sync
-    assert simulate(5, 3, 0)[2] == {0, 5, 15, 20, 30, 35, 45, 50, 60, 65, 75, 80, 90, 95, 105, 110}
+    # 9, 54 and 99 come right before a sync, 45 and 90 with one
+    assert simulate(5, 9, 0)[2] == {15, 25, 35, 60, 70, 80, 105, 115}
     assert simulate(1, 1, 1)[2] == set()
 
 
