@@ -211,8 +211,8 @@ def test_layer_with_nothing_to_adapt_equals_plain_openrlhf(train, plain):
 # ── The other path ──
 
 
-def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train):
-    """ZeRO-3, no reference model, entropy bonus: the union feeds the group-relative path."""
+def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train, workspace):
+    """ZeRO-3, no reference model, entropy bonus, an evaluation between two syncs: the union feeds Eq. 2."""
     result = train(
         "grpo3",
         *CLI,
@@ -226,6 +226,10 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train):
         adapt__rollout_delay=2,
         adapt__reevaluate_every=3,
         actor__entropy_coef=0.001,
+        eval__dataset=workspace / "data.jsonl",
+        eval__steps=3,
+        eval__n_samples_per_prompt=1,
+        eval__temperature=1.0,
     )
     rows = succeeded(result).metrics
     assert len(rows) == 6
@@ -235,6 +239,10 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train):
     trained = [row for row in rows if row["groups/replayed"]]
     assert all(math.isfinite(row["policy_loss"]) and row["kl"] != 0 for row in trained)
     assert any(row["actor_grad_norm"] > 0 for row in rows)
+    assert result.output.count("Evaluation completed") == 2
+    # After the evaluation with the weights of step 3, its rollout has the delayed ones of step 2 again.
+    assert [row["staleness/rollout_policy"] for row in rows] == [0, 1, 0, 1, 0, 1]
+    assert rows[2]["tv/fresh"] < 0.05 < max(rows[1]["tv/fresh"], rows[3]["tv/fresh"])
 
 
 def test_grpo_switches_by_one_flag(train):

@@ -11,6 +11,7 @@ import pytest
 
 from bapo_openrlhf.cli import main
 
+ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets")
 
 
@@ -153,9 +154,8 @@ class TestNumbers:
 
 
 def test_presets(capsys, monkeypatch):
-    root = Path(__file__).resolve().parents[2]
-    monkeypatch.chdir(root)
-    for path in sorted((root / "configs").glob("*math*.yaml")):
+    monkeypatch.chdir(ROOT)  # the presets' reward function is a path in the repository
+    for path in sorted((ROOT / "configs").glob("*math*.yaml")):
         facts = report(capsys, "--config", str(path), "--prompts", "40000")
         assert facts["epoch"] == "40000 prompts = 157 trainer steps; 3 epoch(s)"
         assert facts["optimizer steps"].startswith("4 per epoch of a full batch, each of 512 samples")  # 2048 / 512
@@ -182,7 +182,7 @@ class TestRefusal:
         assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and text in err
 
 
-def test_imports_nothing_heavy(words, tmp_path):
+def test_imports_nothing_heavy(words):
     code = (
         "import sys\n"
         "from bapo_openrlhf.cli import main\n"
@@ -190,6 +190,6 @@ def test_imports_nothing_heavy(words, tmp_path):
         f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])\n"
         "sys.exit(status)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["configuration is valid", "loaded: []"]
