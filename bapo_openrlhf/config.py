@@ -47,8 +47,8 @@ class AdaptConfig:
 
     method: str = _flag(
         "none",
-        "how training batches are made: none (plain OpenRLHF), bapo, or bapo_mini_test (no thresholds to tune: c1 = 0, "
-        "c2 = c3 = 1/2)",
+        "how training batches are made: none (plain OpenRLHF), bapo, or bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
+        "whatever the flags say: no thresholds to tune)",
         source="Algorithm 1, Sec. 5.2",
         choices=["none", "bapo", "bapo_mini_test"],
     )
@@ -152,10 +152,6 @@ class AdaptConfig:
             ConfigError: no numbers, outside [0, 1], or c2 above c3.
         """
         if self.method == "bapo_mini_test":
-            if self.c2 is not None or self.c3 is not None:
-                raise ConfigError(
-                    "adapt.c2 and adapt.c3 are fixed at 1/2 by adapt.method bapo_mini_test: leave them out"
-                )
             half = as_fraction("1/2")
             return as_fraction(0), Interval(half, half), Interval(half, half)
         c1 = _unit_fraction("adapt.c1", self.c1)
@@ -186,6 +182,8 @@ class AdaptConfig:
         for name in ("gaussian_std", "max_importance_weight", "eps"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"adapt.{name} is {getattr(self, name)}; it must be above 0")
+        if not 0 <= self.gaussian_mean <= 1:
+            raise ConfigError(f"adapt.gaussian_mean is {self.gaussian_mean}; it must be in [0, 1]")
         if not 0 < self.uniform_fraction <= 1:
             raise ConfigError(f"adapt.uniform_fraction is {self.uniform_fraction}; it must be in (0, 1]")
         if not 0 <= self.reward_ema < 1:

@@ -44,13 +44,24 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
     if algorithm is not None:
         if algorithm not in config.ALGORITHMS:
             raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {', '.join(config.ALGORITHMS)}")
-        meaning = config.ALGORITHMS[algorithm]
-        layers += ["--algo.advantage.estimator", meaning.estimators[0]]
-        if meaning.method == "none" or dict(settings).get("adapt.method") in (None, "none"):
-            layers += ["--adapt.method", meaning.method]
+        layers += _meaning(config.ALGORITHMS[algorithm], dict(settings), switched=given.algorithm is not None)
     flat = parser.parse_args(layers + list(argv))
     flat.algorithm = algorithm
     return _complete(flat)
+
+
+def _meaning(algorithm: config.Algorithm, settings: dict[str, Any], *, switched: bool) -> Iterator[str]:
+    """What the algorithm stands for, where the YAML file has not chosen another of its variants.
+
+    Args:
+        settings: the YAML file's.
+        switched: whether the algorithm comes from the command line: then it overrules a file written for another one.
+    """
+    estimator, method = settings.get("algo.advantage.estimator"), settings.get("adapt.method")
+    if estimator is None or (switched and estimator not in algorithm.estimators):
+        yield from ("--algo.advantage.estimator", algorithm.estimators[0])
+    if method is None or (switched and (method == "none") != (algorithm.method == "none")):
+        yield from ("--adapt.method", algorithm.method)
 
 
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:

@@ -115,10 +115,9 @@ def _epoch(args: SimpleNamespace, prompts: int | None) -> list[tuple[str, str]]:
     rows = [("epoch", f"{prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)")]
     if args.adapt.enabled:
         schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
-        span = range(1, steps + 1)
-        syncs = sum(schedule.sync_due(step) for step in span)
-        again = sum(schedule.reevaluation_due(step) for step in span)
-        restored = sum(schedule.reevaluation_due(s) and not schedule.sync_due(s) for s in span)
-        rows.append(("per epoch", f"{syncs} syncs (v {schedule.delay}), {again} re-evaluations (m "
+        syncs = sum(schedule.sync_due(step) for step in range(1, steps + 1))  # after each update
+        again = [step for step in range(steps) if schedule.reevaluation_due(step)]
+        restored = sum(not schedule.sync_due(step) for step in again)
+        rows.append(("per epoch", f"{syncs} syncs (v {schedule.delay}), {len(again)} re-evaluations (m "
                                   f"{schedule.reevaluate_every}), {restored} of them between syncs"))  # fmt: skip
     return rows

@@ -35,11 +35,11 @@ def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
         The run's folder.
     """
     _check_device(args)
+    prepare_adaptation(args)
     args.run.dir = str(Path(args.run.dir).resolve())  # workers may have another working directory
     folder = Path(args.run.dir) / args.run.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / record.METRICS).unlink(missing_ok=True)
-    prepare_adaptation(args)
     started = datetime.now(UTC)
     clock = time.perf_counter()
     steps = math.ceil(prompts / args.rollout.batch_size) * args.train.num_episodes if prompts else None

@@ -56,7 +56,8 @@ def check_batch(args: SimpleNamespace) -> BatchArithmetic:
     """Group size, batch sizes and ranks fit together."""
     if (args.vllm.num_engines or 0) < 1:
         raise ConfigError(f"vllm.num_engines is {args.vllm.num_engines}; it must be at least 1")
-    arithmetic = batch_arithmetic(args, args.adapt.batch_size or args.rollout.batch_size)
+    capacity = args.adapt.batch_size if args.adapt.enabled else None
+    arithmetic = batch_arithmetic(args, capacity or args.rollout.batch_size)
     for model in ("actor", "critic"):
         step = arithmetic.ranks.get(model, 0) * arithmetic.micro_train
         if step and arithmetic.train_batch % step:

@@ -350,6 +350,14 @@ class TestPrecedence:
         assert (args.algo.advantage.estimator, args.adapt.method) == ("group_norm", "none")
         assert args.adapt.buffer_size == 9
 
+    def test_a_variant_of_the_algorithm_in_the_same_file_is_kept(self, yaml_file):
+        args = parse("--config", yaml_file("algorithm: grpo\nalgo.advantage.estimator: rloo"))
+        assert args.algo.advantage.estimator == "rloo"
+
+    def test_a_contradiction_in_one_file_is_refused(self, yaml_file):
+        with pytest.raises(ConfigError, match="contradict"):
+            parse("--config", yaml_file("algorithm: grpo\nalgo.advantage.estimator: gae"))
+
     def test_algorithm_of_the_command_line_over_that_of_yaml(self, yaml_file):
         args = parse("--config", yaml_file("algorithm: ba_ppo"), "--algorithm", "grpo")
         assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == ("grpo", "group_norm", "none")
@@ -380,10 +388,10 @@ class TestThresholds:
         adapt = parse("--adapt.method", "bapo_mini_test").adapt
         assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
 
-    @pytest.mark.parametrize("flag", ["--adapt.c2", "--adapt.c3"])
-    def test_mini_test_has_no_thresholds_to_give(self, flag):
-        with pytest.raises(ConfigError, match=r"adapt\.c2 and adapt\.c3 are fixed"):
-            parse("--adapt.method", "bapo_mini_test", flag, "1/2")
+    def test_mini_test_overrules_the_thresholds_of_a_preset(self, yaml_file):
+        path = yaml_file("algorithm: bapo_grpo\nadapt: {c1: 1/4, c2: [1/8, 4/8], c3: [2/8, 5/8]}")
+        adapt = parse("--config", path, "--adapt.method", "bapo_mini_test").adapt
+        assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
 
     @pytest.mark.parametrize(
         ("words", "text"),

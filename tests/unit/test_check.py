@@ -101,7 +101,6 @@ class TestNumbers:
         gone = ("critic", "critic micro-batches", "hard buffer", "replay buffer", "replay (X3)", "per epoch")
         assert not set(gone) & set(facts)
 
-    @pytest.mark.xfail(strict=True, reason="adapt.batch_size counts without batch adaptation too")
     def test_without_batch_adaptation_its_flags_do_not_count(self, capsys, words):
         assert report(capsys, "--algorithm=grpo", *words)["training batch"] == "8 groups = 32 samples"
 
@@ -145,7 +144,6 @@ class TestNumbers:
         facts = report(capsys, *more, "--prompts", "17")
         assert facts["epoch"] == "17 prompts = 3 trainer steps; 3 epoch(s)"
 
-    @pytest.mark.xfail(strict=True, reason="counts steps 1 to n; a run of one epoch has steps 0 to n - 1")
     def test_a_run_of_one_epoch_that_ends_at_a_multiple_of_m(self, capsys, words):
         # 64 / 8 = steps 0 to 7, of which 4 alone generates hard prompts again
         more = ["--data.max_samples=64", "--adapt.reevaluate_every=4", "--train.num_episodes=1"]
