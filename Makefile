@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: quickstart test test-all lint docs bench clean
+.PHONY: quickstart test lint docs bench clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python -m bapo_openrlhf.quickstart
@@ -25,6 +25,7 @@ docs: $(INSTALLED)
 # In three steps: torch first, for its CPU build must be there before anything asks for torch; then what OpenRLHF and
 # vLLM import; then those two without their dependencies (requirements/cpu-no-deps.txt says why).
 $(INSTALLED): pyproject.toml requirements/cpu-no-deps.txt
+	@echo "installing into $(VENV): torch, OpenRLHF, Ray, DeepSpeed, vLLM; a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet --editable ".[cpu,test]"

@@ -8,7 +8,7 @@ import ray
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 
 from bapo_openrlhf.integration.checksums import digests
-from bapo_openrlhf.integration.joints import plain_class
+from bapo_openrlhf.integration.pinned import plain_class
 
 
 def _worker_digests(worker: Any) -> dict[str, str]:

@@ -1,56 +1,22 @@
-"""The OpenRLHF version this was written for, and the names of OpenRLHF that are rebound, all in one place.
+"""The names of OpenRLHF that are rebound for a run, all in one place.
 
-Everything else extends OpenRLHF by subclassing. A name that is missing, or another version, stops the run at its start
-with an error that says so.
+Everything else extends OpenRLHF by subclassing.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-OPENRLHF_VERSION = "0.11.2"
+import openrlhf.cli.train_ppo_ray as cli
+from openrlhf.trainer import ppo_trainer
+from openrlhf.trainer.ray import vllm_engine
 
-
-def require_version() -> None:
-    """Raise RuntimeError unless the installed OpenRLHF is the one that the joints were written for."""
-    try:
-        found = importlib.metadata.version("openrlhf")
-    except importlib.metadata.PackageNotFoundError:
-        found = "none"
-    if found != OPENRLHF_VERSION:
-        raise RuntimeError(f"openrlhf {found} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
-
-
-def require_name(module: ModuleType | type, name: str) -> Any:
-    """The attribute `name` of an OpenRLHF module or class; RuntimeError when this version has none."""
-    if not hasattr(module, name):
-        raise RuntimeError(
-            f"openrlhf {OPENRLHF_VERSION} should have {module.__name__}.{name}; the installed one has not"
-        )
-    return getattr(module, name)
-
-
-def plain_class(ray_actor_class: Any) -> type:
-    """The class under a `@ray.remote` class, to inherit from."""
-    return ray_actor_class.__ray_metadata__.modified_class
-
-
-@contextmanager
-def rebound(module: ModuleType, **names: Any) -> Iterator[None]:
-    """Bind names of an OpenRLHF module to other objects for the time of the block."""
-    before = {name: require_name(module, name) for name in names}
-    for name, value in names.items():
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
+from bapo_openrlhf.integration import engines, trainer, workers
+from bapo_openrlhf.integration.pinned import OPENRLHF_VERSION, rebound, require_name, require_version
 
 
 def with_rollout_log_probs(create_vllm_engines: Any) -> Any:
@@ -79,12 +45,6 @@ def batch_adaptation(adapted: bool) -> Iterator[ModuleType]:
         adapted: False leaves everything as OpenRLHF has it, but for a trainer that also keeps a local record.
     """
     require_version()
-    import openrlhf.cli.train_ppo_ray as cli
-    import openrlhf.trainer.ppo_trainer as ppo_trainer
-    import openrlhf.trainer.ray.vllm_engine as vllm_engine
-
-    from bapo_openrlhf.integration import engines, trainer, workers
-
     if not adapted:
         with rebound(ppo_trainer, PPOTrainer=trainer.RecordedPPOTrainerActor):
             yield cli

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.integration.joints import OPENRLHF_VERSION, require_version
+from bapo_openrlhf.integration.pinned import OPENRLHF_VERSION, require_version
 
 
 def _installed_file(module: str) -> Path:

@@ -26,7 +26,7 @@ from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.theory import bound_term, sampled_tv
 from bapo_openrlhf.arithmetic import batch_arithmetic
 from bapo_openrlhf.integration.experience import AdaptedExperienceMaker, SampleOrigin
-from bapo_openrlhf.integration.joints import plain_class
+from bapo_openrlhf.integration.pinned import plain_class
 from bapo_openrlhf.integration.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.integration.samples import groups_of, samples_of
 from bapo_openrlhf.run.record import RunRecord

@@ -15,7 +15,7 @@ import torch
 from openrlhf.trainer.ray import ppo_actor, ppo_critic
 
 from bapo_openrlhf.integration.checksums import digests, stacked
-from bapo_openrlhf.integration.joints import plain_class, rebound
+from bapo_openrlhf.integration.pinned import plain_class, rebound
 
 
 class _WholeBatch:
