@@ -12,13 +12,15 @@ pytestmark = pytest.mark.stack
 DELAY, EVERY = 3, 2  # v and m of the watched run: m is no multiple of v, so delayed weights must be put back
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 PLAIN = (str(Path(__file__).parent / "plain.py"),)
-# Greedy sampling, and one optimizer step a batch in one micro-batch: OpenRLHF's generator returns groups in the order
-# in which they were finished, which must make no difference here.
+# Greedy sampling, and one prompt a step: OpenRLHF's generator returns groups in the order in which they were finished,
+# and in bf16 another order of the rows makes another rounding, which grows until a token flips.
 COMPARABLE = {
     "rollout__top_p": 1e-6,
-    "rollout__micro_batch_size": 32,
-    "train__batch_size": 32,
-    "train__micro_batch_size": 32,
+    "rollout__batch_size": 1,
+    "rollout__micro_batch_size": 4,
+    "train__batch_size": 4,
+    "train__micro_batch_size": 4,
+    "data__max_samples": 8,
 }
 
 
@@ -171,25 +173,24 @@ def plain(train):
     return succeeded(train("plain", *PLAIN, **COMPARABLE))
 
 
-COMPARED = ("policy_loss", "critic_loss", "reward", "return", "kl", "actor_grad_norm", "critic_grad_norm", "values")
+COMPARED = (
+    "policy_loss", "critic_loss", "reward", "return", "kl", "actor_grad_norm", "critic_grad_norm", "values", "actor_lr",
+    "response_length",
+)  # fmt: skip
 
 
 def same_losses(result, plain):
-    """Equal but for the order of the rows in a batch: exact to rounding at first, to what bf16 makes of it later."""
-    assert len(result.logged) == len(plain.logged) == 6
+    assert len(result.logged) == len(plain.logged) == 8
     for step, (ours, theirs) in enumerate(zip(result.logged, plain.logged, strict=True)):
         for name in COMPARED:
-            rel = 1e-3 if step == 0 else 0.05
-            assert ours[name] == pytest.approx(theirs[name], rel=rel, abs=rel / 10), (step, name)
-    for name in ("reward", "actor_lr", "response_length"):
-        assert [row[name] for row in result.logged] == [row[name] for row in plain.logged]
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-7), (step, name)
 
 
 def test_off_equals_plain_openrlhf(train, plain):
     """`--algorithm ppo` through this project's command line: the same losses, step for step."""
     result = train("off", *CLI, **COMPARABLE, algorithm="ppo", run__name="off")
     same_losses(succeeded(result), plain)
-    assert result.summary["groups"] == {"fresh": 48, "reevaluated": 0, "replayed": 0}
+    assert result.summary["groups"] == {"fresh": 8, "reevaluated": 0, "replayed": 0}
 
 
 def test_layer_with_nothing_to_adapt_equals_plain_openrlhf(train, plain):
