@@ -1,6 +1,5 @@
 """A method in one file: fresh groups with signal, filled up with the most recent informative groups."""
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +8,12 @@ from bapo_openrlhf.adapt.batch import Batch, cut_to, replay_room
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.state import group_from_state, group_state
-from bapo_openrlhf.adapt.theory import k1
 from bapo_openrlhf.methods import Method
 
 
 class FIFOReplay(Method):
-    def __init__(self, capacity: int, group_size: int, quantum: int = 1, memory: int = 64) -> None:
-        self.capacity, self.group_size, self.quantum = capacity, group_size, quantum
+    def __init__(self, capacity: int, quantum: int = 1, memory: int = 64) -> None:
+        self.capacity, self.quantum = capacity, quantum
         self.stored: deque[Group] = deque(maxlen=memory)  # groups of earlier steps, the newest last
         self.last = Batch()
 
@@ -31,10 +29,6 @@ class FIFOReplay(Method):
         self.last.replayed = list(self.stored)[-room:] if room else []
         self.stored.extend(informative)  # last: a step's own groups are not replayed in that same step
         return self.last
-
-    def constants(self) -> tuple[float, float, float]:
-        informative = k1(self.group_size)
-        return informative, math.nan, informative  # there is no X2
 
     def metrics(self) -> dict[str, float]:
         return {"groups/fresh": len(self.last.fresh), "groups/replayed": len(self.last.replayed)}
