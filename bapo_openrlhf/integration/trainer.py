@@ -161,6 +161,11 @@ class AdaptedPPOTrainer(RecordedPPOTrainer):
             reevaluated = self._reevaluate(hard_prompts)
         with timed(timing, "timing/adapt"):
             batch = self.method.build_batch(step, fresh, reevaluated)
+            if len(batch) % self.arithmetic.quantum:
+                raise ValueError(
+                    f"{type(self.method).__name__} made a batch of {len(batch)} groups; the ranks can share "
+                    f"multiples of {self.arithmetic.quantum}, and OpenRLHF would drop the rest"
+                )
             samples = samples_of([group for _, group in batch.with_sources()])
             self.experience_maker.origins = [
                 SampleOrigin(source, group.is_on_policy(step))

@@ -1,5 +1,6 @@
 """README and docs say what is there."""
 
+import ast
 import importlib
 import re
 import runpy
@@ -13,7 +14,7 @@ from bapo_openrlhf import config
 from bapo_openrlhf.cli import arguments
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
@@ -21,18 +22,28 @@ def test_configuration_reference_is_up_to_date():
     assert subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], check=False).returncode == 0
 
 
+def anchors(page):
+    """Anchors of a Markdown page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+        if target.startswith("http"):
+            continue
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_and_presets_exist(page):
     text = page.read_text()
-    known = {f"--{prefix}.{item.name}" for prefix, kind in config.GROUPS.items() for item in config.flag_fields(kind)}
-    assert set(re.findall(r"--(?:adapt|run)\.[a-z0-9_]+", text)) <= known
+    known = arguments.build_parser("docs")._option_string_actions
+    flags = set(re.findall(r"(?<![\w-])--[a-z_]+\.[a-z0-9_.]*[a-z0-9_]", text))
+    assert flags <= set(known)
     for name in re.findall(r"configs/[\w.]+\.yaml", text):
         assert (ROOT / name).is_file(), name
 
@@ -43,22 +54,56 @@ def test_presets_parse(preset):
     assert args.algorithm in config.ALGORITHMS
 
 
+def names_of(body, prefix=""):
+    """Qualified names of the functions and classes of a module, read without importing it (and the stack with it)."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                yield from names_of(node.body, f"{prefix}{node.name}.")
+
+
 def test_code_named_in_the_paper_map_exists():
     text = (ROOT / "docs" / "paper_to_code.md").read_text()
     names = re.findall(r"`([a-z_/]+\.py):([A-Za-z0-9_.]+)`", text)
     assert len(names) > 20
     for file, path in names:
-        assert (ROOT / "bapo_openrlhf" / file).is_file(), file
-        if file.startswith("integration/"):  # imports the stack: look the names up in the text
-            source = (ROOT / "bapo_openrlhf" / file).read_text()
+        assert path in names_of(ast.parse((ROOT / "bapo_openrlhf" / file).read_text()).body), f"{file}:{path}"
+        if not file.startswith("integration/"):
+            found = importlib.import_module("bapo_openrlhf." + file.removesuffix(".py").replace("/", "."))
             for part in path.split("."):
-                assert re.search(rf"(class|def) {part}\b", source), path
-            continue
-        found = importlib.import_module("bapo_openrlhf." + file.removesuffix(".py").replace("/", "."))
-        for part in path.split("."):
-            found = getattr(found, part)
-    for test in re.findall(r"`((?:unit|stack)/\w+\.py)`", text):
+                found = getattr(found, part)
+    tests = re.findall(r"`((?:unit|stack)/\w+\.py)`", text)
+    assert len(tests) > 20
+    for test in tests:
         assert (ROOT / "tests" / test).is_file(), test
+
+
+def numbers(text):
+    """The numbers in "1, 3-5 (7)": 1, 3, 4, 5, 7."""
+    ends = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return {number for first, last in ends for number in range(int(first), int(last or first) + 1)}
+
+
+def test_paper_map_has_every_equation_and_every_line_of_algorithm_1():
+    text = (ROOT / "docs" / "paper_to_code.md").read_text()
+    equations = numbers(" ".join(re.findall(r"Eq\. ([\d, ()-]+(?:and [\d-]+)?)", text)))
+    assert equations == set(range(1, 40))
+    rows = text.split("## Algorithm 1")[1].split("##")[0]
+    lines = numbers(" ".join(re.findall(r"^\| ([\d, -]+),", rows, re.M)))
+    assert lines == set(range(1, 21)) - {2, 10}  # comments
+
+
+def test_every_metric_has_its_line_and_no_other():
+    code = "".join(
+        (ROOT / "bapo_openrlhf" / file).read_text() for file in ("methods/bapo.py", "integration/trainer.py")
+    )
+    logged = set(re.findall(r'"((?:[a-z]+/[a-z0-9_{}]+)|skipped_update)"', code))
+    logged = {name.replace("{source}", "SOURCE") for name in logged}
+    section = (ROOT / "docs" / "concepts.md").read_text().split("## What is logged")[1]
+    cells = "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("| `"))
+    documented = set(re.findall(r"`([^`]+)`", cells))
+    assert logged == documented
 
 
 def test_every_dependency_has_its_line():
@@ -78,16 +123,45 @@ class TestExample:
         shown = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "add_a_method.md").read_text(), re.S).group(1)
         assert shown == self.FILE.read_text()
 
-    def test_it_fills_the_batch_with_the_most_recent(self, make_group):
-        kind = runpy.run_path(str(self.FILE))["FIFOReplay"]
+    @pytest.fixture
+    def kind(self):
+        return runpy.run_path(str(self.FILE))["FIFOReplay"]
+
+    def test_it_has_what_the_trainer_calls(self, kind):
+        trainer = (ROOT / "bapo_openrlhf" / "integration" / "trainer.py").read_text()
+        called = set(re.findall(r"self\.method\.(\w+)", trainer))
+        assert {"begin_step", "build_batch"} <= called
+        assert all(hasattr(kind, name) for name in called), called
+
+    def test_it_fills_the_batch_with_the_most_recent(self, kind, make_group):
         method = kind(capacity=3, memory=3)
         first = [make_group(4, step=0), make_group(0, step=0), make_group(2, step=0)]
+        assert method.begin_step(0) == []
         batch = method.build_batch(0, first, [])
         assert (batch.fresh, batch.replayed) == ([first[0], first[2]], [])
         second = [make_group(8, step=1), make_group(1, step=1)]
         twin = kind(capacity=3, memory=3)
         twin.load_state_dict(method.state_dict())
+        twin.load_state_dict(method.state_dict())  # a state replaces what was there
+        assert [group.uid for group in twin.stored] == [first[0].uid, first[2].uid]
         batch = method.build_batch(1, second, [])
         assert (batch.fresh, batch.replayed) == ([second[1]], [first[0], first[2]])
         assert method.metrics() == {"groups/fresh": 1, "groups/replayed": 2}
         assert [group.uid for group in twin.build_batch(1, second, []).replayed] == [first[0].uid, first[2].uid]
+        third = [make_group(3, step=2)]
+        assert method.build_batch(2, third, []).replayed == [first[2], second[1]]  # the two most recent
+
+    @pytest.mark.parametrize("quantum", [1, 2, 3])
+    def test_its_batches_fit(self, kind, make_group, quantum):
+        method = kind(capacity=6, quantum=quantum, memory=4)
+        for step, means in enumerate([(4,), (4, 2, 1), (), (8, 0), (1,) * 5, (4,) * 9, (3, 3)]):
+            fresh = [make_group(right, step=step) for right in means]
+            batch = method.build_batch(step, fresh, [])
+            informative = [group for group in fresh if 0 < group.mean < 1]
+            assert len(batch) <= 6 and len(batch) % quantum == 0
+            assert len(batch.fresh) + len(batch.cut) == len(informative)
+            assert all(group.step < step for group in batch.replayed)
+
+    def test_another_state_is_an_error(self, kind):
+        with pytest.raises(ValueError, match="no state of this method"):
+            kind(capacity=3).load_state_dict({"method": "bapo", "version": 1})
