@@ -1,7 +1,7 @@
 """From a YAML file and a command line to OpenRLHF's arguments plus this project's.
 
-A YAML file holds the same flags, nested at the dots or written with dots. Precedence, low to high: YAML, what
-`--algorithm` stands for, command line.
+A YAML file holds the same flags, nested at the dots or written with dots. Precedence, low to high: what the algorithm
+stands for, YAML, command line. An `--algorithm` on the command line also overrules a file written for another one.
 """
 
 from __future__ import annotations
