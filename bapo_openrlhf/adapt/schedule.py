@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def due(step: int, every: int) -> bool:
+    """Whether what happens every so many steps happens in `step`: not in step 0, and never where `every` is 0."""
+    return every > 0 and step > 0 and step % every == 0
+
+
 @dataclass(frozen=True)
 class RolloutSchedule:
     """The phases of the rollout policy.
@@ -33,11 +38,11 @@ class RolloutSchedule:
 
     def reevaluation_due(self, step: int) -> bool:
         """Whether hard prompts are generated again in `step`, with the weights of `step`."""
-        return self.reevaluate_every > 0 and step > 0 and step % self.reevaluate_every == 0
+        return due(step, self.reevaluate_every)
 
     def evaluation_due(self, step: int) -> bool:
         """Whether held-out prompts are evaluated with the weights of `step`, before its rollout."""
-        return self.evaluate_every > 0 and step > 0 and step % self.evaluate_every == 0
+        return due(step, self.evaluate_every)
 
     def must_keep(self, step: int) -> bool:
         """Whether the weights synced at `step` will be needed again, after others took their place in the engines.

@@ -69,7 +69,8 @@ class AdaptedPPOTrainer(RecordedPPOTrainer):
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(pretrain, strategy, *args, **kwargs)
         adapt = self.args.adapt
-        self.kl_ctl.value = adapt.kl_coef if adapt.kl_target == "behaviour" else self.kl_ctl.value
+        if adapt.kl_target == "behaviour":
+            self.kl_ctl.value = adapt.kl_coef
         self.arithmetic = batch_arithmetic(self.args, adapt.batch_size or self.args.rollout.batch_size)
         self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
@@ -110,8 +111,7 @@ class AdaptedPPOTrainer(RecordedPPOTrainer):
 
     def fit(self, global_step: int = 0) -> None:
         """Train. The engines start with the actor's initial weights, which are those of step 0."""
-        if self.schedule.must_keep(0):
-            ray.get(self.actor_model_group.async_run_method(method_name="keep_rollout_weights"))
+        self._keep_if_needed()
         super().fit(global_step)
 
     def broadcast_to_vllm(self) -> None:
@@ -119,8 +119,12 @@ class AdaptedPPOTrainer(RecordedPPOTrainer):
         self.step += 1
         if self.schedule.sync_due(self.step):
             self._sync_engines()
-            if self.schedule.must_keep(self.step):
-                ray.get(self.actor_model_group.async_run_method(method_name="keep_rollout_weights"))
+            self._keep_if_needed()
+
+    def _keep_if_needed(self) -> None:
+        """Have the actor keep today's weights, where the engines will be given others before the next sync."""
+        if self.schedule.must_keep(self.step):
+            ray.get(self.actor_model_group.async_run_method(method_name="keep_rollout_weights"))
 
     def _sync_engines(self) -> None:
         super().broadcast_to_vllm()

@@ -18,6 +18,7 @@ from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal, make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
 from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.theory import k1, k2, k3
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
 from bapo_openrlhf.methods.base import Method
@@ -74,8 +75,7 @@ class BAPO(Method):
     def begin_step(self, step: int) -> list[Prompt]:
         """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
         self.replay.expire(step)
-        every = self.config.reevaluate_every
-        if every == 0 or step == 0 or step % every != 0:
+        if not due(step, self.config.reevaluate_every):
             return []
         return [entry.prompt for entry in self.hard.oldest(self.config.max_reevaluated_prompts)]
 

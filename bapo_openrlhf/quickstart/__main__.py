@@ -6,7 +6,6 @@ Run from the project's folder. Everything goes to runs/; the base model and the 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -45,11 +44,12 @@ def main() -> int:
         return status
 
     from bapo_openrlhf.run.plot import plot_run, summary_table
+    from bapo_openrlhf.run.record import read_summary
 
     console.print("[bold]3/3[/] result")
     run = RUNS / _option(flags, "--run.name", "quickstart")
     picture = plot_run(run)
-    console.print(summary_table(json.loads((run / "summary.json").read_text(encoding="utf-8"))))
+    console.print(summary_table(read_summary(run)))
     console.print(f"reward curve and batch composition: {picture}")
     return 0
 

@@ -111,5 +111,5 @@ def _print_lines(folder: Path, total: int | None, title: str, terminal, stop: th
 
 def _note(row: dict) -> str:
     """Reward and composition of one step."""
-    counts = [int(row.get(f"groups/{source}") or 0) for source in ("fresh", "reevaluated", "replayed")]
-    return f"reward {row.get('reward/fresh_mean') or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"
+    counts = [int(row.get(f"groups/{source}") or 0) for source in record.SOURCES]
+    return f"reward {row.get(record.REWARD) or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"
