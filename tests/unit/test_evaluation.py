@@ -13,7 +13,7 @@ import pytest
 from bapo_openrlhf.cli import evaluate as cli
 from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError, RunError
-from bapo_openrlhf.evaluation import generate, judge, problems, prompts, run, store
+from bapo_openrlhf.evaluation import generate, judge, plots, problems, prompts, run, store
 from bapo_openrlhf.evaluation.generate import Engine, Response, Sampling
 from bapo_openrlhf.evaluation.prompts import Prompt
 from bapo_openrlhf.tasks import TASKS, get_task
@@ -71,6 +71,12 @@ def write_problems(path, count):
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"p{i}", "input": f"What is {i} mod 3?", "label": str(i % 3)} for i in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(autouse=True)
+def quick_picture(monkeypatch):
+    """The picture has tests of its own (test_results_table.py), and takes longest."""
+    monkeypatch.setattr(plots, "draw_results", lambda results, path: path.touch())
 
 
 @pytest.fixture
@@ -447,6 +453,14 @@ def test_benchmarks_of_a_task_are_read_from_its_folder(task, tmp_path):
         assert benchmark.reward == get_task(task).file.resolve()
 
 
+def test_generated_problems_are_known_as_such(tmp_path):
+    write_problems(tmp_path / "countdown" / "cd34.jsonl", 1)
+    assert problems.load("cd34", tmp_path, None, None).generator is None
+    manifest = {"parts": {"cd34": {"asked": {"generator": "small"}}, "cd4": {"asked": {"generator": "other"}}}}
+    (tmp_path / "countdown" / "manifest.json").write_text(json.dumps(manifest))
+    assert problems.load("cd34", tmp_path, None, None).generator == "small"
+
+
 def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path):
     with pytest.raises(ConfigError, match="aime24, amc, math500, minerva, olympiad, cd34, cd4, geo3k_val, geo3k_test"):
         problems.load("aime", tmp_path, None, None)
@@ -546,6 +560,19 @@ def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_en
     (tokenizer_folder / "chat_template.jinja").unlink()
     forced = prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
     assert forced(problem).text == "1 + 1?" and "no chat template" in forced.note
+
+
+def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tokenizer_folder, keep_environment):
+    """As OpenRLHF fills its --data.input_template; the text may have braces."""
+    pytest.importorskip("openrlhf")
+    from openrlhf.datasets.prompts_dataset import preprocess_data
+
+    template = "<|im_start|>user\n{}<|im_end|>\n"
+    make = prompts.Prompter(str(tokenizer_folder), chat=template, images=False)
+    for text in ("1 + 1?", "the set {} and {x}"):
+        expected, _ = preprocess_data({"input": text}, template, "input", None, None)
+        assert make(problems.Problem("1", text, "2")).text == expected
+    assert make.note is None
 
 
 def test_a_model_that_cannot_be_asked_is_refused(tokenizer_folder, keep_environment, tmp_path):
@@ -765,6 +792,12 @@ def test_every_flag_reaches_the_request(parsed):
 )
 def test_a_run_is_called_by_the_name_that_says_something(parsed, model, name):
     assert parsed("--model", model).name == name
+
+
+def test_a_template_is_given_as_in_training(parsed):
+    assert parsed("--input-template", "user\\n{}\n").chat_template == "user\n{}\n"  # a shell's \n is two characters
+    with pytest.raises(ConfigError, match="input-template is 'user'; it must have"):
+        cli.main(["--model", "m", "--benchmarks", "aime24", "--input-template", "user"])
 
 
 @pytest.mark.parametrize(("runs", "ks"), [(1, [1]), (4, [1, 4]), (8, [1, 8]), (20, [1, 8, 20])])

@@ -1,0 +1,126 @@
+"""Evaluations by vLLM itself, in processes of their own: interrupted, resumed, and compared."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.evaluation.store import read_rows
+
+pytestmark = pytest.mark.stack
+
+REWARD = Path(__file__).parent / "reward.py"
+RUNS = 4
+
+
+def start(workspace, name, *words):
+    """Evaluate the tiny model. One sequence at a time: a response then does not depend on what else is in a batch."""
+    command = [sys.executable, "-m", "bapo_openrlhf.cli.evaluate", "--model", "model", "--name", name]
+    command += ["--benchmarks", "own=data.jsonl", "--reward", str(REWARD), "--runs", str(RUNS)]
+    command += ["--max-new-tokens", "8", "--max-num-seqs", "1", *map(str, words)]
+    return subprocess.Popen(
+        command,
+        cwd=workspace,
+        env=os.environ | {"BAPO_OPENRLHF_CPU": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def evaluate(workspace, name, *words):
+    """To the end; returns the folder."""
+    process = start(workspace, name, *words)
+    try:
+        output, _ = process.communicate(timeout=300)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, output[-6000:]
+    return workspace / "runs" / "eval" / name
+
+
+@pytest.fixture(scope="module")
+def whole(workspace):
+    return evaluate(workspace, "whole", "--limit", 12)
+
+
+def problems(workspace):
+    return [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
+
+
+def test_every_problem_is_asked_and_judged(workspace, whole):
+    rows = read_rows(whole, "own")
+    asked = problems(workspace)[:12]
+    assert {row["input"]: row["label"] for row in rows.values()} == {row["input"]: row["label"] for row in asked}
+    for row in rows.values():
+        assert row["prompt"] == row["input"]  # its tokenizer has no chat template
+        assert [len(row[key]) for key in ("responses", "scores", "tokens", "truncated", "failures")] == [RUNS] * 5
+        assert len(set(row["responses"])) > 1, "all runs had one seed"
+        assert row["failures"] == [None] * RUNS
+        for text, tokens, truncated in zip(row["responses"], row["tokens"], row["truncated"], strict=True):
+            assert 1 <= tokens <= 8
+            # A special token that ends a response stays in it, as in training.
+            assert text.endswith("<eos>") != truncated and (tokens == 8 or not truncated)
+    always = [row["scores"] for row in rows.values() if row["label"] == "8"]
+    never = [row["scores"] for row in rows.values() if row["label"] == "0"]
+    assert always == [[1.0] * RUNS] * 2 and never == [[0.0] * RUNS] * 2
+
+
+def test_the_table_is_that_of_the_rows(whole):
+    results = json.loads((whole / "results.json").read_text())
+    scores = [row["scores"] for row in read_rows(whole, "own").values()]
+    entry = results["benchmarks"]["own"]
+    assert (entry["problems"], entry["in_file"], entry["unjudged"]) == (12, 48, 0)
+    assert entry["metrics"]["avg@4"]["value"] == pytest.approx(100 * np.mean(scores))
+    assert entry["metrics"]["pass@4"]["value"] == pytest.approx(100 * np.mean(np.max(scores, axis=1)))
+    assert "vllm" in " ".join(results["versions"])
+
+
+def test_resumed_equals_uninterrupted(workspace, whole):
+    """In two parts, the second with other problems around; and then there is nothing left to do."""
+    evaluate(workspace, "parts", "--limit", 5)
+    parts = evaluate(workspace, "parts", "--limit", 12)
+    assert read_rows(parts, "own") == read_rows(whole, "own")
+    assert metrics(parts) == metrics(whole)
+
+
+def metrics(folder):
+    return json.loads((folder / "results.json").read_text())["benchmarks"]
+
+
+def test_two_seeds_are_compared(workspace, whole):
+    other = evaluate(workspace, "seed43", "--limit", 12, "--seed", 43)
+    assert read_rows(other, "own") != read_rows(whole, "own")
+    command = [sys.executable, "-m", "bapo_openrlhf.cli.compare", whole, other, "--out", workspace / "compared"]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    entry = json.loads((workspace / "compared" / "compare.json").read_text())["benchmarks"]["own"]
+    averages = [metrics(folder)["own"]["metrics"]["avg@4"]["value"] for folder in (whole, other)]
+    assert entry["problems"] == 12
+    assert entry["avg"]["difference"]["value"] == pytest.approx(averages[1] - averages[0])
+    assert (workspace / "compared" / "compare.png").is_file()
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_equals_uninterrupted(workspace):
+    uninterrupted = evaluate(workspace, "all")
+    folder = workspace / "runs" / "eval" / "killed"
+    process = start(workspace, "killed")
+    deadline = time.monotonic() + 300
+    while process.poll() is None and len(read_rows(folder, "own")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = read_rows(folder, "own")
+    assert 3 <= len(before) < 48, "it was killed too early or too late"
+    evaluate(workspace, "killed")
+    after = read_rows(folder, "own")
+    assert after == read_rows(uninterrupted, "own") and after.items() >= before.items()
+    assert metrics(folder) == metrics(uninterrupted)
