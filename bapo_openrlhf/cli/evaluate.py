@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bapo_openrlhf.errors import ConfigError
 
@@ -15,8 +15,7 @@ DEFAULT_KS = (1, 8, 32)
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     """Parse, evaluate, print the tables."""
-    parser = build_parser(prog)
-    args = parser.parse_args(list(argv))
+    args = parse(argv, prog)
 
     from bapo_openrlhf.evaluation.generate import Sampling
     from bapo_openrlhf.evaluation.results import tables
@@ -47,6 +46,38 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     return 0
 
 
+def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse.Namespace:
+    """The command's flags; those of a training configuration (--config) take the place of the defaults.
+
+    Raises:
+        ConfigError: a flag is wrong, or no model is named.
+    """
+    parser = build_parser(prog)
+    args = parser.parse_args(list(argv))
+    if args.config:
+        parser.set_defaults(**_as_trained(args.config))
+        args = parser.parse_args(list(argv))
+    if not args.model:
+        raise ConfigError("no model to evaluate; give --model, or the --config that it was trained with")
+    return args
+
+
+def _as_trained(config: Path) -> dict[str, Any]:
+    """What a training configuration says of the model that it leaves, and of how it is asked."""
+    from bapo_openrlhf.cli.arguments import parse as parse_training
+
+    trained = parse_training(["--config", str(config)])
+    chat = trained.data.apply_chat_template
+    return {
+        "model": trained.ckpt.output_dir,
+        "no_chat_template": not chat,
+        "input_template": None if chat else trained.data.input_template,
+        "max_new_tokens": trained.rollout.max_new_tokens or trained.data.max_len,
+        "temperature": trained.rollout.temperature,
+        "top_p": trained.rollout.top_p,
+    }
+
+
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """The command's flags."""
     parser = argparse.ArgumentParser(
@@ -58,7 +89,9 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.error = _raise  # type: ignore[method-assign]
     add = parser.add_argument
-    add("--model", required=True, help="model folder, or name on the model hub")
+    add("--config", type=Path, help="the configuration that a model was trained with: evaluate what it leaves, asked "
+        "as in training (model, markup, --max-new-tokens, --temperature, --top-p); other flags win")  # fmt: skip
+    add("--model", help="model folder, or name on the model hub")
     add("--benchmarks", required=True, help="names with commas between: aime24,amc,... or NAME=FILE.jsonl (--reward)")
     add("--data", type=Path, default=Path("data"), help="folder that `bapo-openrlhf prepare` wrote to")
     add("--reward", type=Path, help="reward file (reward_func, and answer for maj@k) of benchmarks NAME=FILE.jsonl")

@@ -143,7 +143,7 @@ class RolloutEngine(plain_class(RolloutRayActor)):
     async def restore_weights(self) -> None:
         """Sample from the kept weights again."""
         await self.llm.collective_rpc(_restore)
-        await self.llm.reset_prefix_cache()
+        await self.forget_caches()
 
     async def save_weights(self, folder: str) -> None:
         """Write the weights that are sampled from now: one safetensors file for each tensor-parallel rank."""
@@ -156,7 +156,16 @@ class RolloutEngine(plain_class(RolloutRayActor)):
             ValueError: they are of another model or another tensor-parallel size.
         """
         await self.llm.collective_rpc(_load, args=(folder,))
+        await self.forget_caches()
+
+    async def forget_caches(self) -> None:
+        """Forget what other weights computed: keys and values of prompts, and embeddings of images.
+
+        To be called after every change of weights: vLLM leaves it to whoever makes it, and OpenRLHF asks for the first
+        alone. A prompt that is generated again would be answered with an image seen by weights of steps ago.
+        """
         await self.llm.reset_prefix_cache()
+        await self.llm.reset_encoder_cache()
 
 
 AdaptedRolloutActor = ray.remote(RolloutEngine)

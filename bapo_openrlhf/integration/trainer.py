@@ -183,6 +183,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             done, _ = ray.wait([*pending, *self._engines_live], num_returns=1)
             ray.get(done)
             pending = [ref for ref in pending if ref not in done]
+        batch_vllm_engine_call(self.vllm_engines, "forget_caches")
         self.engine_step = self.step
 
     @contextmanager

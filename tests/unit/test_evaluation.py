@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
 
 from bapo_openrlhf.cli import evaluate as cli
 from bapo_openrlhf.config import VerifierConfig
@@ -754,9 +755,9 @@ def parsed(monkeypatch):
 
     monkeypatch.setattr(run, "evaluate", stop)
 
-    def parse(*words):
+    def parse(*words, model=("--model", "some/model-1B")):
         with pytest.raises(KeyboardInterrupt):
-            cli.main(["--model", "some/model-1B", "--benchmarks", "aime24, amc", *words])
+            cli.main([*model, "--benchmarks", "aime24, amc", *words])
         return seen.pop()
 
     return parse
@@ -798,6 +799,36 @@ def test_a_template_is_given_as_in_training(parsed):
     assert parsed("--input-template", "user\\n{}\n").chat_template == "user\n{}\n"  # a shell's \n is two characters
     with pytest.raises(ConfigError, match="input-template is 'user'; it must have"):
         cli.main(["--model", "m", "--benchmarks", "aime24", "--input-template", "user"])
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
+    pytest.importorskip("openrlhf")
+    file = yaml.safe_load(path.read_text())
+    request = parsed("--config", str(path), model=())
+    assert request.model == file["ckpt"]["output_dir"]
+    assert request.name == Path(request.model).parent.name
+    template = file["data"].get("input_template")
+    assert request.chat_template == (file["data"].get("apply_chat_template") or template or False)
+    sampling, rollout = request.sampling, file["rollout"]
+    wanted = rollout["max_new_tokens"], rollout.get("temperature", 1.0), rollout.get("top_p", 1.0)
+    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p) == wanted
+
+
+def test_other_flags_win_over_the_configuration(parsed):
+    pytest.importorskip("openrlhf")
+    words = ("--config", str(CONFIGS / "quickstart.yaml"), "--temperature", "0.6", "--max-new-tokens", "5")
+    request = parsed(*words)
+    assert request.model == "some/model-1B"
+    assert (request.sampling.temperature, request.sampling.max_new_tokens) == (0.6, 5)
+
+
+def test_some_model_must_be_named():
+    with pytest.raises(ConfigError, match="no model to evaluate; give --model, or the --config"):
+        cli.main(["--benchmarks", "aime24"])
 
 
 @pytest.mark.parametrize(("runs", "ks"), [(1, [1]), (4, [1, 4]), (8, [1, 8]), (20, [1, 8, 20])])

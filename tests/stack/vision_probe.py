@@ -1,0 +1,20 @@
+"""A run of `bapo-openrlhf train` with the trainer of vision_probe_classes.py, started as a script by the stack tests.
+
+Its folder is on PYTHONPATH, so that Ray's workers find the classes.
+"""
+
+import sys
+
+from bapo_openrlhf import cpu
+from bapo_openrlhf.cli.main import run
+
+if __name__ == "__main__":
+    cpu.prepare_environment()
+    cpu.install()
+
+    import vision_probe_classes
+
+    from bapo_openrlhf.integration import trainer
+
+    trainer.AdaptedPPOTrainerActor = vision_probe_classes.VisionProbeTrainerActor
+    sys.exit(run(["train", *sys.argv[1:]]))
