@@ -229,7 +229,7 @@ class _Work:
             gpu_memory_utilization=request.gpu_memory_utilization,
             max_num_seqs=request.max_num_seqs,
         )
-        with tqdm(total=len(self.prompts), desc=request.name, unit="problem", smoothing=0.05) as bar:
+        with tqdm(total=len(self.prompts), desc=request.name, unit="problem", smoothing=0.05, disable=None) as bar:
             try:
                 for key, responses in generate(request.model, self.prompts, request.sampling, engine):
                     self._judge(key, responses)

@@ -143,8 +143,10 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
     written = build.write(problems, asked["prompt"])
     reasons = dict(Counter(row["kind"] for row in build.rejected).most_common())
     if written == 0:
-        most = f"; most often: {next(iter(reasons))}" if reasons else ""
-        raise ConfigError(f"{name}: none of {build.read} rows of {origin['from']} can be used{most}")
+        why = [f"{count} x {kind}" for kind, count in reasons.items()]
+        if build.left_over:
+            why.append(f"{build.left_over} x not of this part, which takes those after the first {build.part.first}")
+        raise ConfigError(f"{name}: none of {build.read} rows of {origin['from']} can be used: {', '.join(why)}")
     assert build.read == written + len(build.rejected) + build.left_over
     return {
         "title": task.parts[name].title,
@@ -207,7 +209,9 @@ class _Build:
         """The problems of this part, with their row numbers."""
         problems: list[tuple[int, Problem]] = []
         seen: dict[str, tuple[int, str]] = {}  # by key: row number and label
-        for number, row in tqdm(table.rows, desc=f"{self.name}: reading", total=table.size, unit="row", leave=False):
+        for number, row in tqdm(
+            table.rows, desc=f"{self.name}: reading", total=table.size, unit="row", leave=False, disable=None
+        ):
             self.read += 1
             try:
                 if isinstance(row, BadRow):
@@ -235,7 +239,7 @@ class _Build:
         path, written = self.request.out / f"{self.name}.jsonl", 0
         unfinished = path.with_name(path.name + ".tmp")
         with unfinished.open("w", encoding="utf-8") as file:
-            for number, problem in tqdm(problems, desc=f"{self.name}: writing", unit="row", leave=False):
+            for number, problem in tqdm(problems, desc=f"{self.name}: writing", unit="row", leave=False, disable=None):
                 row = self._row(number, problem, prompt(problem))
                 if row is None:
                     continue
@@ -246,6 +250,8 @@ class _Build:
                 written += 1
         if written:
             os.replace(unfinished, path)
+        else:
+            unfinished.unlink()
         _write_lines(path.with_name(f"{self.name}.rejected.jsonl"), self.rejected)
         return written
 

@@ -77,6 +77,7 @@ _SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}) ?(?=[0-9]{3})")  # a comma th
 _BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|~|\s)+")  # two backslashes end the row of a matrix
 _NEEDLESS_BLANK = re.compile(r"(?<!,) (?![^\W_])|(?<![^\W_])(?<!,) ")  # between no two letters or digits
 _COMMA = re.compile(r",(?! )(?![0-9]{3}(?![0-9]))")
+_AND = re.compile(r",? ?\\(?:text|textrm|mathrm|mbox)\{,? ?(?:and|or) ?\} ?")
 _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol) ?\{([^{}]*)\}")
 _EXPONENT = re.compile(r"(?<![\w.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]+)(?!\w)")
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?")
@@ -117,7 +118,7 @@ def _parts(text: str) -> tuple[str, str]:
     text = _BLANK.sub(" ", text).strip(" ").rstrip(_END)
     while styled := _STYLED.fullmatch(text):
         text = styled[1].strip(" ").rstrip(_END)
-    text = _COMMA.sub(", ", _NEEDLESS_BLANK.sub("", text))
+    text = _AND.sub(", ", _COMMA.sub(", ", _NEEDLESS_BLANK.sub("", text)))
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
     units = []
     while unit := _UNIT.search(text):

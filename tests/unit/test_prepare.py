@@ -227,9 +227,12 @@ def test_long_prompts_are_left_out(tmp_path, shared, other):
 
 def test_no_usable_row_is_an_error(tmp_path):
     path = jsonl(tmp_path / "rows.jsonl", [{"question": "a", "gold": "x"}] * 3)
-    with pytest.raises(ConfigError, match=r"other: none of 3 rows of .* most often: label is no number"):
+    with pytest.raises(ConfigError, match=r"other: none of 3 rows of .* can be used: 3 x label is no number"):
         prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
-    assert not (tmp_path / "out" / "other.jsonl").exists()
+    path = jsonl(tmp_path / "few.jsonl", [{"question": str(i), "gold": "1"} for i in range(4)])
+    with pytest.raises(ConfigError, match=r"train: none of 4 .*: 4 x not of this part, which takes .* the first 5$"):
+        prepare(TASK, Request(out=tmp_path / "out", local={"train": path}, parts=("train",)))
+    assert {file.name for file in (tmp_path / "out").iterdir()} <= {"other.rejected.jsonl", "train.rejected.jsonl"}
 
 
 # ── again, and after an interruption ──
