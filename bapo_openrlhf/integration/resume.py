@@ -18,13 +18,16 @@ def choose_checkpoint(args: SimpleNamespace) -> None:
     passed over. Without any checkpoint the run starts from its beginning, as OpenRLHF's does.
 
     Raises:
-        ConfigError: there are checkpoints, but none is whole, or they were written without batch adaptation; or their
-            folder cannot be read.
+        ConfigError: there are checkpoints, but none is whole, or they were written without batch adaptation; or none is
+            asked for, and an earlier run's are there; or their folder cannot be read.
     """
-    if not (args.ckpt.load_enable and args.adapt.enabled):
+    if not args.adapt.enabled:
         return
     try:
-        _choose(args)
+        if args.ckpt.load_enable:
+            _choose(args)
+        else:
+            _require_no_others(args)
     except CheckpointError as error:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
 
@@ -47,6 +50,16 @@ def _choose(args: SimpleNamespace) -> None:
     else:
         _report("there is no checkpoint: starting from the beginning")
         args.ckpt.load_enable = False
+
+
+def _require_no_others(args: SimpleNamespace) -> None:
+    """Raise ConfigError where a new run would write beside an older one's checkpoints: a resume might take those."""
+    tags = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path)).tags()
+    if tags:
+        raise ConfigError(
+            f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); go on from "
+            "there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+        )
 
 
 def _report(text: str) -> None:

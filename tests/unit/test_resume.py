@@ -251,7 +251,7 @@ class TestForeign:
 
 
 class TestOff:
-    @pytest.mark.parametrize(("load", "adapted"), [(False, True), (True, False), (False, False)])
+    @pytest.mark.parametrize(("load", "adapted"), [(True, False), (False, False)])
     def test_nothing_is_looked_at(self, run, capsys, load, adapted):
         run.save("global_step1", "global_step2")
         run.save("global_step3", finished=False)
@@ -264,6 +264,28 @@ class TestOff:
     def test_also_where_openrlhf_would_find_its_own(self, run):
         run.write_models("global_step3")
         assert run.start(adapted=False).ckpt.load_enable is True
+
+
+class TestNewRun:
+    def test_is_not_mixed_with_an_older_one(self, run, capsys):
+        """A resume of the new run would go on from the older run's global_step10."""
+        run.save("global_step9", "global_step10")
+        before = run.tree()
+        with pytest.raises(ConfigError) as error:
+            run.start(load=False)
+        assert str(error.value) == (
+            f"ckpt.path is {run.path}, which has checkpoints of an earlier run (newest: global_step10); go on from there "
+            "with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+        )
+        assert run.tree() == before and lines(capsys) == []
+
+    @pytest.mark.parametrize("there", [False, True])
+    def test_starts_where_there_is_none(self, run, capsys, there):
+        if there:
+            run.path.mkdir()
+        args = run.start(load=False)
+        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (False, None)
+        assert run.path.exists() is there and lines(capsys) == []
 
 
 def test_needs_neither_torch_nor_ray():
