@@ -266,12 +266,23 @@ class RunConfig:
     """The `--run.*` flags: where a run keeps its record."""
 
     name: str = _flag("default", "name of the run")
-    dir: str = _flag("runs", "folder of all runs; this one's record is DIR/NAME/metrics.jsonl and summary.json")
+    dir: str = _flag("runs", "folder of all runs; this one's record is in DIR/NAME: run.json, metrics.jsonl, ...")
+    answer_chars: int = _flag(
+        1000,
+        "characters of a sampled answer in answers.jsonl, which has those of prompts that failed and of those solved "
+        "after that; 0: no such file",
+        type=int,
+    )
     logs: str = _flag(
         "full",
         "full: all of OpenRLHF's output; progress: one progress bar, with the output in DIR/NAME/train.log",
         choices=["full", "progress"],
     )
+
+    def check(self) -> None:
+        """Raise ConfigError for a value out of its range."""
+        if self.answer_chars < 0:
+            raise ConfigError(f"run.answer_chars is {self.answer_chars}; it must be at least 0")
 
 
 @dataclass
@@ -304,10 +315,27 @@ def flag_fields(config: type) -> list[Any]:
     return [item for item in fields(config) if "help" in item.metadata]
 
 
+def flags_of(args: Any) -> dict[str, Any]:
+    """Every flag by its dotted name, OpenRLHF's included.
+
+    Args:
+        args: nested arguments, as `cli.arguments.parse` gives them.
+    """
+    found: dict[str, Any] = {}
+    for name, value in vars(args).items():
+        if isinstance(value, tuple(GROUPS.values())):
+            found |= {f"{name}.{item.name}": getattr(value, item.name) for item in flag_fields(type(value))}
+        elif hasattr(value, "__dict__"):
+            found |= {f"{name}.{inner}": item for inner, item in flags_of(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
 def help_text(item: Any) -> str:
     """Help of one flag: its words, then its symbol and where the paper has it."""
     about = ", ".join(part for part in (item.metadata["symbol"], item.metadata["source"]) if part)
-    return item.metadata["help"] + (f" [{about}]" if about else "")
+    return str(item.metadata["help"]) + (f" [{about}]" if about else "")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -24,4 +24,5 @@ def group_relative_advantages(rewards: np.ndarray, eps: float = 1e-6) -> np.ndar
     equal = (rewards == rewards[..., :1]).all(axis=-1, keepdims=True)
     centred = np.where(equal, 0.0, rewards - rewards.mean(axis=-1, keepdims=True))
     variance = (centred**2).mean(axis=-1, keepdims=True)
-    return centred / np.sqrt(variance + eps)
+    advantages: np.ndarray = centred / np.sqrt(variance + eps)
+    return advantages

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -77,6 +77,10 @@ class HardBuffer:
         """Up to `count` entries, the oldest first. They stay in the buffer."""
         return list(itertools.islice(self._entries.values(), count))
 
+    def ages(self, step: int) -> list[int]:
+        """Trainer steps since each entry was made."""
+        return [step - entry.step for entry in self._entries.values()]
+
     def check(self) -> None:
         """Raise RuntimeError unless everything added is still here or counted as gone."""
         gone = self.counts["replaced"] + self.counts["evicted"] + self.counts["removed"]
@@ -125,7 +129,7 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Group]:
         return iter(self._groups)
 
     def add(self, group: Group) -> None:
@@ -152,6 +156,10 @@ class ReplayBuffer:
         chosen = sorted(rng.choice(len(eligible), size=count, replace=False).tolist()) if count else []
         self.counts["sampled"] += count
         return [eligible[index] for index in chosen]
+
+    def ages(self, step: int) -> list[int]:
+        """Trainer steps since each group was generated."""
+        return [step - group.step for group in self._groups]
 
     @property
     def nbytes(self) -> int:

@@ -18,6 +18,11 @@ FAILED = "failed"
 X3 = ("replayed", "unused")  # the fields with groups of earlier steps, which were counted then
 
 
+def states_of(batch: Batch) -> dict[int, str]:
+    """The state of each group of this step that is in the batch, by uid."""
+    return {group.uid: state for state in STATES for group in getattr(batch, state)}
+
+
 class Ledger:
     """Counts of generated groups by state, over the whole run.
 
@@ -41,21 +46,21 @@ class Ledger:
         Raises:
             RuntimeError: naming a group that is in no state or in several, or that this step did not generate.
         """
-        generated = Counter(group.uid for group in generated)
+        made = Counter(group.uid for group in generated)
         places = {name: [group.uid for group in getattr(batch, name)] for name in (*STATES, *X3)}
         settled = Counter(uid for state in STATES for uid in places[state])
-        replays = Counter(uid for name in X3 for uid in places[name])
-        twice = (generated & replays) | (replays - Counter(set(replays)))  # X3: groups of earlier steps, each once
-        wrong = sorted((generated - settled) + (settled - generated) + twice)
+        replays: Counter[int] = Counter(uid for name in X3 for uid in places[name])
+        twice = (made & replays) | (replays - Counter(set(replays)))  # X3: groups of earlier steps, each once
+        wrong = sorted((made - settled) + (settled - made) + twice)
         if wrong:
             uid = wrong[0]
             states = [name for name, uids in places.items() for listed in uids if listed == uid]
             raise RuntimeError(
-                f"group {uid} was generated {generated[uid]} time(s) in this step and is in the states {states}; "
+                f"group {uid} was generated {made[uid]} time(s) in this step and is in the states {states}; "
                 f"every group must end in exactly one ({len(wrong)} do not)"
             )
         step = {state: len(getattr(batch, state)) for state in STATES}
-        step |= {FAILED: failed, "generated": sum(generated.values()) + failed}
+        step |= {FAILED: failed, "generated": sum(made.values()) + failed}
         self.counts.update(step)
         self.check()
         return step

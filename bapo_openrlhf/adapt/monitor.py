@@ -1,14 +1,45 @@
-"""What a step's batch says of staleness and of Theorem 3.2: the numbers of the log."""
+"""What a step's batch is made of, and what it says of staleness and of Theorem 3.2: the numbers of the log."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP, importance_summary, sync_age
 from bapo_openrlhf.adapt.theory import bound_term, sampled_tv
+
+SOURCES = ("fresh", "reevaluated", "replayed")
+
+
+def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
+    """How full the batch is, why groups were filtered, and how long responses are, by source.
+
+    Of the filtered groups, those with a signal were dropped by the filter's draw. The others have equal rewards: of at
+    least 1 (all right), or below (none right).
+
+    Args:
+        batch: as trained on.
+        capacity: groups that it holds at most.
+        attempts: hard prompts that were generated again.
+    """
+    without = [group for group in batch.filtered if not has_signal(group)]
+    right = sum(group.mean >= 1 for group in without)
+    lengths = {source: _lengths(getattr(batch, source)) for source in SOURCES}
+    metrics: dict[str, float] = {
+        "groups/capacity_used": len(batch) / capacity,
+        "filtered/none_right": len(without) - right,
+        "filtered/all_right": right,
+        "filtered/by_draw": len(batch.filtered) - len(without),
+        "tokens/trained": sum(map(sum, lengths.values())),
+    }
+    if attempts:
+        metrics["reevaluation/improved_share"] = len(batch.reevaluated) / attempts
+    return metrics | {f"length/{source}": float(np.mean(tokens)) for source, tokens in lengths.items() if tokens}
 
 
 def staleness(batch: Batch, step: int, delay: int) -> dict[str, float]:
@@ -37,15 +68,17 @@ def off_policy(
 ) -> dict[str, float]:
     """Distance to today's policy by source, and the terms of Theorem 3.2, before the step's first update.
 
+    The bound is the sum of the sources' terms, each weighted by its share of the groups.
+
     Args:
         batch: the batch of this step.
         log_ratios: log pi_today(y|x) - log alpha(y|x) of its responses, (N,), in the order of `Batch.with_sources`.
         constants: K1, K2 and K3 (Eq. 11-13).
         eps: smoothing of the variance in Eq. 2.
     """
-    sources = dict(zip(("fresh", "reevaluated", "replayed"), constants, strict=True))
+    sources = dict(zip(SOURCES, constants, strict=True))
     metrics = {f"theory/k{number}": constant for number, constant in enumerate(constants, 1)}
-    start = 0
+    start, bound = 0, 0.0
     for source, constant in sources.items():
         groups = getattr(batch, source)
         if not groups:
@@ -58,9 +91,18 @@ def off_policy(
         metrics[f"tv/{source}"] = tv
         metrics |= {f"importance/{source}_{name}": value for name, value in importance_summary(log_ratio).items()}
         metrics[f"theory/bound_{source}"] = bound_term(surrogate, constant, tv)
+        bound += len(groups) / len(batch) * metrics[f"theory/bound_{source}"]
+    if len(batch):
+        metrics["theory/bound"] = bound
     return metrics
+
+
+def _lengths(groups: Sequence[Group]) -> list[int]:
+    """Generated tokens of each response."""
+    return [len(response.log_probs) for group in groups for response in group.responses]
 
 
 def _advantages(group: Group, eps: float) -> np.ndarray:
     """A_alpha(x, y) of Eq. 23, (G,): Eq. 2 for one group."""
-    return group_relative_advantages(np.array([[float(reward) for reward in group.rewards]]), eps)[0]
+    advantages: np.ndarray = group_relative_advantages(np.array([[float(reward) for reward in group.rewards]]), eps)[0]
+    return advantages

@@ -84,4 +84,4 @@ def nonfinite(log_ratios: np.ndarray, group_size: int) -> np.ndarray:
         log_ratios: (groups * G,).
         group_size: G.
     """
-    return ~np.isfinite(np.reshape(log_ratios, (-1, group_size))).all(axis=1)
+    return np.asarray(~np.isfinite(np.reshape(log_ratios, (-1, group_size))).all(axis=1))

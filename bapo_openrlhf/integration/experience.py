@@ -19,6 +19,8 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
+from bapo_openrlhf.adapt.first_update import SourceTokens
+from bapo_openrlhf.adapt.monitor import SOURCES
 from bapo_openrlhf.adapt.vtrace import vtrace
 from bapo_openrlhf.arithmetic import BatchArithmetic
 
@@ -44,7 +46,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
     """OpenRLHF's experience maker for a batch of three sources.
 
     `origins` is set before each batch: one entry a sample, in the order of the samples. `log_ratios` holds afterwards,
-    by sample, log pi_today(y|x) - log alpha(y|x) summed over tokens.
+    by sample, log pi_today(y|x) - log alpha(y|x) summed over tokens; `tokens`, by source, what the loss will take.
 
     Args:
         review: called with the log-ratios of all samples, (N,); returns the positions of those to train on, in order.
@@ -62,7 +64,9 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         self.review = review
         self.origins: Sequence[SampleOrigin] = ()
         self.log_ratios = np.zeros(0)
+        self.tokens: dict[str, SourceTokens] = {}
         self._token_log_ratios: list[np.ndarray] = []  # (B, A) of each experience, for the V-trace returns
+        self._loss_log_ratios: list[torch.Tensor] = []  # (B, A) of each experience
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Forward-pass batches such that every data-parallel rank gets equally many samples."""
@@ -80,6 +84,24 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         ]
 
     @torch.no_grad()
+    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """As OpenRLHF's; and what the loss takes of each source is noted."""
+        experiences = super().make_experience_batch(rollout_samples)
+        self.tokens = {source: self._tokens_of(source, experiences) for source in SOURCES}
+        return experiences
+
+    def _tokens_of(self, source: str, experiences: Sequence[Experience]) -> SourceTokens:
+        parts: list[tuple[torch.Tensor, ...]] = []
+        for experience, log_ratios in zip(experiences, self._loss_log_ratios, strict=True):
+            rows = torch.tensor([self.origins[index].source == source for index in experience.index])
+            chosen = experience.action_mask.bool() & rows.unsqueeze(-1)
+            numbers = [log_ratios, experience.advantages]
+            if experience.values is not None:
+                numbers.append(experience.values - experience.returns)
+            parts.append(tuple(number[chosen].float() for number in numbers))
+        return SourceTokens(*(torch.cat(number).numpy() for number in zip(*parts, strict=True)))
+
+    @torch.no_grad()
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         """As OpenRLHF's, then old log-probs and KL target as configured; (B, A) tensors throughout."""
         experiences = super().make_experience(samples_list)
@@ -90,7 +112,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         kept = list(self.review(self.log_ratios))
         if len(kept) < len(self.origins):
             experiences = self._only(experiences, kept)
-        self._token_log_ratios = []
+        self._token_log_ratios, self._loss_log_ratios = [], []
         for experience in experiences:
             today, behaviour = experience.action_log_probs, experience.rollout_log_probs
             on_policy = torch.tensor([self.origins[index].on_policy for index in experience.index])
@@ -101,7 +123,19 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
                 self._pull_towards_behaviour(experience)
             if adapt.ratio == "behaviour":
                 experience.action_log_probs = old_log_probs(today, behaviour, on_policy)
+            self._loss_log_ratios.append(self._loss_log_ratio(today, experience))
         return experiences
+
+    def _loss_log_ratio(self, today: torch.Tensor, experience: Experience) -> torch.Tensor:
+        """Log of the ratio that OpenRLHF's loss clips, (B, A), were it computed with today's policy."""
+        gspo = self.args.actor.policy_loss_type == "gspo"  # one ratio for a response: its tokens' geometric mean
+        corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
+        old = experience.rollout_log_probs if corrected else experience.action_log_probs
+        mask = experience.action_mask.bool()
+        log_ratio = torch.where(mask, today.float() - old.float(), 0.0)
+        if gspo:
+            log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
+        return log_ratio
 
     def _only(self, experiences: list[Experience], kept: Sequence[int]) -> list[Experience]:
         """The samples at these positions, shared anew among the ranks.

@@ -11,11 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf import cpu
+from bapo_openrlhf.config import flags_of
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.integration.resume import choose_checkpoint
 from bapo_openrlhf.integration.settings import prepare_adaptation
 from bapo_openrlhf.run import record
 from bapo_openrlhf.run.progress import progress_bar
+
+SECRETS = ("logger.wandb.key",)  # flags whose values are not written down
 
 
 def logical_gpus(args: SimpleNamespace) -> int:
@@ -40,32 +43,45 @@ def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
         ConfigError: before anything loads.
         RunError: the run failed.
     """
+    config = flags_of(args)  # as they were given
     _check_device(args)
     prepare_adaptation(args)
     make_paths_absolute(args)
     folder = Path(args.run.dir) / args.run.name
-    folder.mkdir(parents=True, exist_ok=True)
     choose_checkpoint(args)
-    if not args.ckpt.load_enable:
-        (folder / record.METRICS).unlink(missing_ok=True)
-    started = datetime.now(UTC)
     clock = time.perf_counter()
     steps = math.ceil(prompts / args.rollout.batch_size) * args.train.num_episodes if prompts else None
+    about = {
+        "name": args.run.name,
+        "algorithm": _label(args),
+        "seed": args.train.seed,
+        "started": _now(),
+        "total_steps": steps,
+        **record.provenance(secret=args.logger.wandb.key),
+        "config": {name: record.HIDDEN if value and name in SECRETS else value for name, value in config.items()},
+    }
+    record.begin_run(folder, about, resumes=_resumes(args))
     quiet = args.run.logs == "progress"
     with progress_bar(folder, steps, f"{args.run.name}: {_label(args)}") if quiet else nullcontext():
         _train(args)
-    rows = record.read_metrics(folder)
     summary = {
-        "algorithm": _label(args),
-        "seed": args.train.seed,
-        **record.provenance(),
-        **record.summarise(rows),
-        "started": started.isoformat(timespec="seconds"),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{name: about[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
+        **record.summarise(record.read_metrics(folder)),
+        "started": about["started"],
+        "finished": _now(),
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
     return folder
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _resumes(args: SimpleNamespace) -> bool:
+    """Whether there is a checkpoint to go on from; without batch adaptation OpenRLHF looks for it."""
+    return args.ckpt.load_enable and (args.adapt.enabled or (Path(args.ckpt.path) / "_actor").exists())
 
 
 def make_paths_absolute(args: SimpleNamespace) -> None:

@@ -17,6 +17,11 @@ def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
     return tuple((int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
+def prompt_of(sample: Experience) -> Prompt:
+    """The prompt of a generated sample."""
+    return Prompt(sample.prompts[0], sample.labels[0], sample.images[0] if sample.images else None)
+
+
 def response_of(sample: Experience) -> Response:
     """A generated sample as the layer stores it.
 
@@ -52,11 +57,8 @@ def groups_of(
         members = samples[start : start + group_size]
         if len({(m.prompts[0], str(m.labels[0])) for m in members}) != 1:
             raise ValueError(f"samples {start} to {start + group_size} are not responses to one prompt")
-        prompt = Prompt(
-            members[0].prompts[0], members[0].labels[0], members[0].images[0] if members[0].images else None
-        )
         responses = tuple(response_of(member) for member in members)
-        groups.append(Group(first_uid + len(groups), prompt, responses, step, policy_step))
+        groups.append(Group(first_uid + len(groups), prompt_of(members[0]), responses, step, policy_step))
     return groups
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,27 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
-from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.adapt.monitor import off_policy, staleness
+from bapo_openrlhf.adapt.ledger import FAILED, Ledger, states_of
+from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.staleness import beyond, group_tv, nonfinite
 from bapo_openrlhf.arithmetic import batch_arithmetic
 from bapo_openrlhf.integration.checkpoints import WholeCheckpoints
 from bapo_openrlhf.integration.experience import AdaptedExperienceMaker, NothingToTrain, SampleOrigin
 from bapo_openrlhf.integration.pinned import plain_class
-from bapo_openrlhf.integration.rollout import AdaptedSamplesGenerator, usable_groups
+from bapo_openrlhf.integration.recorded import GeneratedGroup, answers_of, generated_groups, has_reward
+from bapo_openrlhf.integration.rollout import AdaptedSamplesGenerator, is_usable, usable_groups
 from bapo_openrlhf.integration.samples import groups_of, samples_of
-from bapo_openrlhf.run.record import RunRecord, read_metrics
+from bapo_openrlhf.run.answers import PromptStates
+from bapo_openrlhf.run.record import RunRecord, read_answers, read_metrics
 
 logger = init_logger(__name__)
 
 
 class RecordedPPOTrainer(plain_class(PPOTrainer)):
-    """OpenRLHF's trainer as it is, which also writes one line a step to DIR/NAME/metrics.jsonl."""
+    """OpenRLHF's trainer as it is, which also keeps the run's record in DIR/NAME (`run.record`)."""
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         # OpenRLHF leaves this process unseeded, and with it the order of the prompts.
@@ -47,28 +50,64 @@ class RecordedPPOTrainer(plain_class(PPOTrainer)):
         super().__init__(pretrain, strategy, *args, **kwargs)
         self.folder = Path(strategy.args.run.dir) / strategy.args.run.name
         self.record = RunRecord(self.folder)
+        self.prompt_states = PromptStates()
         self.rollouts = 0  # responses generated so far
+        self.tokens = {"generated": 0, "trained": 0}  # so far
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """OpenRLHF's; the record goes on where the checkpoint was written."""
         states = super().init_checkpoint_states()
         if states["global_step"]:
             self.record = RunRecord(self.folder, resume_from=states["global_step"] + 1)
-            rows = read_metrics(self.folder)
-            self.rollouts = rows[-1].get("rollouts/total", 0) if rows else 0
+            self.prompt_states = PromptStates(read_answers(self.folder))
+            last = (read_metrics(self.folder) or [{}])[-1]
+            self.rollouts = last.get("rollouts/total", 0)
+            self.tokens = {kind: last.get(f"tokens/{kind}_total", 0) for kind in self.tokens}
         return states
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """One update on what was generated; the counts of a run without batch adaptation."""
         status, next_step = super().train_step(rollout_samples, global_step)
-        size = self.args.rollout.n_samples_per_prompt
-        self.rollouts += len(rollout_samples)
-        status["reward/fresh_mean"] = float(np.mean([float(sample.rewards[0]) for sample in rollout_samples]))
-        status["groups/generated"] = status["groups/fresh"] = len(rollout_samples) // size
+        size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
+        first = self.rollouts // size
+        groups = generated_groups(rollout_samples, size, source="fresh", first_uid=first, usable=has_reward)
+        tokens = sum(group.tokens for group in groups)
+        status |= self._record_groups(next_step, groups, {group.uid: "fresh" for group in groups}, trained=tokens)
+        rewards = [float(sample.rewards[0]) for sample in rollout_samples if sample.rewards is not None]
+        # A reward model's are known to OpenRLHF alone.
+        status["reward/fresh_mean"] = float(np.mean(rewards)) if rewards else status["rollout/reward_mean"]
+        status["groups/generated"] = status["groups/fresh"] = len(groups)
         status["groups/reevaluated"] = status["groups/replayed"] = 0
-        status["groups/capacity"] = self.args.rollout.batch_size
-        status["rollouts/total"] = self.rollouts
+        status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
+        status["length/fresh"] = tokens / len(rollout_samples)
         return status, next_step
+
+    def _record_groups(
+        self, step: int, groups: Sequence[GeneratedGroup], states: Mapping[int, str], *, trained: int
+    ) -> dict[str, int]:
+        """Write down what a step generated; returns how much that was.
+
+        Args:
+            step: OpenRLHF's count of it, from 1.
+            groups: all that were generated.
+            states: of each group, by uid; those that are not in it failed.
+            trained: tokens that were trained on.
+        """
+        self.record.append_groups(step, [group.row(states.get(group.uid, FAILED)) for group in groups])
+        if chars := self.args.run.answer_chars:
+            self.record.append_answers(step, answers_of(groups, self.prompt_states, self.tokenizer, chars))
+        rollouts, generated = sum(len(group.samples) for group in groups), sum(group.tokens for group in groups)
+        self.rollouts += rollouts
+        self.tokens["generated"] += generated
+        self.tokens["trained"] += trained
+        return {
+            "rollouts/step": rollouts,
+            "rollouts/total": self.rollouts,
+            "tokens/generated": generated,
+            "tokens/trained": trained,
+            "tokens/generated_total": self.tokens["generated"],
+            "tokens/trained_total": self.tokens["trained"],
+        }
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
@@ -241,12 +280,16 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             )
         status |= timing | self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
         status |= {"staleness/rollout_policy": step - rollout_step} | staleness(self.batch, step, self.schedule.delay)
-        self.rollouts += sum(len(samples) for samples in (rollout_samples, again))
+        size = self.args.rollout.n_samples_per_prompt
+        made = generated_groups(rollout_samples, size, source="fresh", first_uid=start, usable=is_usable)
+        made += generated_groups(again, size, source="reevaluated", first_uid=start + len(made), usable=is_usable)
+        capacity = self.arithmetic.capacity - self.arithmetic.capacity % self.arithmetic.quantum
+        status |= composition(self.batch, capacity, len(reevaluated))
+        status |= self._record_groups(next_step, made, states_of(self.batch), trained=status["tokens/trained"])
         status["groups/replayed"] = len(self.batch.replayed)
         status["groups/unused"] = len(self.batch.unused)
         mean = mean_reward(fresh)
         status["reward/fresh_mean"] = math.nan if mean is None else float(mean)
-        status["rollouts/total"] = self.rollouts
         status["reevaluation/added_seconds"] = added
         return status, next_step
 
@@ -304,7 +347,10 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             self.broadcast_to_vllm()
             return {"skipped_update": 1}, global_step + 1
         log_ratios, eps = self.experience_maker.log_ratios, self.args.adapt.eps
-        return status | off_policy(self.batch, log_ratios, self.method.constants(), eps), next_step
+        status |= off_policy(self.batch, log_ratios, self.method.constants(), eps)
+        actor = self.args.actor
+        clip = Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)
+        return status | first_update(self.experience_maker.tokens, clip), next_step
 
     def _review(self, log_ratios: np.ndarray) -> list[int]:
         """Take groups out of the batch that must not be trained on; returns the positions of the samples that stay.

@@ -90,7 +90,9 @@ class BAPO(Method):
         filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
 
         # X2, improved hard prompts (Eq. 6): c1 < mean < 1
-        x2, unimproved, solved = [], [], []
+        x2: list[Group] = []
+        unimproved: list[Group] = []
+        solved: list[Group] = []
         for group in reevaluated:
             if group.mean <= c1:
                 self.hard.add(group)  # still too hard: the newer failure replaces the older
@@ -137,6 +139,9 @@ class BAPO(Method):
             "threshold/c2": float(c2),
             "threshold/c3": float(c3),
         }
+        for name, buffer in (("hard", self.hard), ("replay", self.replay)):
+            if len(buffer):
+                self._metrics[f"buffer/{name}_age_mean"] = float(np.mean(buffer.ages(step)))
         return batch
 
     def constants(self) -> tuple[float, float, float]:

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.checkpoint.state_file import load_state
 from bapo_openrlhf.checkpoint.store import CheckpointStore
+from bapo_openrlhf.run import metrics, record
 
 pytestmark = pytest.mark.stack
 
 DELAY, EVERY = 3, 2  # v and m of the watched run: m is no multiple of v, so delayed weights must be put back
+EXTRA_LOGS = ("length",)  # what reward.py and scripted_reward.py report
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 PLAIN = (str(Path(__file__).parent / "plain.py"),)
 # Greedy sampling, and one prompt a step: OpenRLHF's generator returns groups in the order in which they were finished,
@@ -54,6 +57,7 @@ def watched(train, workspace):
         ref__num_gpus_per_node=2,
         vllm__num_engines=2,
         adapt__c3="7/8",
+        logger__tensorboard_dir=workspace / "tensorboard",
     )
     return succeeded(result), folder
 
@@ -167,6 +171,68 @@ def test_counts_of_the_record_balance(watched):
     assert result.summary["algorithm"] == "ba_ppo"
 
 
+def catalogued(result, algorithm):
+    """Each name in the rows is in the catalogue, and each that the catalogue promises is in some row.
+
+    Returns the sources that no step trained on: their numbers are not there.
+    """
+    rows = result.metrics
+    found = {name for row in rows for name in row} - {"step", *EXTRA_LOGS}
+    assert found <= metrics.names(algorithm, optional=True)
+    absent = [source for source in record.SOURCES if not any(row[f"groups/{source}"] for row in rows)]
+    missing = metrics.names(algorithm, optional=False) - found
+    assert not [name for name in missing if not any(source in name for source in absent)]
+    return absent
+
+
+def test_catalogue_of_metrics(watched):
+    assert catalogued(watched[0], "ba_ppo") == []
+
+
+def test_metrics_come_to_tensorboard(watched, workspace):
+    """All of them, as they are in metrics.jsonl, under train/."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (file,) = (workspace / "tensorboard").rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(file)).Reload()
+    rows = watched[0].metrics
+    names = {name for row in rows for name in row if name != "step"}
+    assert set(events.Tags()["scalars"]) == {f"train/{name}" for name in names}
+    for name in ("clip/replayed", "value/fresh_error", "tokens/generated_total", "buffer/replay_age_mean"):
+        wanted = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        found = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert wanted and found == [(step, pytest.approx(value, rel=1e-5)) for step, value in wanted]
+
+
+def test_groups_and_answers_are_recorded(watched, workspace):
+    result, _ = watched
+    groups, answers = record.read_groups(result.folder), record.read_answers(result.folder)
+    data = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
+    assert {row["prompt"] for row in groups} <= {Prompt(row["input"], row["label"]).id for row in data}
+    assert [row["uid"] for row in groups] == list(range(len(groups)))
+    for row in result.metrics:
+        of_step = [group for group in groups if group["step"] == row["step"]]
+        assert row["groups/generated"] == len(of_step)
+        for state in ("fresh", "reevaluated", "filtered", "unimproved"):
+            assert row[f"groups/{state}"] == sum(group["state"] == state for group in of_step)
+        assert row["tokens/generated"] == sum(group["tokens"] for group in of_step)
+    assert {row["kind"] for row in answers} == {"failed", "solved"}
+    assert all(row["label"] == dict((d["input"], d["label"]) for d in data)[row["text"]] for row in answers)
+    assert any(row["response"] for row in answers)
+    about = record.read_run(result.folder)
+    assert (about["total_steps"], about["config"]["adapt.rollout_delay"]) == (6, DELAY)
+    assert about["started"] == result.summary["started"]
+
+
+def test_off_policy_sources_are_clipped(watched):
+    """clip/SOURCE is of the first update: where today generated a sample, its ratio is 1."""
+    rows = watched[0].metrics
+    assert all(row["clip/fresh"] == 0 for row in rows[::DELAY] if row["groups/fresh"])
+    assert all(row["clip/reevaluated"] == 0 for row in rows if row["groups/reevaluated"])
+    assert any(row["clip/replayed"] > 0 for row in rows if row["groups/replayed"])
+    assert all(0 < row["value/fresh_error"] < 10 for row in rows if row["groups/fresh"])
+
+
 # ── Batch adaptation off, or on with nothing to adapt, is OpenRLHF ──
 
 
@@ -193,6 +259,8 @@ def test_off_equals_plain_openrlhf(train, plain):
     """`--algorithm ppo` through this project's command line: the same losses, step for step."""
     result = train("off", *CLI, **COMPARABLE, algorithm="ppo", run__name="off")
     same_losses(succeeded(result), plain)
+    assert catalogued(result, "ppo") == ["reevaluated", "replayed"]
+    assert len(record.read_groups(result.folder)) == 8
     assert result.summary["groups"] == {"fresh": 8, "reevaluated": 0, "replayed": 0}
 
 
@@ -237,6 +305,7 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train, workspace):
     )
     rows = succeeded(result).metrics
     assert len(rows) == 6
+    catalogued(result, "bapo_grpo")
     assert sum(row["groups/replayed"] for row in rows) > 0
     assert all("critic_loss" not in row for row in rows)
     assert "ReferenceModelActor" not in result.output
@@ -262,4 +331,5 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train, workspace):
 def test_grpo_switches_by_one_flag(train):
     result = succeeded(train("grpo", *CLI, algorithm="grpo", run__name="grpo", data__max_samples=16))
     assert [row["groups/fresh"] for row in result.metrics] == [8, 8]
+    catalogued(result, "grpo")
     assert all("critic_loss" not in row for row in result.metrics)

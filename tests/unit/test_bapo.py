@@ -529,6 +529,8 @@ class TestReports:
             "threshold/average_reward": 0.375,
             "threshold/c2": 17 / 64,
             "threshold/c3": 25 / 64,
+            "buffer/hard_age_mean": 0.0,  # b has just failed again
+            "buffer/replay_age_mean": 1.5,  # three of step 0, one of step 2
         }
         # r = 1/3: [2/8, 3/8]; three of step 0 and one of step 2
         batch = run(method, 3, [make_group(8, step=3), make_group(0, step=3), make_group(0, step=3)])
@@ -542,6 +544,7 @@ class TestReports:
             "replay_added": 5,
             "replay_evicted": 0,
             "replay_expired": 3,
+            "replay_age_mean": 1.0,
         }
 
     def test_evictions_are_reported(self, make_group):

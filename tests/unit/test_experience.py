@@ -20,10 +20,12 @@ import ray  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from openrlhf.models.loss import PolicyLoss  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
+from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
 from bapo_openrlhf.arithmetic import BatchArithmetic  # noqa: E402
 from bapo_openrlhf.errors import ConfigError  # noqa: E402
 from bapo_openrlhf.integration import joints, openrlhf_cli  # noqa: E402
@@ -48,12 +50,15 @@ def maker(estimator: str = "group_norm", *, size: int = 4, kl: float = 0.0, arit
             eps=EPS, ratio="behaviour", kl_target="reference", returns="gae", vtrace_rho_max=1.0, vtrace_c_max=1.0
         ),
         algo=SimpleNamespace(
-            advantage=SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=False),
+            advantage=SimpleNamespace(
+                estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=False, is_correction_level="off"
+            ),
             kl=SimpleNamespace(use_loss=False, estimator="k1"),
         ),
         rollout=SimpleNamespace(n_samples_per_prompt=size),
         train=SimpleNamespace(dynamic_batch_enable=False),
         reward=SimpleNamespace(clip_range=(-10, 10)),
+        actor=SimpleNamespace(policy_loss_type="ppo"),
     )
     for name, value in changed.items():
         parent, _, key = name.rpartition("__")
@@ -940,3 +945,101 @@ class TestCommandLineOfOpenRLHF:
     def test_a_module_that_is_gone(self):
         with pytest.raises(RuntimeError, match="should have the module no_such_module"):
             openrlhf_cli._installed_file("no_such_module")
+
+
+# --- what is noted of the loss ----------------------------------------------------------------------------------------
+
+
+class TestTokensOfTheLoss:
+    """By source, against OpenRLHF's own loss on that source's samples."""
+
+    def experience(
+        self, *, critic: bool = True, review=None, origins=None, **changed
+    ) -> tuple[AdaptedExperienceMaker, list]:
+        """Three groups of four, of all sources within each group, made into experience."""
+        arithmetic = BatchArithmetic(4, 64, 64, 8, {"actor": 1}, 1, 5)
+        samples = [generated(n) for n in range(12)]
+        made = maker("gae" if critic else "group_norm", arithmetic=arithmetic, review=review, kl=0.1, **changed)
+        made.origins = origins or origins_of(12)
+
+        def models(self, batches):
+            for batch in forward(batches):
+                batch.values = batch.values if critic else None
+                batch.rollout_log_probs = batch.rollout_log_probs / 4  # near enough that not all is clipped
+            return batches
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RemoteExperienceMaker, "make_experience", models)
+            return made, made.make_experience_batch(samples)
+
+    def today(self, experience: Experience) -> torch.Tensor:
+        """The actor's log-probs, as `forward` makes them."""
+        (fresh,) = forward([copy.deepcopy(experience)])
+        return fresh.action_log_probs
+
+    @pytest.mark.parametrize("critic", [True, False])
+    @pytest.mark.parametrize(
+        ("changed", "loss"),
+        [
+            ({}, {}),
+            ({"adapt__ratio": "decoupled"}, {}),
+            ({"actor__policy_loss_type": "gspo"}, {"policy_loss_type": "gspo"}),
+            (
+                {"actor__policy_loss_type": "gspo", "algo__advantage__is_correction_level": "token"},
+                {"policy_loss_type": "gspo", "is_correction_level": "token"},
+            ),
+        ],
+        ids=["ppo", "decoupled", "gspo", "gspo corrected"],
+    )
+    def test_clip_is_openrlhfs(self, critic, changed, loss):
+        made, experiences = self.experience(critic=critic, **changed)
+        metrics = first_update(made.tokens, Clip(0.2, 0.2))
+        shares = []
+        for source in ("fresh", "reevaluated", "replayed"):
+            clipped = count = 0.0
+            for experience in experiences:
+                mask = experience.action_mask.clone()
+                for row, index in enumerate(experience.index):
+                    mask[row] *= int(made.origins[index].source == source)
+                if not mask.any():
+                    continue
+                _, share, *_ = PolicyLoss(0.2, 0.2, **loss)(
+                    self.today(experience),
+                    experience.action_log_probs,
+                    experience.advantages,
+                    mask,
+                    rollout_log_probs=experience.rollout_log_probs,
+                )
+                clipped, count = clipped + float(share * mask.sum()), count + float(mask.sum())
+            assert made.tokens[source].advantages.shape == (count,)
+            assert metrics[f"clip/{source}"] == pytest.approx(clipped / count, abs=1e-6)
+            shares.append(clipped / count)
+        assert (max(shares) == 0) == ("adapt__ratio" in changed)  # decoupled: old log-probs are today's
+
+    def test_advantages_and_value_errors_are_the_losss(self):
+        made, experiences = self.experience()
+        for source in ("fresh", "reevaluated", "replayed"):
+            advantages, errors = [], []
+            for experience in experiences:
+                for row, index in enumerate(experience.index):
+                    for place in range(experience.action_mask.shape[1]):
+                        if made.origins[index].source == source and experience.action_mask[row, place]:
+                            advantages.append(float(experience.advantages[row, place]))
+                            errors.append(float(experience.values[row, place] - experience.returns[row, place]))
+            assert made.tokens[source].advantages.tolist() == advantages
+            assert made.tokens[source].value_errors.tolist() == pytest.approx(errors, abs=1e-6)
+
+    def test_without_a_critic_there_are_no_value_errors(self):
+        made, _ = self.experience(critic=False)
+        assert all(tokens.value_errors is None for tokens in made.tokens.values())
+
+    def test_samples_that_left_the_batch_are_not_in_it(self):
+        made, experiences = self.experience(review=lambda log_ratios: [4, 5, 6, 7])
+        assert sum(len(tokens.advantages) for tokens in made.tokens.values()) == sum(
+            int(experience.action_mask.sum()) for experience in experiences
+        )
+        assert len(made.origins) == 4
+
+    def test_a_source_without_samples_has_no_numbers(self):
+        made, _ = self.experience(origins=[SampleOrigin("fresh", True)] * 12)
+        assert {name.split("/")[1][:5] for name in first_update(made.tokens, Clip(0.2, 0.2))} == {"fresh"}

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.monitor import off_policy, staleness
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
 
 SOURCES = ("fresh", "reevaluated", "replayed")
 NAMES = ("tv/{}", "importance/{}_mean", "importance/{}_max", "importance/{}_effective_share", "theory/bound_{}")
@@ -42,6 +43,8 @@ class TestOffPolicy:
                 "importance/replayed_max": 3.0,
                 "importance/replayed_effective_share": 3.25**2 / (2 * 9.0625),
                 "theory/bound_replayed": 2.75 / 2 - 8 * 0.75 / 2,  # K3 is 3
+                # two groups of three are fresh
+                "theory/bound": (2 * (0.5 / 4 * 3 - 4 * 0.5 / 4) + (2.75 / 2 - 8 * 0.75 / 2)) / 3,
             }
         )
 
@@ -75,6 +78,9 @@ class TestOffPolicy:
             share = sum(ratios) ** 2 / (len(ratios) * sum(ratio**2 for ratio in ratios))
             numbers = (tv, mean(ratios), max(ratios), share, mean(gains) - 2 * constant * tv - 2 * tv)
             wanted |= {name.format(source): number for name, number in zip(NAMES, numbers, strict=True)}
+        if sum(sizes):
+            terms = [wanted.get(f"theory/bound_{source}", 0.0) * n for source, n in zip(SOURCES, sizes, strict=True)]
+            wanted["theory/bound"] = sum(terms) / sum(sizes)
         assert off_policy(batch, log_ratios, constants, eps) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
     def test_a_batch_of_nothing(self):
@@ -110,6 +116,65 @@ class TestOffPolicy:
     def test_the_theory_says_nothing_of_another_method(self, make_group):
         found = off_policy(Batch(fresh=[make_group(1, size=2)]), np.zeros(2), (math.nan,) * 3, eps=1e-6)
         assert math.isnan(found["theory/bound_fresh"]) and found["tv/fresh"] == 0.0
+        assert math.isnan(found["theory/bound"])
+
+
+class TestComposition:
+    def test_by_hand(self, make_group):
+        batch = Batch(
+            fresh=[make_group(3, size=4, response_tokens=2), make_group(1, size=4, response_tokens=7)],
+            replayed=[make_group(1, size=4, response_tokens=6)],
+            filtered=[
+                *(make_group(right, size=4) for right in (0, 0, 0, 4, 4, 1)),
+                make_group([0.5] * 4),
+                make_group([2.0] * 4),
+                make_group([0.1, 0.2, 0.1, 0.1]),
+            ],
+            cut=[make_group(2, size=4, response_tokens=50)],
+        )
+        assert composition(batch, 8, 0) == {
+            "groups/capacity_used": 3 / 8,
+            "filtered/none_right": 4,  # three without a right response, and one that is half right everywhere
+            "filtered/all_right": 3,
+            "filtered/by_draw": 2,
+            "tokens/trained": 4 * (2 + 7 + 6),
+            "length/fresh": 4.5,
+            "length/replayed": 6.0,
+        }
+
+    def test_an_empty_batch(self):
+        counts = ("groups/capacity_used", "filtered/none_right", "filtered/all_right", "filtered/by_draw")
+        assert composition(Batch(), 8, 0) == dict.fromkeys((*counts, "tokens/trained"), 0)
+
+    def test_share_of_hard_prompts_that_improved(self, make_group):
+        batch = Batch(
+            reevaluated=[make_group(1, response_tokens=3)],
+            unimproved=[make_group(0), make_group(0)],
+            solved=[make_group(8)],
+        )
+        found = composition(batch, 4, 4)
+        assert found["reevaluation/improved_share"] == 0.25 and found["length/reevaluated"] == 3.0
+        assert composition(Batch(unimproved=[make_group(0)]), 4, 1)["reevaluation/improved_share"] == 0.0
+
+    def test_responses_of_several_turns_and_of_different_lengths(self):
+        def response(*spans):
+            actions = sum(end - start for start, end in spans)
+            return Response(np.arange(12), spans, np.zeros(actions), 1.0)
+
+        group = Group(0, Prompt("p"), (response((2, 4), (6, 11)), response((1, 2)), response()), 0, 0)
+        found = composition(Batch(fresh=[group]), 1, 0)
+        assert (found["tokens/trained"], found["length/fresh"]) == (8, pytest.approx(8 / 3))
+
+    @given(
+        st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.1, 1.0, 1.5]), min_size=1, max_size=4), max_size=8),
+    )
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    def test_each_filtered_group_has_one_reason(self, make_group, rewards):
+        found = composition(Batch(filtered=[make_group(group) for group in rewards]), 4, 0)
+        equal = [group[0] for group in rewards if len(set(group)) == 1]
+        assert found["filtered/all_right"] == len([reward for reward in equal if reward >= 1])
+        assert found["filtered/none_right"] == len([reward for reward in equal if reward < 1])
+        assert found["filtered/by_draw"] == len(rewards) - len(equal)
 
 
 class TestStaleness:

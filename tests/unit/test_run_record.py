@@ -3,16 +3,29 @@
 import json
 import math
 import subprocess
+from fractions import Fraction
 from io import StringIO
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from rich.console import Console
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.run import plot, record
-from bapo_openrlhf.run.record import RunRecord, read_metrics, summarise, write_summary
+from bapo_openrlhf.run.answers import GAP, PromptStates, shortened
+from bapo_openrlhf.run.record import (
+    RunRecord,
+    begin_run,
+    read_answers,
+    read_groups,
+    read_metrics,
+    read_run,
+    summarise,
+    write_summary,
+)
 
 
 def lines(directory):
@@ -104,6 +117,125 @@ def test_reopening_without_resume_keeps_all(tmp_path):
     RunRecord(tmp_path).append(1, {})
     RunRecord(tmp_path).append(2, {})
     assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
+
+
+# ── groups.jsonl and answers.jsonl ──
+
+
+def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
+    run = RunRecord(tmp_path)
+    assert read_groups(tmp_path) == read_answers(tmp_path) == []
+    run.append_groups(1, [{"uid": 0, "mean": None}, {"uid": 1, "mean": np.float64(0.5)}])
+    run.append_answers(1, [])
+    assert not (tmp_path / "answers.jsonl").exists()
+    run.append_answers(2, [{"prompt": "a", "response": "x\ny \u2028 \ud800"}])
+    with (tmp_path / "groups.jsonl").open("a") as file:
+        file.write('{"step": 2, "ui')  # not written to the end yet
+    assert read_groups(tmp_path) == [{"step": 1, "uid": 0, "mean": None}, {"step": 1, "uid": 1, "mean": 0.5}]
+    assert read_answers(tmp_path) == [{"step": 2, "prompt": "a", "response": "x\ny \u2028 \ud800"}]
+    assert read_metrics(tmp_path) == []
+
+
+def test_resume_drops_later_lines_of_every_file(tmp_path):
+    run = RunRecord(tmp_path)
+    for step in (1, 2, 3):
+        run.append_groups(step, [{"uid": 2 * step}, {"uid": 2 * step + 1}])
+        run.append_answers(step, [{"prompt": str(step)}])
+        run.append(step, {})
+    RunRecord(tmp_path, resume_from=3)
+    assert [row["uid"] for row in read_groups(tmp_path)] == [2, 3, 4, 5]
+    assert [row["prompt"] for row in read_answers(tmp_path)] == ["1", "2"]
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    RunRecord(tmp_path, resume_from=1)
+    assert read_groups(tmp_path) == read_answers(tmp_path) == read_metrics(tmp_path) == []
+
+
+# ── run.json ──
+
+START = {"name": "run", "started": "2026-01-01T00:00:00+00:00", "total_steps": None, "config": {"a.b": [1, math.inf]}}
+
+
+def test_a_new_run_begins_with_an_empty_record(tmp_path):
+    folder = tmp_path / "new" / "run"
+    assert read_run(folder) == {}
+    for _ in range(2):
+        begin_run(folder, START)
+        assert read_run(folder) == START | {"config": {"a.b": [1, None]}}
+        assert [path.name for path in folder.iterdir()] == ["run.json"]
+        run = RunRecord(folder)
+        run.append(1, {})
+        run.append_groups(1, [{}])
+        run.append_answers(1, [{}])
+        write_summary(folder, {"steps": 1})
+        (folder / "train.log").write_text("kept")
+        assert len(list(folder.iterdir())) == 6
+        (folder / "train.log").unlink()
+
+
+def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
+    begin_run(tmp_path, START)
+    RunRecord(tmp_path).append(1, {})
+    write_summary(tmp_path, {"steps": 1})
+    for number in (1, 2):
+        begin_run(tmp_path, START | {"started": f"later {number}", "total_steps": 10 * number}, resumes=True)
+    found = read_run(tmp_path)
+    assert (found["started"], found["resumed"]) == (START["started"], ["later 1", "later 2"])
+    assert found["total_steps"] == 20
+    assert len(read_metrics(tmp_path)) == 1 and record.read_summary(tmp_path) == {}  # it has not ended
+
+
+def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
+    RunRecord(tmp_path).append(1, {})
+    begin_run(tmp_path, START, resumes=True)
+    assert read_run(tmp_path)["resumed"] == [START["started"]] and len(read_metrics(tmp_path)) == 1
+
+
+# ── which answers are kept ──
+
+
+def told(means, rebuilt_at=None):
+    """(position, prompt, kind) of all news of groups (prompt, mean); the states are rebuilt before one of them."""
+    states, rows = PromptStates(), []
+    for position, (prompt, mean) in enumerate(means):
+        if position == rebuilt_at:
+            states = PromptStates({"prompt": prompt, "kind": kind} for _, prompt, kind in rows)
+        kind = states.news(prompt, mean)
+        if kind:
+            rows.append((position, prompt, kind))
+    return rows
+
+
+GROUPS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from([None, Fraction(-1), Fraction(0), Fraction(1, 8), Fraction(1)])),
+    max_size=12,
+)
+
+
+@given(GROUPS, st.integers(0, 12))
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_each_prompt_fails_once_and_is_solved_once_after_that(means, rebuilt_at):
+    wanted = []
+    for prompt in "abc":
+        of_prompt = [(position, mean) for position, (name, mean) in enumerate(means) if name == prompt]
+        failed = [position for position, mean in of_prompt if mean == 0][:1]
+        solved = [position for position, mean in of_prompt if mean is not None and mean > 0 and failed < [position]]
+        wanted += [(position, prompt, "failed") for position in failed]
+        wanted += [(position, prompt, "solved") for position in solved[:1] if failed]
+    assert told(means) == sorted(wanted)
+    assert told(means, rebuilt_at) == sorted(wanted)  # a resumed run goes on from what it kept
+
+
+@given(st.text(max_size=40), st.integers(0, 40))
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_shortened_keeps_beginning_and_end(text, chars):
+    found = shortened(text, chars)
+    if len(text) <= chars:
+        assert found == text
+        return
+    assert len(found) == chars
+    if chars >= len(GAP):
+        start, end = found[: (chars - len(GAP) + 1) // 2], found[len(found) - (chars - len(GAP)) // 2 :]
+        assert found == start + GAP + end and text.startswith(start) and text.endswith(end)
 
 
 # ── summary.json ──
@@ -204,9 +336,17 @@ def test_provenance_without_git_and_with_versions(monkeypatch):
     assert found["versions"]["python"].startswith("3.")
 
 
+@pytest.mark.parametrize("words", [["--logger.wandb.key", "s3cret", "x"], ["--logger.wandb.key=s3cret", "x"]])
+def test_a_secret_is_not_written_down(monkeypatch, words):
+    monkeypatch.setattr(record.sys, "orig_argv", ["python", *words])
+    command = record.provenance(secret="s3cret")["command"]
+    assert "s3cret" not in command and "***" in command and command.endswith(" x")
+    assert "s3cret" in record.provenance()["command"] and "s3cret" in record.provenance(secret="")["command"]
+
+
 def test_record_imports_nothing_heavy():
     code = (
-        "import sys, bapo_openrlhf.run.record, bapo_openrlhf.run.plot\n"
+        "import sys, bapo_openrlhf.run.record, bapo_openrlhf.run.metrics, bapo_openrlhf.run.plot\n"
         "assert not {'torch', 'numpy', 'ray', 'matplotlib', 'rich'} & set(sys.modules)"
     )
     subprocess.run([record.sys.executable, "-c", code], check=True)

@@ -32,6 +32,7 @@ from openrlhf.trainer.ray import ppo_actor, ppo_critic  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.adapt.schedule import RolloutSchedule  # noqa: E402
 from bapo_openrlhf.arithmetic import BatchArithmetic  # noqa: E402
 from bapo_openrlhf.checkpoint.store import CheckpointStore  # noqa: E402
@@ -42,7 +43,8 @@ from bapo_openrlhf.integration.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.integration.samples import samples_of  # noqa: E402
 from bapo_openrlhf.integration.settings import prepare_adaptation  # noqa: E402
 from bapo_openrlhf.integration.trainer import AdaptedPPOTrainer, brief, timed  # noqa: E402
-from bapo_openrlhf.run.record import read_metrics  # noqa: E402
+from bapo_openrlhf.run import metrics  # noqa: E402
+from bapo_openrlhf.run.record import read_answers, read_groups, read_metrics  # noqa: E402
 
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
 
@@ -133,6 +135,9 @@ class Engine:
         self.weights = self.kept
         self.world.note("restore", self.weights)
 
+    def forget_caches(self) -> None:
+        pass
+
     def save_weights(self, folder: str) -> None:
         self.world.note("save_weights", self.number)
         (Path(folder) / "rollout_weights_rank0.safetensors").write_text(str(self.weights))
@@ -142,11 +147,13 @@ class Engine:
         self.world.note("load", self.weights)
 
     def generate_responses(
-        self, *, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images, seed
+        self, *, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images, seed=None
     ) -> list[dict]:
         self.world.fail_at("generate")
         self.world.requests.append(
-            SimpleNamespace(prompt=prompt, weights=self.weights, step=self.world.trainer.step, seed=seed)
+            SimpleNamespace(
+                prompt=prompt, weights=self.weights, step=getattr(self.world.trainer, "step", None), seed=seed
+            )
         )
         answers = []
         for sample in range(num_samples):
@@ -188,7 +195,7 @@ class Worker:
 
     def append(self, experience: list) -> None:
         if self.model == "actor":
-            self.world.trained.append((self.world.trainer.step, experience))
+            self.world.trained.append((getattr(self.world.trainer, "step", None), experience))
 
     def fit(self, **_: Any) -> dict[str, float]:
         self.world.fail_at("fit")
@@ -323,7 +330,7 @@ class World:
 
     def fail_at(self, what: str) -> None:
         step, error = self.faults.get(what, (-1, None))
-        if step == self.trainer.step:
+        if error and step == self.trainer.step:
             raise error
 
     def reward(self, prompt: str, weights: int, sample: int) -> Any:
@@ -337,7 +344,7 @@ class World:
 
     def make_trainer(self, kind: type = AdaptedPPOTrainer) -> AdaptedPPOTrainer:
         with pytest.MonkeyPatch.context() as patch:
-            tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda tokens, **_: ["text"])
+            tokenizer = SimpleNamespace(pad_token_id=0, decode=decode)
             patch.setattr(ppo_trainer, "get_tokenizer", lambda *_, **__: tokenizer)
             patch.setattr(ppo_trainer, "prepare_datasets", lambda *_: (self.data(), self.evaluation, 10))
             self.trainer = kind(
@@ -357,13 +364,22 @@ class World:
                 group.workers[0].load_checkpoint()
         return self.trainer
 
+    @property
+    def record(self) -> Path:
+        return Path(self.args.run.dir) / self.args.run.name
+
     def metrics(self) -> list[dict]:
-        return read_metrics(Path(self.args.run.dir) / self.args.run.name)
+        return read_metrics(self.record)
 
     def of_step(self, step: int) -> tuple[list, list]:
         """The requests of a step: those of its fresh prompts, and those of hard prompts."""
         made = [request for request in self.requests if request.step == step and request.prompt.startswith("prompt")]
         return made[: self.args.rollout.batch_size], made[self.args.rollout.batch_size :]
+
+
+def decode(tokens: torch.Tensor, **_: Any) -> Any:
+    """Token ids as words; a row of several texts becomes a list, as transformers has it."""
+    return [decode(row) for row in tokens] if tokens.dim() > 1 else " ".join(map(str, tokens.tolist()))
 
 
 def columns(rows: list[tuple]) -> tuple[list, ...]:
@@ -383,12 +399,18 @@ def world(tmp_path):
     numbers = itertools.count()
 
     def make(
-        *, prompts: int = 16, evaluation: int = 0, engines: int = 1, folder: Path | None = None, **words: Any
+        *,
+        prompts: int = 16,
+        evaluation: int = 0,
+        engines: int = 1,
+        folder: Path | None = None,
+        kind: type = AdaptedPPOTrainer,
+        **words: Any,
     ) -> World:
         made = World(
             folder or tmp_path / str(next(numbers)), words, prompts=prompts, evaluation=evaluation, engines=engines
         )
-        made.make_trainer()
+        made.make_trainer(kind)
         return made
 
     return make
@@ -513,6 +535,167 @@ class TestRun:
     def test_kl_to_the_behaviour_policy_keeps_its_coefficient(self, world):
         made = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})
         assert made.trainer.kl_ctl.value == 0.02 and made.args.algo.kl.init_coef == 0.0
+
+
+class TestRecord:
+    """What a run leaves, against what the engines were asked for and what was trained on."""
+
+    def tokens(self, made: World, request: SimpleNamespace) -> int:
+        """Generated tokens of a request's four responses."""
+        return sum(1 + digest(request.prompt, request.weights, n, None) % 4 for n in range(4))
+
+    @pytest.mark.parametrize(
+        "case", [{}, {"algorithm": "ba_ppo", "adapt.filter": "gaussian", "adapt.max_tv_fresh": 0.02}]
+    )
+    def test_every_group_has_its_line(self, world, case):
+        made = world(prompts=40, **{"adapt.max_failed_share": 1}, **case)
+        plain = made.reward
+        made.reward = lambda prompt, weights, n: None if prompt == "prompt 3" and n == 1 else plain(prompt, weights, n)
+        made.trainer.fit()
+        rows, metrics = read_groups(made.record), made.metrics()
+        assert [row["uid"] for row in rows] == list(range(len(made.requests)))
+        ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(40)}
+        for step, metric in enumerate(metrics):
+            of_step = [row for row in rows if row["step"] == step + 1]
+            fresh, hard = made.of_step(step)
+            for source, requests in (("fresh", fresh), ("reevaluated", hard)):
+                found = [row for row in of_step if row["source"] == source]
+                assert sorted(ids[row["prompt"]] for row in found) == sorted(request.prompt for request in requests)
+                for row in found:
+                    (request,) = (request for request in requests if request.prompt == ids[row["prompt"]])
+                    rewards = [plain(request.prompt, request.weights, n) for n in range(4)]
+                    failed = request.prompt == "prompt 3"
+                    assert row["mean"] == (None if failed else sum(rewards) / 4)
+                    assert (row["state"] == "failed") == failed
+                    assert row["responses"] == 4 and row["tokens"] == self.tokens(made, request)
+            for state in STATES:
+                assert metric[f"groups/{state}"] == sum(row["state"] == state for row in of_step), state
+            reasons = {None: "by_draw", 0: "none_right", 1: "all_right"}
+            dropped = [row["mean"] if row["mean"] in (0, 1) else None for row in of_step if row["state"] == "filtered"]
+            assert {name: metric[f"filtered/{name}"] for name in reasons.values()} == {
+                name: dropped.count(mean) for mean, name in reasons.items()
+            }
+            assert metric["rollouts/step"] == 4 * len(of_step)
+            assert metric["tokens/generated"] == sum(row["tokens"] for row in of_step)
+            assert metric["tokens/generated_total"] == sum(row["tokens"] for row in rows if row["step"] <= step + 1)
+            trained = [experience for at, batch in made.trained if at == step for experience in batch]
+            assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
+            assert metric["tokens/trained_total"] == sum(row["tokens/trained"] for row in metrics[: step + 1])
+            used = sum(metric[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed"))
+            assert metric["groups/capacity_used"] == used / metric["groups/capacity"] <= 1
+            again = metric["groups/reevaluation_attempts"]
+            assert metric.get("reevaluation/improved_share") == (
+                metric["groups/reevaluated"] / again if again else None
+            )
+        assert {row["state"] for row in rows} >= {"fresh", "filtered", "failed", "unimproved"}
+
+    def test_answers_of_prompts_that_failed_and_were_solved(self, world):
+        made = world(prompts=12, **{"train.num_episodes": 4})
+        made.reward = lambda prompt, weights, n: float(weights >= int(prompt[7:]) and n == 2)
+        decoded = []
+        made.trainer.tokenizer.decode = lambda tokens, **_: decoded.append(tokens) or decode(tokens)
+        made.trainer.fit()
+        rows, groups = read_answers(made.record), read_groups(made.record)
+        wanted = set()
+        for prompt in {row["prompt"] for row in groups}:
+            of_prompt = [row for row in groups if row["prompt"] == prompt]
+            failed = [row["step"] for row in of_prompt if row["mean"] == 0]
+            wanted |= {(prompt, "failed", step) for step in failed[:1]}
+            solved = [row["uid"] for row in of_prompt if row["mean"] > 0 and failed and row["step"] > failed[0]]
+            wanted |= {(prompt, "solved", row["step"]) for row in of_prompt if row["uid"] in solved[:1]}
+        assert {(row["prompt"], row["kind"], row["step"]) for row in rows} == wanted
+        assert len(rows) == len(wanted) and {kind for _, kind, _ in wanted} == {"failed", "solved"}
+        for row in rows:
+            number = int(row["text"].removeprefix("prompt "))
+            assert row["prompt"] == Prompt(row["text"], row["label"]).id and row["label"] == str(number)
+            assert row["reward"] == (row["kind"] == "solved")
+            # the third response is the right one; of equally wrong ones it is the first
+            answers = {w: digest(row["text"], w, 2 * (row["kind"] == "solved"), None) for w in range(13)}
+            made_by = [" ".join(str(5 + d // 7**p % 40) for p in range(1 + d % 4)) for d in answers.values()]
+            assert row["response"] in made_by
+        single = [tokens for tokens in decoded if tokens.dim() == 1]
+        assert len(single) == len(rows)  # nothing else is decoded but OpenRLHF's sample of a step
+
+    @pytest.mark.parametrize("chars", [0, 5])
+    def test_how_long_answers_are(self, world, chars):
+        made = world(**{"run.answer_chars": chars})
+        made.reward = lambda *_: 0.0
+        made.trainer.tokenizer.decode = lambda tokens, **_: ["x"] if tokens.dim() > 1 else "123456789"
+        made.trainer.fit()
+        assert {row["response"] for row in read_answers(made.record)} == ({" ... "} if chars else set())
+        assert (made.record / "answers.jsonl").exists() == bool(chars)
+        assert len(read_groups(made.record)) == len(made.requests)
+
+    @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+    def test_of_a_run_without_batch_adaptation(self, world, algorithm):
+        made = world(algorithm=algorithm, kind=trainer.RecordedPPOTrainer, prompts=10)
+        made.trainer.fit()
+        rows, metrics = read_groups(made.record), made.metrics()
+        assert [row["uid"] for row in rows] == list(range(20)) and {row["state"] for row in rows} == {"fresh"}
+        asked = [Prompt(request.prompt, request.prompt[7:]).id for request in made.requests]
+        assert sorted(row["prompt"] for row in rows) == sorted(asked)
+        assert {(row["source"], row["responses"]) for row in rows} == {("fresh", 4)}
+        for step, metric in enumerate(metrics, 1):
+            of_step = [row for row in rows if row["step"] == step]
+            assert metric["groups/fresh"] == metric["groups/generated"] == len(of_step) == (4, 4, 2)[(step - 1) % 3]
+            assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
+            assert metric["rollouts/step"] == 4 * len(of_step)
+            assert metric["tokens/generated"] == metric["tokens/trained"] == sum(row["tokens"] for row in of_step)
+            assert metric["length/fresh"] == metric["tokens/generated"] / metric["rollouts/step"]
+            assert metric["groups/capacity_used"] == len(of_step) / 4
+        assert metrics[-1]["rollouts/total"] == 80
+        assert metrics[-1]["tokens/trained_total"] == sum(row["tokens"] for row in rows)
+        assert read_answers(made.record)
+
+    def test_of_a_plain_run_with_a_reward_that_is_no_number(self, world):
+        made = world(algorithm="grpo", kind=trainer.RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
+        made.reward = lambda prompt, weights, n: math.nan if (prompt, n) == ("prompt 2", 1) else 0.5
+        made.trainer.fit()
+        means = {row["prompt"]: row["mean"] for row in read_groups(made.record)}
+        assert means.pop(Prompt("prompt 2", "2").id) is None and set(means.values()) == {0.5} and len(means) == 3
+        assert made.metrics()[0]["reward/fresh_mean"] is None
+
+    def test_of_rewards_that_a_model_gives(self, world):
+        made = world(algorithm="grpo", kind=trainer.RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
+        made.reward = lambda *_: None
+        made.trainer.experience_maker.reward_model_group = SimpleNamespace(
+            async_run_method_batch=lambda sequences, **_: [Ref([torch.full((len(rows),), 0.25) for rows in sequences])]
+        )
+        made.trainer.fit()
+        assert {row["mean"] for row in read_groups(made.record)} == {None} and read_answers(made.record) == []
+        assert {row["state"] for row in read_groups(made.record)} == {"fresh"}
+        assert made.metrics()[0]["reward/fresh_mean"] == 0.25
+
+
+# What OpenRLHF's workers report comes from `World.norms` here: it is looked at on the real stack.
+WORKERS = {metric.name for metric in metrics.OPENRLHF if "/" not in metric.name}
+
+
+class TestCatalogue:
+    """The metrics that a run writes and those that the catalogue says it writes."""
+
+    @pytest.mark.parametrize("algorithm", metrics.ALL)
+    def test_is_what_a_run_writes(self, world, algorithm):
+        kind = AdaptedPPOTrainer if algorithm in metrics.ADAPTED else trainer.RecordedPPOTrainer
+        made = world(algorithm=algorithm, kind=kind, prompts=24, **{"train.num_episodes": 3})
+        made.trainer.fit()
+        found = {name for row in made.metrics() for name in row} - {"step"}
+        wanted = metrics.names(algorithm, optional=False) - WORKERS
+        assert found - WORKERS >= wanted
+        assert found <= metrics.names(algorithm, optional=True)
+
+    def test_has_what_a_step_without_an_update_writes(self, world):
+        made = world(**{"train.num_episodes": 1})
+        made.reward = lambda *_: 1.0
+        made.trainer.fit()
+        found = {name for row in made.metrics() for name in row} - {"step"}
+        assert "skipped_update" in found and found <= metrics.names("bapo_grpo", optional=True)
+
+    def test_has_what_re_evaluation_on_its_own_writes(self, world):
+        made = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
+        made.trainer.fit()
+        found = {name for row in made.metrics() for name in row} - {"step"}
+        assert "timing/reevaluation" in found and found <= metrics.names("bapo_grpo", optional=True)
 
 
 # --- groups without reward --------------------------------------------------------------------------------------------
@@ -1314,6 +1497,8 @@ class TestResume:
             assert again.requests == wanted, tag
             assert trained(again, 0) == trained(made, step)
             assert numbers(again.metrics()) == numbers(made.metrics())
+            for name in ("groups.jsonl", "answers.jsonl"):
+                assert (again.record / name).read_text() == (made.record / name).read_text()
             assert again.updates == made.updates and again.engines[0].weights == made.engines[0].weights
             if step < made.trainer.step:
                 assert repr(again.trainer.state_dict()) == repr(made.trainer.state_dict())

@@ -1,0 +1,66 @@
+"""What the loss makes of each source's tokens before the step's first update: clip, advantages, values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Where PPO clips a ratio rho: to [1 - low, 1 + high]; with a negative advantage also to at most `dual`."""
+
+    low: float
+    high: float
+    dual: float | None = None
+
+
+@dataclass(frozen=True)
+class SourceTokens:
+    """The generated tokens of one source, all responses in one row.
+
+    Attributes:
+        log_ratios: (N,), log rho: the policy that the step starts from against the loss's old log-probs.
+        advantages: (N,), as the loss takes them.
+        value_errors: (N,), value minus return; None without a critic.
+    """
+
+    log_ratios: np.ndarray
+    advantages: np.ndarray
+    value_errors: np.ndarray | None = None
+
+
+def clipped(log_ratios: np.ndarray, advantages: np.ndarray, clip: Clip) -> np.ndarray:
+    """Which tokens get no gradient because their ratio is clipped; bool (N,).
+
+    -min(rho A, clip(rho) A) is constant in rho where A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low. Dual clip
+    (arXiv 1912.09729) bounds it by -c A where A < 0: constant where rho > c, too.
+    """
+    ratios = np.exp(np.minimum(log_ratios, LOG_RATIO_CAP))
+    found = ((advantages > 0) & (ratios > 1 + clip.high)) | ((advantages < 0) & (ratios < 1 - clip.low))
+    if clip.dual is not None:
+        found |= (advantages < 0) & (ratios > clip.dual)
+    return np.asarray(found)
+
+
+def first_update(tokens: Mapping[str, SourceTokens], clip: Clip) -> dict[str, float]:
+    """Share of clipped tokens, mean |A|, and the critic's error (root mean square) and bias (mean), by source.
+
+    Args:
+        tokens: of each source; one without tokens has no numbers.
+    """
+    metrics: dict[str, float] = {}
+    for source, of_source in tokens.items():
+        if not of_source.advantages.size:
+            continue
+        metrics[f"clip/{source}"] = float(clipped(of_source.log_ratios, of_source.advantages, clip).mean())
+        metrics[f"advantage/{source}_abs"] = float(np.abs(of_source.advantages).mean(dtype=np.float64))
+        if of_source.value_errors is not None:
+            errors = of_source.value_errors.astype(np.float64)
+            metrics[f"value/{source}_error"] = float(np.sqrt(np.mean(errors**2)))
+            metrics[f"value/{source}_bias"] = float(errors.mean())
+    return metrics
