@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import deserialize
 from safetensors.numpy import load as load_numpy
 from safetensors.numpy import save as save_numpy
 
@@ -28,6 +29,7 @@ KIND = "bapo_openrlhf state"
 # What a safetensors file can hold, by the names that numpy and torch give it.
 INTEGERS = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 NUMPY_DTYPES = INTEGERS | {"float16", "float32", "float64", "complex64"}
+NUMPY_NAMES = {"BOOL" if name == "bool" else name[0].upper() + re.sub(r"\D", "", name): name for name in NUMPY_DTYPES}
 TORCH_DTYPES = NUMPY_DTYPES | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 REFUSED = "a checkpoint holds dense arrays of safetensors' dtypes, in this machine's byte order"
 
@@ -76,11 +78,15 @@ def save_state(folder: Path, state: Mapping[str, Any], *, name: str = "state") -
     return [json_path, tensors_path]
 
 
-def load_state(folder: Path, *, name: str = "state") -> dict[str, Any]:
+def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> dict[str, Any]:
     """Read what `save_state` wrote, every value with its type and its bits.
 
     Arrays are new, writable and in C order, numpy scalars are numpy scalars. Torch tensors are on the CPU, without
     gradient; torch is imported only when there is one.
+
+    Args:
+        folder, name: as `save_state` had them.
+        tensors: False: torch tensors come back as None, and torch is not needed.
 
     Raises:
         CheckpointError: a file is missing, cut short, damaged, of another save or of another format.
@@ -95,13 +101,20 @@ def load_state(folder: Path, *, name: str = "state") -> dict[str, Any]:
         raise CheckpointError(f"{tensors_path} has {len(raw)} bytes instead of {expected['bytes']}")
     if blake2b(raw).hexdigest() != expected["blake2b"]:
         raise CheckpointError(f"{tensors_path} is damaged, or of another save than {json_path.name}")
-    if expected["library"] == "torch":
+    loaded: dict[str, Any]
+    if expected["library"] == "numpy":
+        loaded = load_numpy(raw)
+    elif tensors:
         from safetensors.torch import load as load_torch
 
-        tensors = load_torch(raw)
+        loaded = load_torch(raw)
     else:
-        tensors = load_numpy(raw)
-    return _Decoder(tensors, tensors_path).value(document["state"])
+        loaded = {
+            key: np.frombuffer(part["data"], NUMPY_NAMES[part["dtype"]]).reshape(part["shape"])
+            for key, part in deserialize(raw)
+            if part["dtype"] in NUMPY_NAMES  # the others can be torch's alone
+        }
+    return _Decoder(loaded, tensors_path, tensors=tensors).value(document["state"])
 
 
 # ── One file, whole or not at all ──
@@ -262,9 +275,10 @@ class _Encoder:
 class _Decoder:
     """Inverse of `_Encoder`, given the arrays by running number and the file that they are from."""
 
-    def __init__(self, tensors: Mapping[str, Any], path: Path) -> None:
-        self.tensors = tensors
+    def __init__(self, loaded: Mapping[str, Any], path: Path, *, tensors: bool) -> None:
+        self.loaded = loaded
         self.path = path
+        self.tensors = tensors  # whether torch's are wanted
 
     def value(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -287,9 +301,11 @@ class _Decoder:
         if kind == "scalar":
             dtype, bits = content
             return np.frombuffer(bytes.fromhex(bits), dtype)[0]
-        if content not in self.tensors:
+        if kind == "tensor" and not self.tensors:
+            return None
+        if content not in self.loaded:
             raise CheckpointError(f"{self.path} lacks tensor {content}")
-        tensor = self.tensors[content]
+        tensor = self.loaded[content]
         return tensor if kind == "tensor" or isinstance(tensor, np.ndarray) else tensor.numpy()
 
 

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from bapo_openrlhf.run import record
+from bapo_openrlhf.run.follow import Follower, LocalFiles
 
 LOG = "train.log"
 
@@ -70,7 +71,7 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
 
 
 def _watch(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
-    """Follow metrics.jsonl until told to stop."""
+    """Show the steps until told to stop."""
     console = Console(file=terminal)
     if not console.is_terminal:
         _print_lines(folder, total, title, terminal, stop)
@@ -86,11 +87,11 @@ def _watch(folder: Path, total: int | None, title: str, terminal, stop: threadin
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=total, note="starting Ray, DeepSpeed and vLLM")
+        follower = Follower(LocalFiles(folder))
         while True:
             last = stop.wait(0.5)
-            rows = record.read_metrics(folder)
-            if rows:
-                bar.update(task, completed=len(rows), note=_note(rows[-1]))
+            if follower.poll() and follower.rows:
+                bar.update(task, completed=len(follower.rows), note=_note(follower.rows[-1]))
             if last:
                 return
 
@@ -99,9 +100,11 @@ def _print_lines(folder: Path, total: int | None, title: str, terminal, stop: th
     every = max((total or 100) // 10, 1)
     print(f"{title}: starting Ray, DeepSpeed and vLLM", file=terminal, flush=True)
     shown = 0
+    follower = Follower(LocalFiles(folder))
     while True:
         last = stop.wait(1.0)
-        rows = record.read_metrics(folder)
+        follower.poll()
+        rows = follower.rows
         if len(rows) >= shown + every or (last and len(rows) > shown):
             shown = len(rows)
             print(f"{title}: step {shown}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)

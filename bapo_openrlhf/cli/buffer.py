@@ -1,0 +1,135 @@
+"""`bapo-openrlhf buffer`: what a checkpoint's hard and replay buffers hold."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bapo_openrlhf.adapt.group import as_fraction
+from bapo_openrlhf.checkpoint.state_file import CheckpointError
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.run import buffer
+
+LISTED = 50  # entries, where no limit is given
+WIDTH = 140  # of what is printed to a file
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf buffer") -> int:
+    """Parse, read, choose, export or print."""
+    args = _parse(argv, prog)
+    mean = None if args.mean is None else _bounds("mean", *map(_fraction, args.mean))
+    age = None if args.age is None else _bounds("age", *args.age)
+    for name in ("limit", "rollout_delay"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise ConfigError(f"{name} is {getattr(args, name)}; it must be at least 1")
+    try:
+        folder = buffer.find_state(args.checkpoint, lambda text: print(text, file=sys.stderr))
+        stored = buffer.read_buffers(folder, args.rollout_delay)
+    except CheckpointError as error:
+        raise ConfigError(f"checkpoint {str(args.checkpoint)!r} cannot be read: {error}") from error
+    chosen = buffer.select(
+        stored.entries,
+        buffer=args.buffer,
+        mean=mean,
+        age=age,
+        contains=args.contains,
+        sort=args.sort,
+        reverse=args.reverse,
+    )
+    decode = buffer.decoder(args.tokenizer) if args.tokenizer else None
+    if args.export is not None:
+        _check_is_outside(args.export, folder)
+        limited = chosen[: args.limit]
+        try:
+            buffer.export(limited, args.export, tokens=args.tokens, decode=decode)
+        except OSError as error:
+            raise ConfigError(f"export {str(args.export)!r} cannot be written: {error.strerror}") from error
+        print(f"{len(limited)} of {len(stored.entries)} entries written to {args.export}")
+        return 0
+    _show(stored, chosen, args.limit or LISTED, decode)
+    return 0
+
+
+def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="List what is stored in a checkpoint's hard and replay buffers. The checkpoint is not changed.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.error = _raise  # type: ignore[method-assign]
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="ckpt.path, for its newest whole checkpoint; or one "
+        "checkpoint's folder TAG in _adapt or _actor")  # fmt: skip
+    add("--buffer", choices=buffer.BUFFERS, help="only this one")
+    add("--mean", nargs=2, metavar=("LOW", "HIGH"), help="only group mean rewards from LOW to HIGH, as 0.25 or 1/4")
+    add("--age", nargs=2, type=int, metavar=("MIN", "MAX"), help="only entries so many trainer steps old")
+    add("--contains", metavar="TEXT", help="only prompts with this text")
+    add("--sort", choices=list(buffer.SORTS), default="stored", help="order; stored: the oldest of each buffer first")
+    add("--reverse", action="store_true", help="greatest first")
+    add("--limit", type=int, metavar="N", help=f"at most so many entries; {LISTED} of a list, if not given")
+    add("--export", type=Path, metavar="FILE.jsonl", help="write a line of JSON for each entry instead of the list")
+    add("--tokens", action="store_true", help="export token ids and log-probs, too")
+    add("--tokenizer", metavar="MODEL", help="model folder or name; its tokenizer shows the responses as text")
+    add("--rollout-delay", type=int, metavar="V", help="v, for ages in syncs; from the run's run.json, if not given")
+    return parser.parse_args(list(argv))
+
+
+def _show(stored: buffer.Stored, chosen: Sequence[buffer.Entry], limit: int, decode: buffer.Decode | None) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    ascii_only = console.options.ascii_only
+
+    def say(text: str = "") -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    for line in buffer.summary(stored):
+        say(line)
+    if not chosen:
+        say("\nno entry was chosen" if stored.entries else "\nboth buffers are empty")
+        return
+    say(f"\ngroup mean reward of {len(chosen)} entries")
+    for line in buffer.histogram(chosen, bar="#" if ascii_only else "█"):
+        say(line)
+    say()
+    console.print(buffer.listing(chosen[:limit], decode, overflow="crop" if ascii_only else "ellipsis"))
+    if len(chosen) > limit:
+        say(f"and {len(chosen) - limit} more (--limit)")
+
+
+def _fraction(value: str) -> Fraction:
+    try:
+        return as_fraction(value)
+    except ValueError as error:
+        raise ConfigError(f"mean: {error}") from None
+
+
+def _bounds(name: str, low: Any, high: Any) -> tuple[Any, Any]:
+    if low > high:
+        raise ConfigError(f"{name} is {low} {high}; the first must not be above the second")
+    return low, high
+
+
+def _check_is_outside(path: Path, folder: Path) -> None:
+    """Raise ConfigError for an export into the checkpoints: one of their files might go."""
+    top = folder.resolve().parent
+    top = top.parent if top.name == "_adapt" else folder.resolve()
+    if path.resolve().is_relative_to(top):
+        raise ConfigError(f"export {str(path)!r} is among the checkpoints in {top}, which stay as they are")
+
+
+def _raise(message: str) -> NoReturn:
+    raise ConfigError(message)
+
+
+if __name__ == "__main__":
+    from bapo_openrlhf.cli.main import run
+
+    sys.exit(run(["buffer", *sys.argv[1:]]))

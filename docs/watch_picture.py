@@ -1,0 +1,23 @@
+"""The picture of docs/watch.md, from a run: `python docs/watch_picture.py RUN PICTURE.svg`."""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from bapo_openrlhf.cli.watch import seen_by
+from bapo_openrlhf.run.follow import Follower, open_run
+from bapo_openrlhf.run.watch import picture
+
+WIDTH, HEIGHT = 90, 40
+
+folder, path = sys.argv[1:]
+follower = Follower(open_run(folder))
+follower.poll()
+console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+console.print(picture(seen_by(follower), WIDTH, HEIGHT))
+# Without rich's fonts from the web: a picture of a page must not ask for them.
+svg = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title=f"bapo-openrlhf watch {folder}"), flags=re.S)
+Path(path).write_text(svg, encoding="utf-8")
