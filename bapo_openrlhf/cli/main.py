@@ -15,6 +15,9 @@ COMMANDS = {
     "prepare": "turn a task's public data into what training and evaluation read",
     "evaluate": "a model on benchmarks: avg@k, pass@k, maj@k with intervals, beside the paper's table",
     "compare": "two evaluations, problem by problem",
+    "watch": "a run in the terminal while it goes on, here or on another machine",
+    "report": "one HTML page that shows and compares runs",
+    "buffer": "what a checkpoint's hard and replay buffers hold",
 }
 
 

@@ -1,0 +1,55 @@
+"""`bapo-openrlhf report`: what runs did, as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from bapo_openrlhf.errors import ConfigError
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
+    """Parse, read the runs, write the page."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="One HTML page that shows and compares runs: reward, batches, cost, theory, hard prompts. It needs "
+        "no network and no other file.",
+        allow_abbrev=False,
+    )
+    parser.error = _raise  # type: ignore[method-assign]
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; the first is compared with")
+    parser.add_argument(
+        "--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder"
+    )
+    args = parser.parse_args(list(argv))
+    output = args.output or args.runs[0] / "report.html"
+    if output.is_dir():
+        raise ConfigError(f"--output {str(output)!r} is a folder; give the file to write, PAGE.html")
+
+    from bapo_openrlhf.report.page import make_page
+    from bapo_openrlhf.report.runs import read_runs
+
+    page = make_page(read_runs(args.runs), progress=_progress)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page, encoding="utf-8")
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser")
+    return 0
+
+
+def _progress(charts: Iterable, total: int) -> Iterable:
+    from tqdm import tqdm
+
+    return tqdm(charts, total=total, desc="charts", leave=False)
+
+
+def _raise(message: str) -> NoReturn:
+    raise ConfigError(message)
+
+
+if __name__ == "__main__":
+    from bapo_openrlhf.cli.main import run
+
+    sys.exit(run(["report", *sys.argv[1:]]))

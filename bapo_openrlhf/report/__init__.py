@@ -1,0 +1,1 @@
+"""One HTML page that says what runs did, from their records."""
