@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Two processes: one runs all tests of the real stack, the other the unit tests meanwhile.
+TWO := -n 2 --dist loadgroup
 
 .PHONY: quickstart test test-all lint docs bench clean
 
@@ -10,14 +12,15 @@ quickstart: $(INSTALLED)
 	$(BIN)/python -m bapo_openrlhf.quickstart
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO)
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest $(TWO) -m "slow or not slow"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/adaptation.py
@@ -25,6 +28,7 @@ bench: $(INSTALLED)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m sphinx -W --keep-going -q -n -c docs . docs/_build
 
 # In three steps: torch first, for its CPU build must be there before anything asks for torch; then what OpenRLHF and
 # vLLM import; then those two without their dependencies (requirements/cpu-no-deps.txt says why).

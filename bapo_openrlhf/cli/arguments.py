@@ -19,6 +19,8 @@ from bapo_openrlhf import config
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.integration import openrlhf_cli, vision
 
+REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # where rewards come from
+
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """OpenRLHF's parser with `--config` and this project's flags added."""
@@ -73,11 +75,13 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
             own[prefix][name] = value
             delattr(flat, key)
     _check_positive(flat)
+    _check_rewards(flat)
     vision.check_flags(flat)
     args = openrlhf_cli.validate(flat)
     for prefix, kind in config.GROUPS.items():
         setattr(args, prefix, kind(**own[prefix]))
     _check_algorithm(args)
+    args.run.check()
     if args.adapt.enabled:
         args.adapt.check()
         args.verifier.check()
@@ -97,6 +101,15 @@ def _check_positive(flat: argparse.Namespace) -> None:
     ):
         if getattr(flat, name) < 1:
             raise ConfigError(f"{name} is {getattr(flat, name)}; it must be at least 1")
+
+
+def _check_rewards(flat: argparse.Namespace) -> None:
+    """Before OpenRLHF takes a critic from the reward model's name, which need not be there."""
+    if not any(getattr(flat, name) for name in REWARDS):
+        raise ConfigError(
+            f"reward.remote_url is not set; it must be a .py file with reward_func, or an endpoint ({REWARDS[1]} and "
+            f"{REWARDS[2]} are not set either)"
+        )
 
 
 def _check_algorithm(args: SimpleNamespace) -> None:

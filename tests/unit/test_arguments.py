@@ -212,6 +212,18 @@ class TestAlgorithm:
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
+class TestRewards:
+    @pytest.mark.parametrize("name", config.ALGORITHMS)
+    def test_must_come_from_somewhere(self, name):
+        with pytest.raises(ConfigError, match=r"reward\.remote_url is not set; it must be a \.py file"):
+            arguments.parse(["--actor.model_name_or_path", "m", "--algorithm", name])
+
+    @pytest.mark.parametrize("flag", ["reward.remote_url", "reward.model_name_or_path", "train.agent_func_path"])
+    def test_from_anywhere(self, flag):
+        words = ["--actor.model_name_or_path", "m", "--rollout.n_samples_per_prompt", "8"]
+        arguments.parse([*words, "--algorithm", "ppo", f"--{flag}", "r.py"])
+
+
 class TestYaml:
     def test_nested_and_dotted_keys(self, yaml_file):
         path = yaml_file(
@@ -616,7 +628,11 @@ MARKS = {
     "eps": "epsilon, Eq. 2",
 }
 # About running a method, not about the method: no paper has a word for these.
-UNMARKED = {"adapt": {"max_failed_share"}, "verifier": numbers(VerifierConfig), "run": {"name", "dir", "logs"}}
+UNMARKED = {
+    "adapt": {"max_failed_share"},
+    "verifier": numbers(VerifierConfig),
+    "run": {"name", "dir", "logs", "answer_chars"},
+}
 
 
 class TestHelp:

@@ -551,7 +551,7 @@ NONE = [
     {"rewards": 1.0},
     {1.0},
     1j,
-    object(),
+    pytest,  # any object whatever; its repr, and so the name of the test, is always the same
     np.array([]),
     np.array([1.0, 2.0]),
     np.array("x"),

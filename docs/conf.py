@@ -1,0 +1,69 @@
+"""The documentation as a site: `make docs` builds it into docs/_build.
+
+The pages are the project's Markdown files, where they are: so a link works here and on the forge alike. The source
+folder is the project's root, README the home page.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf import __version__
+
+project = "bapo_openrlhf"
+author = "the bapo_openrlhf authors"
+copyright = author
+release = __version__
+
+# The side bar. A page that is missing here, or here and not there, is a warning; and warnings are errors.
+CONTENTS = {
+    "Start": ["docs/quickstart", "docs/concepts", "docs/results", "docs/performance"],
+    "Use": ["docs/algorithms", "docs/eight_gpus", "docs/tasks", "docs/watch", "docs/report", "docs/faq"],
+    "Look up": ["docs/config", "docs/metrics", "docs/presets"],
+    "Why and how": ["docs/paper_to_code", "docs/decisions", "docs/reliability"],
+    "Extend": ["docs/add_a_method", "CONTRIBUTING", "docs/dependencies", "CHANGELOG"],
+    "Measured": ["benchmarks/results/adaptation", "benchmarks/results/delay", "benchmarks/results/math_verifiers"],
+}
+
+root_doc = "README"
+include_patterns = ["*.md", "docs/*.md", "benchmarks/results/*.md"]
+exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "data"]
+extensions = ["myst_parser"]
+myst_heading_anchors = 4  # as the forge makes them, so that links to headings are checked
+nitpicky = True
+highlight_language = "none"  # of a block that names none
+smartquotes = False  # -- begins a flag, and is no dash
+
+html_theme = "furo"
+html_title = f"bapo_openrlhf {__version__}"
+html_static_path = ["site/site.css"]
+html_css_files = ["site.css"]
+html_extra_path = ["site/index.html"]  # leads to README.html
+html_copy_source = html_use_index = False
+
+
+def add_contents(app: Any, name: str, source: list[str]) -> None:
+    """The side bar's pages, at the end of the home page: there the forge needs no list of this kind."""
+    if name == root_doc:
+        for caption, pages in CONTENTS.items():
+            source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", *pages, "```", ""])
+
+
+def list_external_links(app: Any, error: Exception | None) -> None:
+    """external_links.txt beside the site: every address that leaves it, and the page that has it. None is fetched."""
+    from docutils import nodes
+
+    if error is None:
+        links = {
+            f"{node['refuri']}  {name}"
+            for name in app.env.found_docs
+            for node in app.env.get_doctree(name).findall(nodes.reference)
+            if "://" in node.get("refuri", "")
+        }
+        Path(app.outdir, "external_links.txt").write_text("\n".join(sorted(links)) + "\n", encoding="utf-8")
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", add_contents)
+    app.connect("build-finished", list_external_links)

@@ -1,0 +1,357 @@
+"""Every command in the documentation is run here, or parsed and tied to the test that runs its kind."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.checkpoint.state_file import save_state
+from bapo_openrlhf.checkpoint.store import CheckpointStore
+from bapo_openrlhf.cli import arguments, evaluate, main
+from bapo_openrlhf.cli import prepare as prepare_cli
+from bapo_openrlhf.evaluation import store
+from bapo_openrlhf.methods import BAPO, BAPOConfig
+from bapo_openrlhf.prepare.build import Request, prepare
+from bapo_openrlhf.quickstart import __main__ as quickstart
+from bapo_openrlhf.run import follow
+from bapo_openrlhf.tasks import countdown, get_task, task_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What a fence may hold. Commands are in bash alone; a shell block under another name would pass unseen.
+LANGUAGES = {"bash", "python", "text", "bibtex", ""}
+PROGRAMS = ("bapo-openrlhf", "python", "pip", "make", "ray", "git", "ssh", "pre-commit", "ruff", "mypy", "pytest")
+
+
+# ── What is done with a command; `words` are those after the rule's ──
+
+
+def run_it(words, here):
+    """For real, in the project's folder `here`."""
+    assert main.run(words) == 0
+
+
+def on_evaluations(words, here):
+    """For real, on two small evaluations of those names."""
+    for number, folder in enumerate(word for word in words[1:] if not word.startswith("--")):
+        settings = {"name": folder, "model": {}, "sampling": {"runs": 2, "seed": 42, "temperature": 1.0}}
+        store.write_settings(
+            here / folder, settings | {"chat_template": True, "limit": None, "benchmarks": {"own": {}}}
+        )
+        for problem in range(3):
+            row = {"id": str(problem), "input": f"{problem}?", "label": "1", "prompt": ""}
+            store.append_row(here / folder, "own", row | {"scores": [1.0, float(problem == number)]})
+    assert main.run(words) == 0
+
+
+def on_runs(words, here):
+    """For real, on records of two steps."""
+    for folder in (word for word in words[1:] if word.startswith("runs/") and not word.endswith(".html")):
+        path = here / folder
+        path.mkdir(parents=True, exist_ok=True)
+        steps = [{"step": step, "reward/fresh_mean": 0.25 * step, "groups/fresh": 3, "time": step} for step in (1, 2)]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+        about = {"name": path.name, "algorithm": "ba_ppo", "seed": 1, "started": "2026-01-01T00:00:00+00:00"}
+        (path / "run.json").write_text(json.dumps(about | {"total_steps": 2, "command": "x", "config": {}}))
+        (path / "summary.json").write_text(json.dumps({"algorithm": "ba_ppo", "seed": 1, "steps": 2}))
+    assert main.run(words) == 0
+
+
+def on_checkpoint(words, here):
+    """For real, on a checkpoint after one step, with a hard prompt and a group to replay."""
+    method = BAPO(BAPOConfig(capacity=4, group_size=2, quantum=1))
+    responses = [Response(np.arange(3), ((1, 3),), np.zeros(2), reward) for reward in (0.0, 0.0, 1.0)]
+    groups = [Group(uid, Prompt(f"{uid}+1="), tuple(responses[uid : uid + 2]), 0, 0) for uid in (0, 1)]
+    method.build_batch(0, groups, [])
+    folder, _, inner = words[1].partition("/checkpoints")
+    checkpoints, tag = CheckpointStore(here / folder / "checkpoints", critic=False), Path(inner).name or "global_step1"
+    if tag not in checkpoints.tags():
+        state = {"version": 1, "step": 1, "engine_step": 1, "method": method.state_dict()}
+        save_state(checkpoints.begin(tag), state)
+        model = checkpoints.path / "_actor" / tag / "model.pt"
+        model.parent.mkdir(parents=True)
+        model.write_text("")
+        checkpoints.complete(tag, 1)
+    assert main.run(words) == 0
+
+
+def parse_train(words, here):
+    """By the real parser and its checks, with exactly these flags; "..." stands for others, that OpenRLHF needs."""
+    others = ["--reward.remote_url", "reward.py"] if "..." in words else []
+    arguments.parse([*words, *others])
+
+
+def parse_preset_script(words, here):
+    script, *flags = words
+    arguments.parse(["--config", f"configs/{Path(script).stem}.yaml", *flags])
+
+
+def parse_quickstart(words, here):
+    """Its own flags, and those of the training that it passes on."""
+    flags = [word for word in words if word != "--only-prepare"]
+    arguments.parse(["--config", "configs/quickstart.yaml", *flags])
+    assert "--only-prepare" in Path(quickstart.__file__).read_text()
+
+
+def parse_evaluate(words, here):
+    """By the real parser; the benchmarks are known, the files there."""
+    given = evaluate.build_parser("docs").parse_args(words)
+    for benchmark in given.benchmarks.split(","):
+        _, own, file = benchmark.partition("=")
+        assert (here / file).is_file() if own else task_of(benchmark)
+    assert given.reward is None or (here / given.reward).is_file()
+
+
+def parse_prepare(words, here):
+    get_task(prepare_cli._parser("docs").parse_args(words).task)
+
+
+def parse_remote_watch(words, here):
+    """What it would read over ssh: a host and a folder."""
+    with patch.object(follow, "RemoteFiles") as remote:
+        follow.open_run(words[1])
+    remote.assert_called_once()
+
+
+def is_a_target(words, here):
+    assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in words), words
+
+
+def is_an_extra(words, here):
+    (extra,) = re.fullmatch(r"\.\[(.*)\]", words[-1]).groups()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extra.split(",")) <= set(project["optional-dependencies"])
+
+
+def is_configured(words, here):
+    assert (ROOT / ".pre-commit-config.yaml").is_file()
+
+
+def has_rays_flags(words, here):
+    """Its flags are in Ray's source; nothing of it is imported."""
+    source = (Path(find_spec("ray").submodule_search_locations[0]) / "scripts" / "scripts.py").read_text()
+    assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+
+
+# ── The table ──
+
+QUICKSTART = "unit/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
+TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
+EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
+REMOTE = "unit/test_follow.py::test_a_remote_run_is_followed"
+SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Commands that begin with `start`, what is done with them here, and the test that runs such a command whole.
+
+    Attributes:
+        test: file and function under tests/; None where the command is run here, or is another program's.
+        why: why it is not run here.
+    """
+
+    start: str
+    do: Callable
+    test: str | None = None
+    why: str = ""
+
+
+RULES = [
+    Rule("bapo-openrlhf check", run_it),
+    Rule("bapo-openrlhf train --help", run_it),
+    Rule("bapo-openrlhf prepare countdown --generate", run_it),
+    Rule("bapo-openrlhf compare", on_evaluations),
+    Rule("bapo-openrlhf watch", on_runs),
+    Rule("bapo-openrlhf watch me@cluster", parse_remote_watch, REMOTE, "there ssh is a stand-in"),
+    Rule("bapo-openrlhf report", on_runs),
+    Rule("bapo-openrlhf buffer", on_checkpoint),
+    Rule("bapo-openrlhf prepare math", parse_prepare, "unit/test_prepare.py::test_command", "asks the model hub"),
+    Rule("bapo-openrlhf train", parse_train, TRAINING, "takes the real stack"),
+    Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
+    Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
+    Rule("python -m bapo_openrlhf.quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
+    Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
+    Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
+    Rule("pip install", is_an_extra, None, "downloads gigabytes"),
+    Rule("pre-commit install", is_configured, None, "changes the clone's hooks; they are compared in test_package.py"),
+    Rule("ray start", has_rays_flags, None, "starts a cluster"),
+]  # fmt: skip
+
+
+def rule_of(call):
+    """The rule with the longest start, and the words after what the handler knows already."""
+    text = " ".join(call)
+    fitting = [
+        rule for rule in RULES if text == rule.start or text.startswith(tuple(rule.start + end for end in " /:"))
+    ]
+    assert fitting, f"no rule for this command: {text}"
+    return max(fitting, key=lambda rule: len(rule.start))
+
+
+def words_for(rule, call):
+    """What a handler gets: all but the program; for modules and commands that are parsed, what follows their name."""
+    if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare):
+        return call[3:] if call[0] == "python" else call[2:]
+    return call if rule.do is parse_preset_script else call[1:]
+
+
+# ── What the pages say ──
+
+
+def blocks(page):
+    """(language, text) of each fenced block."""
+    return re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", page.read_text(), re.M | re.S)
+
+
+def shell(script, folder):
+    """The commands that bash would start, by letting it: programs are stand-ins that only note how they were called.
+
+    Anything that is none of PROGRAMS is not found, which fails.
+    """
+    stubs, calls = folder / "stubs", folder / "calls"
+    note = '#!/bin/bash\n{ printf "%s\\0" "$0" "$@"; printf "\\1"; } >> "$CALLS"\n'
+    scripts = [path.relative_to(ROOT) for path in (ROOT / "examples").rglob("*.sh")]
+    for path in [*(stubs / name for name in PROGRAMS), *(folder / name for name in scripts)]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(note)
+        path.chmod(0o755)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "activate").write_text("")
+    environment = {"PATH": str(stubs), "CALLS": str(calls)}
+    done = subprocess.run(
+        ["/bin/bash", "-eu", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stderr}\n{script}"
+    found = [call.split("\0")[:-1] for call in calls.read_text().split("\1")[:-1]] if calls.exists() else []
+    return [[call[0].removeprefix(f"{stubs}/"), *call[1:]] for call in found]
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    """(page, words) of each command in a bash block."""
+    found = []
+    for page in PAGES:
+        for language, text in blocks(page):
+            if language == "bash":
+                calls = shell(text, tmp_path_factory.mktemp("shell"))
+                assert calls, f"{page.name}: a bash block without a command:\n{text}"
+                found += [(page.name, call) for call in calls]
+    return found
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """The project's folder as far as commands read it, with the quickstart's data and no model to speak of."""
+    here = tmp_path_factory.mktemp("project")
+    for name in ("configs", "examples", "bapo_openrlhf"):
+        (here / name).symlink_to(ROOT / name)
+    (here / "runs" / "base_model").mkdir(parents=True)
+    (here / "runs" / "base_model" / "config.json").write_text("{}")
+    prepare(countdown.TASK, Request(out=here / "runs" / "data", generator="small", style="short", limits={"train": 8}))
+    return here
+
+
+def test_commands_are_in_bash_blocks_alone():
+    for page in PAGES:
+        others = [line.split() for language, text in blocks(page) if language != "bash" for line in text.splitlines()]
+        assert not [words for words in others if words and words[0] in PROGRAMS], page.name
+        assert {language for language, _ in blocks(page)} <= LANGUAGES, page.name
+        assert page.read_text().count("```") == 2 * len(blocks(page)), f"{page.name}: a fence that is not seen"
+
+
+def test_every_command_has_a_rule_and_holds(commands, project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    used, done = set(), set()
+    for page, call in commands:
+        rule = rule_of(call)
+        used.add(rule.start)
+        if (key := tuple(call)) in done:
+            continue
+        done.add(key)
+        try:
+            rule.do(words_for(rule, call), project)
+        except (Exception, SystemExit) as error:
+            if not (isinstance(error, SystemExit) and error.code in (0, None)):  # --help
+                pytest.fail(f"{page}: {' '.join(call)}\n{type(error).__name__}: {error}\n{capsys.readouterr().err}")
+    assert {rule.start for rule in RULES} == used, "rules that no page needs"
+
+
+def test_rules_name_tests_that_are_there():
+    for rule in RULES:
+        assert rule.why or rule.do in (run_it, on_evaluations, on_runs, on_checkpoint), rule.start
+        if rule.test:
+            file, name = rule.test.split("::")
+            tree = ast.parse((ROOT / "tests" / file).read_text())
+            assert any(isinstance(node, ast.FunctionDef) and node.name == name for node in ast.walk(tree)), rule.test
+
+
+def test_an_unknown_command_is_found(tmp_path):
+    with pytest.raises(AssertionError, match="no rule for this command: git push"):
+        rule_of(["git", "push"])
+    with pytest.raises(AssertionError, match="wget: command not found"):
+        shell("make test\nwget something", tmp_path)
+
+
+def test_the_script_of_the_table_does_what_readme_shows(commands, tmp_path):
+    """examples/countdown_table.sh, with the same stand-ins."""
+    script = (ROOT / "examples" / "countdown_table.sh").read_text()
+    ran = shell(re.sub(r"^cd .*$", "", script, flags=re.M), tmp_path)
+    text = (ROOT / "README.md").read_text().split("## From a task to a table")[1].split("\n## ")[0]
+    (block,) = re.findall(r"```bash\n(.*?)```", text, re.S)
+    folder = tmp_path / "readme"
+    folder.mkdir()
+    assert [call for call in shell(block, folder) if call not in ran] == []
+
+
+# ── Commands within a sentence: their names and flags ──
+
+
+def inline_commands():
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+        for span in re.findall(r"`([^`]+)`", text):
+            words = " ".join(span.split()).split()
+            if len(words) > 1 and words[0] in ("bapo-openrlhf", "make", "python"):
+                yield page.name, words
+
+
+def flags_of(command):
+    """Flags of a subcommand, out of its own help."""
+    if command in ("train", "check"):
+        return {*arguments.build_parser("docs")._option_string_actions, "--prompts"}
+    code = f"from bapo_openrlhf.cli import main; main.run([{command!r}, '--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(re.findall(r"--[\w-]+", done.stdout))
+
+
+def test_commands_in_sentences():
+    known = {}
+    found = list(inline_commands())
+    assert len(found) > 15
+    for page, words in found:
+        where = f"{page}: {' '.join(words)}"
+        program, name, *rest = words
+        if program == "bapo-openrlhf":
+            assert name in main.COMMANDS or name.isupper() or name in ("--help", "--version"), where
+            flags = {word.split("=")[0] for word in rest if re.fullmatch(r"--[a-z][\w.-]*(=.*)?", word)}
+            if flags - {"--help"}:
+                known.setdefault(name, flags_of(name))
+                assert flags <= known[name], where
+        elif program == "make":
+            is_a_target([name], ROOT)
+        elif name == "-m":
+            assert find_spec(rest[0]) or rest[0].startswith("openrlhf."), where
+        else:
+            assert name == "-c" or (ROOT / name).is_file(), where

@@ -1,0 +1,144 @@
+"""docs/faq.md quotes messages that the code can produce, word for word."""
+
+import ast
+import importlib.util
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.cli import main
+
+ROOT = Path(__file__).parents[2]
+QUOTED = re.findall(r"^```text\n(.*?)\n```$", (ROOT / "docs" / "faq.md").read_text(), re.M | re.S)
+# Where messages of other programs stand in their source.
+OTHERS = {
+    "vllm": ["config/device.py", "v1/worker/cpu_worker.py", "v1/core/kv_cache_utils.py"],
+    "ray": ["exceptions.py", "_private/services.py", "autoscaler/_private/util.py"],
+    "transformers": ["tokenization_utils_base.py"],
+}
+VARIABLE = "\0"
+
+
+def template(node):
+    """A string expression with VARIABLE where a value is put in; None for what is no string."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(template(part) or VARIABLE for part in node.values)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        text = template(node.func.value)
+        return text and re.sub(r"{\w*}", VARIABLE, text)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        sides = [template(side) for side in (node.left, node.right)]
+        return None if sides == [None, None] else "".join(side or VARIABLE for side in sides)
+    return None
+
+
+@cache
+def templates(file):
+    """All string expressions of a source file that say something."""
+    found = {template(node) for node in ast.walk(ast.parse(file.read_text()))}
+    return {text.strip() for text in found if text and len(text.replace(VARIABLE, "").strip()) >= 18}
+
+
+def matches(message, text):
+    parts = text.split(VARIABLE)
+    return all(part in message for part in parts) and bool(
+        re.fullmatch(".*".join(map(re.escape, parts)), message, re.S)
+    )
+
+
+def known(message, files, whole=True):
+    """Whether a file has the message; where it need not be whole, its first sentences do."""
+    for text in set().union(*map(templates, files)):
+        ends = [] if whole else [match.start() + 1 for match in re.finditer(r"[.!:](?= )", text)]
+        if any(matches(message, text[:end]) for end in ends) or matches(message, text + VARIABLE * (not whole)):
+            return True
+    return False
+
+
+def sources(package):
+    """Files of another program, or None where it is not installed. Nothing of it is imported."""
+    spec = importlib.util.find_spec(package)
+    return spec and [Path(spec.submodule_search_locations[0]) / name for name in OTHERS[package]]
+
+
+def test_every_quoted_message_is_in_the_code():
+    assert len(QUOTED) > 30
+    phases = set(re.findall(r'self\.phase = "([^"]+)"', (ROOT / "bapo_openrlhf/integration/trainer.py").read_text()))
+    own = tuple(sorted((ROOT / "bapo_openrlhf").rglob("*.py")))
+    other = [sources(package) for package in OTHERS]
+    unknown = []
+    for message in QUOTED:
+        text = message.removeprefix("error: ").removeprefix("ckpt.load_enable: ")
+        if step := re.match(r"step \d+, ([^:]+): \w+: ", text):  # as AdaptedPPOTrainer puts it before what went wrong
+            assert step[1] in phases, message
+            text = text[step.end() :]
+        if not known(text, own) and not any(files is None or known(text, files, whole=False) for files in other):
+            unknown.append(message)
+    assert not unknown
+
+
+# ── Printed for real ──
+
+CHECK = ["check", "--config", "configs/quickstart.yaml"]
+PRINTED = {
+    "no model folder": ["evaluate", "--model", "runs/base_model", "--benchmarks", "aime24"],
+    "no evaluation": ["compare", "runs/a", "runs/b"],
+    "no run": ["watch", "runs/x", "--once"],
+    "no step": ["report", "runs/empty"],
+    "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl"],
+    "not prepared": ["check", "--config", "configs/ba_ppo_qwen3_4b.yaml"],
+    "columns of a copy": ["prepare", "math", "--parts", "train", "--local", "train=other.jsonl"],
+    "no usable row": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl"],
+    "bad rows": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl", "--bad-rows", "fail"],
+    "unknown flag": ["check", "--config", "quickstart.yaml"],
+    "contradiction": [*CHECK, "--algo.advantage.estimator", "group_norm"],
+    "batch size": [*CHECK, "--train.batch_size", "100"],
+    "batch and ranks": [*CHECK, "--adapt.batch_size", "1"],
+    "no reward": ["check", "--config", "no_reward.yaml"],
+    "asynchronous": [*CHECK, "--train.async_enable"],
+    "OpenRLHF": [*CHECK, "--rollout.n_samples_per_prompt", "1"],
+    "one checkpoint": [*CHECK, "--ckpt.save_steps", "5", "--ckpt.max_num", "1"],
+    "image without template": [
+        *[*CHECK, "--algorithm", "bapo_grpo", "--data.max_images_per_prompt", "1"],
+        *["--data.prompt_dataset", "data/geometry/train.jsonl", "--actor.model_name_or_path", "vision"],
+    ],
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A project's folder, with little in it."""
+    for name in ("configs", "bapo_openrlhf"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    preset = (ROOT / "configs" / "quickstart.yaml").read_text()
+    files = {
+        "runs/empty/metrics.jsonl": "",
+        "runs/base_model/config.json": "{}",
+        "runs/data/train.jsonl": json.dumps({"input": "1 2:3=", "label": "1 2:3"}),
+        "data/train.jsonl": json.dumps({"question": "1 2:3=", "answer": "1 2:3"}),
+        "data/geometry/train.jsonl": json.dumps({"input": "<image> x?", "label": "1", "images": ["a.png"]}),
+        "vision/config.json": json.dumps({"vision_config": {}}),
+        "vision/preprocessor_config.json": "{}",
+        "other.jsonl": json.dumps({"question": "x?", "answer": "1"}),
+        "deepscaler.jsonl": "\n".join(json.dumps({"problem": f"{x}?", "answer": r"\frac{1}{"}) for x in "xy"),
+        "quickstart.yaml": preset.replace("buffer_size", "bufer_size"),
+        "no_reward.yaml": preset.replace("reward: ", "#"),
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", PRINTED.values(), ids=PRINTED)
+def test_printed_as_quoted(folder, words, capsys):
+    assert main.run(words) == 2
+    printed = capsys.readouterr().err.strip().splitlines()[-1]
+    assert printed in QUOTED
