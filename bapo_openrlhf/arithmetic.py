@@ -65,6 +65,12 @@ class BatchArithmetic:
         ]
 
 
+def epoch_steps(args: SimpleNamespace, prompts: int) -> int:
+    """Trainer steps of one pass through `prompts` prompts of the data: each uses up those that its method draws."""
+    drawn: int = args.rollout.batch_size * args.adapt.candidates
+    return math.ceil(prompts / drawn)
+
+
 def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
     """The arithmetic of OpenRLHF's (nested) arguments."""
     capacity = (args.adapt.batch_size if args.adapt.enabled else None) or args.rollout.batch_size

@@ -15,7 +15,7 @@ from bapo_openrlhf.adapt.group import as_fraction
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.arithmetic import BatchArithmetic
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.methods import BAPO, BAPOConfig, Method
+from bapo_openrlhf.methods import Method, registry
 
 GROUP_ESTIMATORS = ("group_norm", "dr_grpo", "rloo", "reinforce_baseline")
 
@@ -48,10 +48,16 @@ class AdaptConfig:
 
     method: str = _flag(
         "none",
-        "how training batches are made: none (plain OpenRLHF), bapo, or bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
-        "whatever the flags say: no thresholds to tune)",
+        "how training batches are made: none (plain OpenRLHF), bapo, bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
+        "whatever the flags say: no thresholds to tune), one of the neighbouring methods mopps, dots, repo and remix, "
+        "or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2",
-        choices=["none", "bapo", "bapo_mini_test"],
+    )
+    options: list[str] | None = _flag(
+        None,
+        "NAME=VALUE ...: the method's own options; bapo has none beside these flags",
+        source="docs/methods.md",
+        nargs="+",
     )
     batch_size: int | None = _flag(
         None,
@@ -175,6 +181,7 @@ class AdaptConfig:
     )
     kl_coef: float = 0.0  # set at launch for kl_target behaviour; no flag
     resume_tag: str | None = None  # set at launch: the checkpoint to go on from; no flag
+    candidates: int = 1  # set by the checks: prompts that the method draws for each one it generates for; no flag
 
     @property
     def enabled(self) -> bool:
@@ -202,6 +209,7 @@ class AdaptConfig:
 
     def check(self) -> None:
         """Raise ConfigError for a value out of its range."""
+        registry.method_class(self.method)
         self.thresholds()
         for name, low in (
             ("buffer_size", 1),
@@ -236,29 +244,24 @@ class AdaptConfig:
             raise ConfigError(f"adapt.reward_ema is {self.reward_ema}; it must be in [0, 1)")
 
     def make_method(self, arithmetic: BatchArithmetic, seed: int) -> Method:
-        """The batch adaptation method of this configuration."""
+        """The batch adaptation method of this configuration.
+
+        Raises:
+            ConfigError: there is none of this name, or it does not take its options.
+        """
         c1, c2, c3 = self.thresholds()
-        config = BAPOConfig(
-            capacity=arithmetic.capacity,
-            group_size=arithmetic.group_size,
-            quantum=arithmetic.quantum,
-            filter=self.filter,
-            gaussian_mean=self.gaussian_mean,
-            gaussian_std=self.gaussian_std,
-            uniform_fraction=self.uniform_fraction,
-            c1=c1,
-            c2=c2,
-            c3=c3,
-            threshold_direction=self.threshold_direction,
-            reward_ema=self.reward_ema,
-            buffer_size=self.buffer_size,
-            replay_buffer_size=self.replay_buffer_size or self.buffer_size,
-            replay_steps=self.replay_steps,
-            reevaluate_every=self.reevaluate_every,
-            max_reevaluated_prompts=self.max_reevaluated_prompts,
-            eps=self.eps,
-        )
-        return BAPO(config, seed=seed)
+        flags = {item.name: getattr(self, item.name) for item in flag_fields(AdaptConfig)}
+        given = flags | {
+            "capacity": arithmetic.capacity,
+            "group_size": arithmetic.group_size,
+            "quantum": arithmetic.quantum,
+            "seed": seed,
+            "c1": c1,
+            "c2": c2,
+            "c3": c3,
+            "replay_buffer_size": self.replay_buffer_size or self.buffer_size,
+        }
+        return registry.build(registry.method_class(self.method), given, self.options or [])
 
 
 @dataclass

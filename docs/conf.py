@@ -20,7 +20,7 @@ release = __version__
 CONTENTS = {
     "Start": ["docs/quickstart", "docs/concepts", "docs/results", "docs/performance"],
     "Use": ["docs/algorithms", "docs/eight_gpus", "docs/tasks", "docs/watch", "docs/report", "docs/faq"],
-    "Look up": ["docs/config", "docs/metrics", "docs/presets"],
+    "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],
     "Why and how": ["docs/paper_to_code", "docs/decisions", "docs/reliability"],
     "Extend": ["docs/add_a_method", "CONTRIBUTING", "docs/dependencies", "CHANGELOG"],
     "Measured": ["benchmarks/results/adaptation", "benchmarks/results/delay", "benchmarks/results/math_verifiers"],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.arithmetic import epoch_steps
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.methods import BAPO, registry
 
 # A stored response token costs 4 bytes of id and 4 of behaviour log-prob, a prompt token 4 (adapt/group.py).
 BYTES_PER_RESPONSE_TOKEN = 8
@@ -49,7 +50,7 @@ def describe(args: SimpleNamespace, arithmetic, prompts: int | None) -> list[tup
     rows = [
         ("algorithm", args.algorithm or "none given: OpenRLHF's flags as they are"),
         ("advantages", f"{args.algo.advantage.estimator} (lambda {args.algo.advantage.lambd:g})"),
-        ("batch adaptation", adapt.method),
+        ("batch adaptation", " ".join([adapt.method, *(adapt.options or [])])),
         ("actor", _model(args.actor, args.actor.model_name_or_path)),
     ]
     if args.critic.model_name_or_path:
@@ -109,20 +110,26 @@ def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:
         if limit is not None
     ]
     truncated = f" (rho {adapt.vtrace_rho_max:g}, c {adapt.vtrace_c_max:g})" if adapt.returns == "vtrace" else ""
-    rows = [
+    sources = [
         ("fresh filter (X1)", adapt.filter),
         ("re-evaluation (X2)", again if adapt.reevaluate_every else "off"),
         ("replay (X3)", replay if adapt.replay_steps else "off"),
-        ("importance ratio", adapt.ratio),
-        ("maximum TV distance", ", ".join(limits) or "none"),
         ("hard buffer", f"{adapt.buffer_size} prompts"),
         ("replay buffer", f"at most {groups} groups, {size}"),
+    ]
+    # Of another method, the layer knows what it draws; the rest is the method's own business.
+    rows = sources if registry.method_class(adapt.method) is BAPO else []
+    if adapt.candidates > 1:
+        rows = [("prompts drawn", f"{adapt.candidates} for each one that is generated for"), *rows]
+    rows += [("importance ratio", adapt.ratio)]
+    if args.critic.model_name_or_path:
+        rows += [("returns", adapt.returns + truncated)]
+    return [
+        *rows,
+        ("maximum TV distance", ", ".join(limits) or "none"),
         ("reward function", _verifier(args)),
         ("checkpoints", _checkpoints(args.ckpt)),
     ]
-    if args.critic.model_name_or_path:
-        rows.insert(4, ("returns", adapt.returns + truncated))
-    return rows
 
 
 def _verifier(args: SimpleNamespace) -> str:
@@ -144,7 +151,7 @@ def _checkpoints(ckpt: SimpleNamespace) -> str:
 def _epoch(args: SimpleNamespace, prompts: int | None) -> list[tuple[str, str]]:
     if prompts is None:
         return [("epoch", "the training data is not here: give its rows with --prompts to see steps and syncs")]
-    steps = math.ceil(prompts / args.rollout.batch_size)
+    steps = epoch_steps(args, prompts)
     rows = [("epoch", f"{prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)")]
     if args.adapt.enabled:
         schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from contextlib import nullcontext
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf import cpu
+from bapo_openrlhf.arithmetic import epoch_steps
 from bapo_openrlhf.config import flags_of
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.integration.resume import choose_checkpoint
@@ -50,7 +50,7 @@ def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
     folder = Path(args.run.dir) / args.run.name
     choose_checkpoint(args)
     clock = time.perf_counter()
-    steps = math.ceil(prompts / args.rollout.batch_size) * args.train.num_episodes if prompts else None
+    steps = epoch_steps(args, prompts) * args.train.num_episodes if prompts else None
     about = {
         "name": args.run.name,
         "algorithm": _label(args),
@@ -94,6 +94,9 @@ def make_paths_absolute(args: SimpleNamespace) -> None:
     for owner, name in (*read, (args.data, "prompt_dataset"), (args.eval, "dataset"), (args.train, "agent_func_path")):
         if getattr(owner, name):
             setattr(owner, name, ",".join(map(_absolute, getattr(owner, name).split(","))))
+    if ".py:" in args.adapt.method:
+        file, _, name = args.adapt.method.rpartition(":")
+        args.adapt.method = f"{_absolute(file)}:{name}"
     if isinstance(args.reward.remote_url, list):
         args.reward.remote_url = [_absolute(url) for url in args.reward.remote_url]
 

@@ -86,6 +86,7 @@ def check_batch(args: SimpleNamespace) -> BatchArithmetic:
                 f"{arithmetic.ranks} cannot share: it must be at least {arithmetic.quantum} groups "
                 f"(adapt.batch_size or rollout.batch_size)"
             )
+        args.adapt.candidates = args.adapt.make_method(arithmetic, args.train.seed).candidates
     return arithmetic
 
 

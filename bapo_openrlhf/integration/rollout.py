@@ -7,13 +7,13 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 from tqdm import tqdm
@@ -85,16 +85,67 @@ def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:
     return usable
 
 
+class ChosenPrompts:
+    """OpenRLHF's iterator over the data for one step: more prompts are drawn than asked for, and some of them chosen.
+
+    Each item is (data source, prompt, label, images), in lists of one.
+
+    Args:
+        items: the iterator over the data.
+        count: prompts to generate for.
+        candidates: prompts drawn for each of them.
+        choose: takes the drawn prompts and how many to choose; returns the positions of the chosen, each once.
+
+    Attributes:
+        passed_over: prompts that were drawn and not chosen.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[Any],
+        count: int,
+        candidates: int,
+        choose: Callable[[Sequence[Prompt], int], Sequence[int]],
+    ) -> None:
+        drawn = list(zip(*_collect_prompt_batch(items, count * candidates)[:3], strict=True))
+        prompts = [Prompt(text, label, images or None) for text, label, images in drawn]
+        count = min(count, len(drawn))
+        # All, where there are no more: nothing is to be chosen.
+        chosen = list(choose(prompts, count)) if len(drawn) > count else list(range(count))
+        if len(set(chosen)) != count or len(chosen) != count or not set(chosen) <= set(range(len(drawn))):
+            raise ValueError(
+                f"{count} of {len(drawn)} prompts were to be chosen, each once; the positions are {chosen}"
+            )
+        self.passed_over = len(drawn) - count
+        self._items = iter(
+            [(None, [text], [label], [images]) for text, label, images in map(drawn.__getitem__, chosen)]
+        )
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+
 class AdaptedSamplesGenerator(SamplesGenerator):
     """OpenRLHF's generator, which keeps behaviour log-probs and can generate given prompts again.
 
     Args:
         along: called when a step's fresh prompts are dispatched: hard prompts to generate together with them.
         step: called to know the trainer step, for the seeds.
+        candidates, choose: see `ChosenPrompts`.
+
+    Attributes:
+        passed_over: prompts that the last step drew and did not generate for.
     """
 
     def __init__(
-        self, *, strategy: Any, along: Callable[[], Sequence[Prompt]], step: Callable[[], int], **kwargs: Any
+        self,
+        *,
+        strategy: Any,
+        along: Callable[[], Sequence[Prompt]],
+        step: Callable[[], int],
+        candidates: int = 1,
+        choose: Callable[[Sequence[Prompt], int], Sequence[int]] = lambda prompts, count: range(count),
+        **kwargs: Any,
     ) -> None:
         super().__init__(strategy=strategy, **kwargs)
         # OpenRLHF asks vLLM for log-probs when its IS correction is on: so it is, in this object's own view alone.
@@ -102,6 +153,7 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         self.args.algo.advantage.is_correction_level = "token"
         self.vllm_engines = [SeededEngine(engine, self._next_seed) for engine in self.vllm_engines]
         self.along, self.step = along, step
+        self.candidates, self.choose, self.passed_over = candidates, choose, 0
         self.rng_after_first_draw: torch.Tensor | None = None  # set on resume, see generate_samples
         self._kind = "evaluation"
         self._numbers = itertools.count()
@@ -146,13 +198,19 @@ class AdaptedSamplesGenerator(SamplesGenerator):
             score = reward  # as OpenRLHF where there is none
         return super()._process_response_into_experience(response | {"reward": reward, "scores": score}, **kwargs)
 
-    def _generate_vllm(self, *args: Any, **kwargs: Any) -> Any:
-        result = super()._generate_vllm(*args, **kwargs)
+    def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
+        passed_over = 0
+        if self._kind == "fresh" and self.candidates > 1:
+            dataloader_iter = ChosenPrompts(dataloader_iter, num_prompts, self.candidates, self.choose)
+            passed_over = self.passed_over = dataloader_iter.passed_over
+        samples, consumed, exhausted = super()._generate_vllm(
+            dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs
+        )
         start = time.perf_counter()
         # Here, before OpenRLHF puts the engines to sleep.
         self._again, self._together = self._collect(self._together, **kwargs), []
         self.waited = time.perf_counter() - start
-        return result
+        return samples, consumed + passed_over, exhausted
 
     def _collect(self, refs: Sequence[Any], **kwargs: Any) -> list[Experience]:
         """The samples of the given requests, in order."""

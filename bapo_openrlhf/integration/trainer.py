@@ -28,7 +28,7 @@ from bapo_openrlhf.adapt.ledger import FAILED, Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.staleness import beyond, group_tv, nonfinite
-from bapo_openrlhf.arithmetic import batch_arithmetic
+from bapo_openrlhf.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.integration.checkpoints import WholeCheckpoints
 from bapo_openrlhf.integration.experience import AdaptedExperienceMaker, NothingToTrain, SampleOrigin
 from bapo_openrlhf.integration.pinned import plain_class
@@ -151,6 +151,8 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             vllm_engines=self.vllm_engines,
             along=self._begin_step,
             step=lambda: self.step,
+            candidates=self.method.candidates,
+            choose=lambda prompts, count: self.method.choose_prompts(self.step, prompts, count),
         )
         self.experience_maker = AdaptedExperienceMaker(
             self.actor_model_group,
@@ -166,9 +168,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
 
     def get_max_steps(self) -> int:
         """Optimizer steps that the learning-rate schedule spans: those of full batches; smaller batches take fewer."""
-        train_steps = (
-            math.ceil(len(self.prompts_dataloader) / self.args.rollout.batch_size) * self.args.train.num_episodes
-        )
+        train_steps = epoch_steps(self.args, len(self.prompts_dataloader)) * self.args.train.num_episodes
         return train_steps * self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
 
     def fit(self, global_step: int = 0) -> None:
@@ -291,6 +291,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         mean = mean_reward(fresh)
         status["reward/fresh_mean"] = math.nan if mean is None else float(mean)
         status["reevaluation/added_seconds"] = added
+        status["prompts/passed_over"] = self.samples_generator.passed_over
         return status, next_step
 
     def _groups(self, samples: Sequence[Any], policy_step: int) -> list[Group]:

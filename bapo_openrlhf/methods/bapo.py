@@ -6,10 +6,11 @@ advantages are made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -70,6 +71,16 @@ class BAPO(Method):
         self.replay = ReplayBuffer(config.replay_buffer_size, config.replay_steps)
         self._named: list[Prompt] = []  # to be generated again in this step
         self._metrics: dict[str, float] = {}
+
+    @classmethod
+    def parameters(cls) -> Mapping[str, inspect.Parameter]:
+        """The fields of `BAPOConfig`, which are named as the --adapt flags."""
+        return inspect.signature(BAPOConfig).parameters
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any], options: Mapping[str, Any]) -> Self:
+        """See `Method.build`."""
+        return cls(BAPOConfig(**{name: given[name] for name in cls.parameters()}, **options), seed=given["seed"])
 
     def begin_step(self, step: int) -> list[Prompt]:
         """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt
@@ -14,9 +15,43 @@ from bapo_openrlhf.adapt.group import Group, Prompt
 class Method(ABC):
     """Chooses the groups that a step trains on. Pure: no Ray, no torch, no files; all randomness from one generator.
 
-    A step t is: `begin_step(t)` names prompts to generate again with today's policy; the caller generates; then
+    A step t is: `choose_prompts(t, ...)` takes the prompts to generate for, where more are drawn than needed;
+    `begin_step(t)` names prompts to generate again with today's policy; the caller generates; then
     `build_batch(t, fresh, reevaluated)` takes what was generated and returns the batch.
+
+    Attributes:
+        candidates: prompts drawn from the data for each one that is generated for. With 1 nothing is chosen.
     """
+
+    candidates: int = 1
+
+    @classmethod
+    def parameters(cls) -> Mapping[str, inspect.Parameter]:
+        """What `build` takes for it, by name: its constructor's parameters."""
+        return inspect.signature(cls).parameters
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any], options: Mapping[str, Any]) -> Self:
+        """A method for a run.
+
+        Args:
+            given: capacity (B), group_size (G), quantum, seed, and the --adapt flags by name; it takes what it has a
+                parameter for.
+            options: the other parameters, by name.
+        """
+        return cls(**{name: given[name] for name in cls.parameters() if name in given}, **options)
+
+    def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
+        """The prompts to generate for in trainer step `step`: positions among the candidates, each once.
+
+        Called before `begin_step`, and only where `candidates` is above 1.
+
+        Args:
+            step: trainer step.
+            candidates: prompts drawn from the data, at most `count` times the attribute `candidates`; fewer at its end.
+            count: prompts to take, at most as many as there are candidates.
+        """
+        return list(range(count))
 
     @abstractmethod
     def begin_step(self, step: int) -> list[Prompt]:

@@ -63,6 +63,11 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
         Metric("rollouts/step", "responses", "generated in this step, re-evaluation included", "", ALL),
         Metric("rollouts/total", "responses", "this run so far", "Table 1", ALL),
         Metric("groups/generated", "groups", "generated in this step, re-evaluation included", "", ALL),
+        Metric(
+            "prompts/passed_over",
+            "prompts",
+            "drawn from the data and not generated for, by a method that chooses prompts",
+        ),
         Metric("tokens/generated", "tokens", "generated in this step, re-evaluation included", "", ALL),
         Metric("tokens/generated_total", "tokens", "this run so far", "", ALL),
         Metric("length/SOURCE", "tokens", "mean length of a response that is trained on", "", ALL, TRAINED),
@@ -275,6 +280,24 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
         Metric("timing/ppo_train", "seconds", "the optimizer steps", "", ALL, "steps with an update"),
         Metric("timing/broadcast", "seconds", "syncing weights to the engines", "", ALL, "steps with an update"),
         Metric("timing/step_total", "seconds", "sum of all timing/*", "", ALL),
+    ),
+    "Of single methods": tuple(
+        Metric(name, unit, meaning, "", ADAPTED, f"`--adapt.method {methods}`", True)
+        for name, unit, meaning, methods in (
+            ("prompts/known", "prompts", "that there was a group of", "mopps, dots"),
+            ("prompts/predicted", "0 to 1", "mean predicted success of the prompts generated for", "mopps, dots"),
+            ("prompts/unseen_share", "0 to 1", "share of them that had no group before", "mopps, dots"),
+            ("prompts/prediction_error", "0 to 1", "mean |predicted - observed| of the others", "mopps, dots"),
+            ("cache/prompts", "prompts", "with stored responses", "repo"),
+            ("cache/responses", "responses", "stored", "repo"),
+            ("cache/bytes", "bytes", "tokens and log-probs of the stored responses", "repo"),
+            ("cache/added", "responses", "entered so far", "repo"),
+            ("cache/evicted", "responses", "left so far, for newer ones of their prompt", "repo"),
+            ("cache/drawn", "groups", "drawn by the strategy in this step", "repo"),
+            ("cache/without_signal", "groups", "of these, left out because their rewards are equal", "repo"),
+            ("cache/no_room", "groups", "of these, left out because the batch was full", "repo"),
+            ("mix/replayed_share", "0 to 1", "share of the batch that is replayed", "remix"),
+        )
     ),
 }
 

@@ -22,13 +22,14 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.integration.engines import RolloutEngine, request_seed  # noqa: E402
 from bapo_openrlhf.integration.rollout import (  # noqa: E402
     AdaptedSamplesGenerator,
+    ChosenPrompts,
     SeededEngine,
     is_usable,
     prompt_seed,
@@ -724,3 +725,38 @@ class TestEvaluation:
 
     def test_no_reward_at_all(self):
         assert self.metrics(lambda prompt, sample: None) == {}
+
+
+class TestChosenPrompts:
+    @staticmethod
+    def items(count, size=2):
+        """As OpenRLHF's loader gives them: (data sources, prompts, labels, images), in lists of `size`."""
+        rows = [(f"p{n}", f"l{n}", [f"i{n}.png"] if n % 2 else None) for n in range(count)]
+        return iter([(None, *map(list, zip(*rows[at : at + size], strict=True))) for at in range(0, count, size)])
+
+    @staticmethod
+    def all_of(chosen):
+        return _collect_prompt_batch(chosen, 100)[:3]
+
+    @pytest.mark.parametrize("positions", [[5, 0, 3], [0, 1, 2]])
+    def test_are_those_at_the_positions_in_that_order(self, positions):
+        seen, source = [], self.items(10)
+        chosen = ChosenPrompts(source, 3, 2, lambda prompts, count: seen.append((prompts, count)) or positions)
+        prompts, labels, images = self.all_of(chosen)
+        assert prompts == [f"p{n}" for n in positions] and labels == [f"l{n}" for n in positions]
+        assert images == [[f"i{n}.png"] if n % 2 else None for n in positions]
+        ((drawn, count),) = seen
+        assert count == 3 and [prompt.text for prompt in drawn] == [f"p{n}" for n in range(6)]
+        assert [prompt.label for prompt in drawn] == [f"l{n}" for n in range(6)]
+        assert chosen.passed_over == 3 and next(source)[1] == ["p6", "p7"]
+
+    @pytest.mark.parametrize(("there", "taken"), [(5, 3), (4, 3), (3, 3), (2, 2), (0, 0)])
+    def test_at_the_end_of_the_data_as_many_as_there_are(self, there, taken):
+        chosen = ChosenPrompts(self.items(there), 3, 2, lambda prompts, count: range(count))
+        assert chosen.passed_over == there - taken
+        assert self.all_of(chosen)[0] == [f"p{n}" for n in range(taken)]
+
+    @pytest.mark.parametrize("positions", [[0, 1], [0, 1, 1], [0, 1, 6], [0, 1, -1], [0, 1, 2, 3]])
+    def test_a_wrong_choice_is_refused(self, positions):
+        with pytest.raises(ValueError, match=r"3 of 6 prompts were to be chosen, each once; the positions are \[0, 1"):
+            ChosenPrompts(self.items(6), 3, 2, lambda prompts, count: positions)

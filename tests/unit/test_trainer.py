@@ -259,6 +259,9 @@ class Group:
         return found.masked_fill(torch.isin(sequences[:, 1:], torch.tensor(sorted(self.world.spoilt))), math.nan)
 
 
+CHOOSING = f"{Path(__file__).parent}/choosing_method.py:First"
+
+
 class World:
     """Everything outside the trainer's process.
 
@@ -535,6 +538,26 @@ class TestRun:
     def test_kl_to_the_behaviour_policy_keeps_its_coefficient(self, world):
         made = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})
         assert made.trainer.kl_ctl.value == 0.02 and made.args.algo.kl.init_coef == 0.0
+
+
+class TestChoice:
+    def test_prompts_are_generated_for_that_the_method_chose(self, world):
+        made = world(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
+        made.trainer.fit()
+        assert made.trainer.step == 6  # 8, 8 and 3 prompts are drawn, twice
+        asked = made.trainer.method.asked
+        assert [(step, len(drawn), count) for step, drawn, count in asked] == [
+            (step, 8, 4) for step in (0, 1, 3, 4)
+        ]  # of 3 prompts nothing is to be chosen
+        for epoch in (0, 3):
+            drawn = [prompt for step, prompts, _ in asked for prompt in prompts if epoch <= step < epoch + 3]
+            last = {request.prompt for request in made.of_step(epoch + 2)[0][:3]}  # then hard ones
+            assert len(last) == 3 and sorted([*drawn, *last]) == sorted(f"prompt {n}" for n in range(19))
+        for step, prompts, _ in asked:
+            assert sorted(request.prompt for request in made.of_step(step)[0]) == sorted(prompts)[:4]
+        assert [row["prompts/passed_over"] for row in made.metrics()] == [4, 4, 0] * 2
+        # An evaluation asks all of its prompts.
+        assert sum(request.prompt.startswith("eval") for request in made.requests) == 3 * 3
 
 
 class TestRecord:
@@ -1476,9 +1499,10 @@ class TestResume:
         {"prompts": 13, "eval.steps": 2, "evaluation": 2, "adapt.rollout_delay": 4, "adapt.returns": "gae"},
         {"prompts": 12, "algorithm": "ba_ppo", "adapt.returns": "vtrace", "adapt.max_tv_replayed": 0.1},
         {"prompts": 16, "adapt.rollout_delay": 1, "adapt.filter": "gaussian", "eval.steps": 3, "evaluation": 1},
+        {"prompts": 27, "adapt.method": CHOOSING},
     )
 
-    @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))
     def test_is_the_run_that_was_never_stopped(self, world, tmp_path, case):
         made = world(**REPEATABLE, **case)
         made.trainer.fit()

@@ -1,0 +1,126 @@
+"""Methods by name or by file, and what their constructors are given.
+
+A method is a class. Its constructor takes, by name, what the batch is like (capacity, group_size, quantum, seed) and
+any of the --adapt flags; every other parameter is an option of its own, has a default, and is set by --adapt.options.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bapo_openrlhf.adapt.group import as_fraction
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.methods.base import Method
+
+METHODS = {
+    "bapo": "bapo_openrlhf.methods.bapo:BAPO",
+    "bapo_mini_test": "bapo_openrlhf.methods.bapo:BAPO",
+    "mopps": "bapo_openrlhf.methods.mopps:MoPPS",
+    "dots": "bapo_openrlhf.methods.dots:DOTS",
+    "repo": "bapo_openrlhf.methods.repo:RePO",
+    "remix": "bapo_openrlhf.methods.remix:ReMix",
+}
+KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
+
+
+def method_class(name: str) -> type[Method]:
+    """The class that --adapt.method stands for.
+
+    Args:
+        name: one of METHODS, or FILE.py:CLASS.
+
+    Raises:
+        ConfigError: there is none, or it is no method.
+    """
+    place, colon, attribute = METHODS.get(name, name).rpartition(":")
+    if name not in METHODS and not (colon and place.endswith(".py") and attribute):
+        raise ConfigError(f"adapt.method is {name}; it must be none, {', '.join(METHODS)}, or FILE.py:CLASS")
+    module = importlib.import_module(place) if name in METHODS else _load(Path(place))
+    found = getattr(module, attribute, None)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(
+            f"adapt.method is {name}; {place} has no class {attribute} that is a bapo_openrlhf.methods.Method"
+        )
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise ConfigError(f"adapt.method is {name}; {attribute} lacks {', '.join(missing)}")
+    return found
+
+
+def _load(path: Path) -> ModuleType:
+    """A module from a file, the same one each time."""
+    name = f"bapo_openrlhf_method_{path.resolve().as_posix()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise ConfigError(f"adapt.method names {path}; there is no such file")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # a .py file has both
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"adapt.method names {path}, which cannot be imported: {_brief(error)}") from error
+    return module
+
+
+def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) -> Method:
+    """A method for this run.
+
+    Args:
+        kind: as `method_class` gives it.
+        given: capacity, group_size, quantum, seed and the --adapt flags, by name.
+        options: NAME=VALUE each.
+
+    Raises:
+        ConfigError: an option that it does not have, or a value that it does not take.
+    """
+    own = _options(kind, given)
+    chosen: dict[str, Any] = {}
+    for word in options:
+        name, equals, text = word.partition("=")
+        if not equals or name not in own:
+            known = ", ".join(f"{option}={default}" for option, default in own.items()) or "none"
+            raise ConfigError(f"adapt.options has {word!r}; {kind.__name__} takes NAME=VALUE of these: {known}")
+        chosen[name] = _value(word, text, own[name])
+    try:
+        return kind.build(given, chosen)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"adapt.method {kind.__name__} cannot be made: {_brief(error)}") from error
+
+
+def _options(kind: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's own options with their defaults."""
+    own = {name: parameter.default for name, parameter in kind.parameters().items() if name not in given}
+    without = [name for name, default in own.items() if default is inspect.Parameter.empty]
+    if without:
+        raise ConfigError(
+            f"adapt.method {kind.__name__}: its constructor's {', '.join(without)} must have a default, or be one of "
+            f"{', '.join(given)}"
+        )
+    return own
+
+
+def _value(word: str, text: str, default: Any) -> Any:
+    """`text` as a value of the default's type."""
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(default, Fraction):
+            return as_fraction(text)
+        return type(default)(text) if isinstance(default, (int, float, str)) else text
+    except (KeyError, ValueError):
+        raise ConfigError(f"adapt.options has {word!r}; it must be {KINDS[type(default)]}") from None
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
