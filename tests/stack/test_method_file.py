@@ -11,10 +11,11 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_method" / "fifo_repla
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 
 
-def test_the_documented_example_trains(train):
+def test_the_documented_example_trains(train, tmp_path):
     result = train(
         "fifo",
         *CLI,
+        environment={"PROBE_FOLDER": str(tmp_path)},
         algorithm="bapo_grpo",
         run__name="fifo",
         adapt__method=f"{EXAMPLE}:FIFOReplay",
