@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Two processes: one runs all tests of the real stack, the other the unit tests meanwhile.
-TWO := -n 2 --dist loadgroup
+# Two processes: one runs all tests of the real stack, the other the unit tests meanwhile (tests/conftest.py).
+TWO := -n 2
 
 .PHONY: quickstart test test-all lint docs bench clean
 

@@ -40,14 +40,6 @@ FLAGS = {
 SWITCHES = ("vllm.enforce_eager", "algo.kl.use_loss")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the mark
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One after the other in one process, while another runs the unit tests (`make test`)."""
-    for item in items:
-        if item.get_closest_marker("stack"):
-            item.add_marker(pytest.mark.xdist_group("stack"))
-
-
 @dataclass
 class Result:
     """What a run left behind."""
