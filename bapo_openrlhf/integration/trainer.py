@@ -40,6 +40,8 @@ from bapo_openrlhf.run.record import RunRecord, read_answers, read_metrics
 
 logger = init_logger(__name__)
 
+DEATH_NOTICE = 10.0  # seconds in which Ray says that a process has died
+
 
 class RecordedPPOTrainer(plain_class(PPOTrainer)):
     """OpenRLHF's trainer as it is, which also keeps the run's record in DIR/NAME (`run.record`)."""
@@ -220,7 +222,12 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         while pending:
             # The actor's collective would wait for an engine that died in it: OpenRLHF asks the engines afterwards.
             done, _ = ray.wait([*pending, *self._engines_live], num_returns=1)
-            ray.get(done)
+            try:
+                ray.get(done)
+            except ray.exceptions.RayTaskError:
+                # An engine that dies breaks the collective, which may be heard of first: its death is the reason.
+                ray.get(ray.wait(self._engines_live, num_returns=1, timeout=DEATH_NOTICE)[0])
+                raise
             pending = [ref for ref in pending if ref not in done]
         batch_vllm_engine_call(self.vllm_engines, "forget_caches")
         self.engine_step = self.step

@@ -73,9 +73,11 @@ def get(refs: Any, **_: Any) -> Any:
     return refs.value
 
 
-def wait(refs: list[Ref], *, num_returns: int = 1, **_: Any) -> tuple[list[Ref], list[Ref]]:
+def wait(
+    refs: list[Ref], *, num_returns: int = 1, timeout: float | None = None, **_: Any
+) -> tuple[list[Ref], list[Ref]]:
     ready = [ref for ref in refs if not ref.pending][-num_returns:]  # what was sent last is done first
-    assert ready, "a run would wait for ever"
+    assert ready or timeout is not None, "a run would wait for ever"
     return ready, [ref for ref in refs if ref not in ready]
 
 
@@ -958,6 +960,31 @@ class TestPhases:
 
         worker.broadcast_to_vllm = broadcast
         with pytest.raises(RuntimeError, match="OSError: the engine died"):
+            made.trainer.fit()
+
+    @pytest.mark.parametrize("dies", [True, False])
+    def test_an_engines_death_is_the_reason_where_the_actor_is_heard_of_first(self, world, dies):
+        """Its collective breaks when an engine dies; Ray tells of the death a little later."""
+
+        class Later(Ref):
+            """Pending when it is first looked at."""
+
+            looks = 0
+
+            @property
+            def pending(self) -> bool:
+                self.looks += 1
+                return self.looks == 1 or not dies
+
+            @pending.setter
+            def pending(self, value: bool) -> None:
+                pass
+
+        made = world(**{"adapt.rollout_delay": 1, "adapt.reevaluate_every": 0})
+        made.engines[0].alive = Later(error=OSError("the engine died"))
+        made.groups["actor"].workers[0].broadcast_to_vllm = lambda: Ref(error=remote_error(RuntimeError("reset")))
+        says = "OSError: the engine died" if dies else "RuntimeError: reset"
+        with pytest.raises(RuntimeError, match=f"^step 1, syncing weights: {says}$"):
             made.trainer.fit()
 
     @pytest.mark.parametrize("name", ["actor_grad_norm", "critic_grad_norm"])
