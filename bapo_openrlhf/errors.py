@@ -1,4 +1,8 @@
-"""The error a user sees for bad input."""
+"""The errors that a user sees."""
+
+from __future__ import annotations
+
+from typing import NoReturn
 
 
 class ConfigError(ValueError):
@@ -10,3 +14,8 @@ class ConfigError(ValueError):
 
 class RunError(RuntimeError):
     """A run that failed, after it had started: the step, the phase, and why."""
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise ConfigError, in the place of a parser's `error`, which would end the process."""
+    raise ConfigError(message)

@@ -11,12 +11,12 @@ import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from bapo_openrlhf import config
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.integration import openrlhf_cli, vision
 
 REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # where rewards come from
@@ -28,7 +28,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser.prog = prog
     parser.add_argument("--config", metavar="YAML", help="file of flags; the command line wins over it")
     config.add_flags(parser)
-    parser.error = _raise  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     return parser
 
 
@@ -126,10 +126,6 @@ def _check_algorithm(args: SimpleNamespace) -> None:
             f"algorithm {args.algorithm} and adapt.method {args.adapt.method} contradict each other; "
             f"{args.algorithm} {'needs' if meaning.method != 'none' else 'has no'} batch adaptation"
         )
-
-
-def _raise(message: str) -> NoReturn:
-    raise ConfigError(message)
 
 
 def _settings(path: Path) -> Iterator[tuple[str, Any]]:

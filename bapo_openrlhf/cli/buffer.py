@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bapo_openrlhf.adapt.group import as_fraction
 from bapo_openrlhf.checkpoint.state_file import CheckpointError
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.run import buffer
 
 LISTED = 50  # entries, where no limit is given
@@ -61,7 +61,7 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = _raise  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="ckpt.path, for its newest whole checkpoint; or one "
         "checkpoint's folder TAG in _adapt or _actor")  # fmt: skip
@@ -123,10 +123,6 @@ def _check_is_outside(path: Path, folder: Path) -> None:
     top = top.parent if top.name == "_adapt" else folder.resolve()
     if path.resolve().is_relative_to(top):
         raise ConfigError(f"export {str(path)!r} is among the checkpoints in {top}, which stay as they are")
-
-
-def _raise(message: str) -> NoReturn:
-    raise ConfigError(message)
 
 
 if __name__ == "__main__":

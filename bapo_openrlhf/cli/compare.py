@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import refuse
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
@@ -19,7 +18,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
         "intervals, problems gained and lost.",
         allow_abbrev=False,
     )
-    parser.error = _raise  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of an evaluation")
     parser.add_argument("b", type=Path, metavar="RUN_B", help="folder of an evaluation")
     parser.add_argument("--out", type=Path, help="folder of the results; runs/compare/A_B, if not given")
@@ -32,10 +31,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
     result = compare(args.a, args.b, out)
     show([table(result)], f"compare.md, .json, .csv and .png are in {out}")
     return 0
-
-
-def _raise(message: str) -> NoReturn:
-    raise ConfigError(message)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, refuse
 
 DEFAULT_KS = (1, 8, 32)
 
@@ -87,7 +87,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = _raise  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
     add("--config", type=Path, help="the configuration that a model was trained with: evaluate what it leaves, asked "
         "as in training (model, markup, --max-new-tokens, --temperature, --top-p); other flags win")  # fmt: skip
@@ -114,10 +114,6 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     add("--max-num-seqs", type=int, help="responses generated at the same time; vLLM's default, if not given. With 1, "
         "none depends on the others (rounding in a batch does, a little)")  # fmt: skip
     return parser
-
-
-def _raise(message: str) -> NoReturn:
-    raise ConfigError(message)
 
 
 def _template(args: argparse.Namespace) -> bool | str:

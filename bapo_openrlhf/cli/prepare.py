@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.prepare.build import Request, prepare
 from bapo_openrlhf.prepare.tables import FORMATS, parse_local
 from bapo_openrlhf.tasks import TASKS, get_task
@@ -32,7 +32,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__.split(": ", 1)[1], allow_abbrev=False)
-    parser.error = _raise  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
     add("task", help=f"{', '.join(TASKS)}, or a .py file with a TASK of your own")
     add("--out", type=Path, help="folder of the files (default: data/TASK)")
@@ -130,7 +130,3 @@ def _overlap_lines(manifest: Mapping[str, Any], request: Request) -> list[str]:
         else:
             lines.append(f"overlap: no problem of {part} is in the training data")
     return lines
-
-
-def _raise(message: str) -> NoReturn:
-    raise ConfigError(message)

@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, refuse
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
@@ -19,7 +18,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
         "no network and no other file.",
         allow_abbrev=False,
     )
-    parser.error = _raise  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; the first is compared with")
     parser.add_argument(
         "--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder"
@@ -43,10 +42,6 @@ def _progress(charts: Iterable, total: int) -> Iterable:
     from tqdm import tqdm
 
     return tqdm(charts, total=total, desc="charts", leave=False)
-
-
-def _raise(message: str) -> NoReturn:
-    raise ConfigError(message)
 
 
 if __name__ == "__main__":

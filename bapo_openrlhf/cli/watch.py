@@ -7,13 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.errors import RunError, refuse
 from bapo_openrlhf.run.follow import Follower, open_run
 from bapo_openrlhf.run.watch import ASCII, UNICODE, Seen, picture, step_line, warnings
 
@@ -29,7 +28,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
         "picture in ASCII, then a line a step.",
         allow_abbrev=False,
     )
-    parser.error = _raise  # type: ignore[method-assign]
+    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("run", metavar="RUN", help="folder of the run, or [user@]host:folder, which is read over ssh")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     args = parser.parse_args(list(argv))
@@ -132,10 +131,6 @@ def _kind(text: str) -> str:
 
 def _say(console: Console, text: str) -> None:
     console.print(text.encode("ascii", "replace").decode(), markup=False, soft_wrap=True)
-
-
-def _raise(message: str) -> NoReturn:
-    raise ConfigError(message)
 
 
 if __name__ == "__main__":

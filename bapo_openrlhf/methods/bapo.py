@@ -21,7 +21,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.theory import k1, k2, k3
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import Method, require_state
 
 STATE_VERSION = 1
 C2 = Interval(Fraction(1, 8), Fraction(4, 8))  # where c2 and c3 move, Table 3
@@ -185,11 +185,7 @@ class BAPO(Method):
         Raises:
             ValueError: the state is of another method or format version.
         """
-        if (state.get("method"), state.get("version")) != ("bapo", STATE_VERSION):
-            raise ValueError(
-                f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
-                f"expected 'bapo', version {STATE_VERSION}"
-            )
+        require_state(state, "bapo", STATE_VERSION)
         self.rng.bit_generator.state = state["rng"]
         self.thresholds.load_state_dict(state["thresholds"])
         self.hard.load_state_dict(state["hard"])

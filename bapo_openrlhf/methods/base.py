@@ -86,3 +86,12 @@ class Method(ABC):
         Raises:
             ValueError: the state is of another method or format version.
         """
+
+
+def require_state(state: Mapping[str, Any], method: str, version: int) -> None:
+    """Raise ValueError unless a state is of this method and format version."""
+    if (state.get("method"), state.get("version")) != (method, version):
+        raise ValueError(
+            f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
+            f"expected {method!r}, version {version}"
+        )

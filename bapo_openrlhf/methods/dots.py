@@ -21,7 +21,7 @@ from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.difficulty import SuccessCounts, forecast_metrics, successes
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import Method, require_state
 
 STATE_VERSION = 1
 TARGET = 0.5  # success probability; alpha in the authors' code
@@ -228,11 +228,7 @@ class DOTS(Method):
         Raises:
             ValueError: the state is of another method or format version.
         """
-        if (state.get("method"), state.get("version")) != ("dots", STATE_VERSION):
-            raise ValueError(
-                f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
-                f"expected 'dots', version {STATE_VERSION}"
-            )
+        require_state(state, "dots", STATE_VERSION)
         self.rng.bit_generator.state = state["rng"]
         self.predictor.load_state_dict(state["predictor"])
         self.replay.load_state_dict(state["replay"])

@@ -16,7 +16,7 @@ from bapo_openrlhf.adapt.batch import Batch, cut_to
 from bapo_openrlhf.adapt.difficulty import SuccessCounts, forecast_metrics
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import Method, require_state
 
 STATE_VERSION = 1
 
@@ -128,10 +128,6 @@ class MoPPS(Method):
         Raises:
             ValueError: the state is of another method or format version.
         """
-        if (state.get("method"), state.get("version")) != ("mopps", STATE_VERSION):
-            raise ValueError(
-                f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
-                f"expected 'mopps', version {STATE_VERSION}"
-            )
+        require_state(state, "mopps", STATE_VERSION)
         self.rng.bit_generator.state = state["rng"]
         self.posteriors.load_state_dict(state["posteriors"])

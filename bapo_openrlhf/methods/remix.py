@@ -13,7 +13,7 @@ from bapo_openrlhf.adapt.batch import Batch, cut_to
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.filters import make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import Method, require_state
 
 STATE_VERSION = 1
 
@@ -149,10 +149,6 @@ class ReMix(Method):
         Raises:
             ValueError: the state is of another method or format version.
         """
-        if (state.get("method"), state.get("version")) != ("remix", STATE_VERSION):
-            raise ValueError(
-                f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
-                f"expected 'remix', version {STATE_VERSION}"
-            )
+        require_state(state, "remix", STATE_VERSION)
         self.rng.bit_generator.state = state["rng"]
         self.replay.load_state_dict(state["replay"])

@@ -17,7 +17,7 @@ from bapo_openrlhf.adapt.batch import Batch, cut_to, replay_room
 from bapo_openrlhf.adapt.filters import has_signal, make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.state import group_from_state, group_state
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import Method, require_state
 
 STATE_VERSION = 1
 STRATEGIES = ("all", "random", "highest", "recent", "variance")
@@ -197,11 +197,7 @@ class RePO(Method):
         Raises:
             ValueError: the state is of another method or format version.
         """
-        if (state.get("method"), state.get("version")) != ("repo", STATE_VERSION):
-            raise ValueError(
-                f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
-                f"expected 'repo', version {STATE_VERSION}"
-            )
+        require_state(state, "repo", STATE_VERSION)
         self.rng.bit_generator.state = state["rng"]
         self.cache.load_state_dict(state["cache"])
 
