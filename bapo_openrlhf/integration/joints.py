@@ -42,11 +42,14 @@ def batch_adaptation(adapted: bool) -> Iterator[ModuleType]:
     """OpenRLHF's `train_ppo_ray` module with this project's classes in the place of OpenRLHF's.
 
     Args:
-        adapted: False leaves everything as OpenRLHF has it, but for a trainer that also keeps a local record.
+        adapted: False leaves everything as OpenRLHF has it, but for a trainer that also keeps a local
+            record and workers that keep their port.
     """
     require_version()
+    either = {"ReferenceModelActor": workers.ReferenceActor, "RewardModelActor": workers.RewardActor}
     if not adapted:
-        with rebound(ppo_trainer, PPOTrainer=trainer.RecordedPPOTrainerActor):
+        plain = {"PolicyModelActor": workers.PlainPolicyActor, "CriticModelActor": workers.PlainCriticActor}
+        with rebound(ppo_trainer, PPOTrainer=trainer.RecordedPPOTrainerActor), rebound(cli, **plain, **either):
             yield cli
         return
     with (
@@ -56,6 +59,7 @@ def batch_adaptation(adapted: bool) -> Iterator[ModuleType]:
             cli,
             PolicyModelActor=workers.AdaptedPolicyActor,
             CriticModelActor=workers.AdaptedCriticActor,
+            **either,
             create_vllm_engines=with_rollout_log_probs(require_name(cli, "create_vllm_engines")),
         ),
     ):

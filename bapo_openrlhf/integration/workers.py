@@ -10,12 +10,13 @@ gradient of a step's last micro-batch alone.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import ray
 import torch
-from openrlhf.trainer.ray import ppo_actor, ppo_critic
+from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 
 from bapo_openrlhf.integration.checksums import digests, stacked
 from bapo_openrlhf.integration.dynamic_batch import WholeBatchReplayBuffer
@@ -82,6 +83,22 @@ def _require_type(built: Any, kind: type) -> None:
         raise RuntimeError(f"OpenRLHF's worker built a {type(built).__name__} and not a {kind.__name__}")
 
 
+class _OwnPort:
+    """Mixed into OpenRLHF's workers: the port of their process group stays theirs from its choice on.
+
+    OpenRLHF chooses a free port, lets it go, and listens on it only after the models' processes have started; whatever
+    takes a port meanwhile (an engine, Ray) may take this one. Here the socket that the port was chosen with stays
+    bound: the kernel gives the port to nobody who asks for any free one, and torch, which binds with SO_REUSEADDR as
+    this socket does, can listen on it.
+    """
+
+    def _get_free_port(self) -> int:
+        self._port_holder = socket.socket()
+        self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port_holder.bind(("", 0))
+        return self._port_holder.getsockname()[1]
+
+
 class _Resumable:
     """Mixed into OpenRLHF's workers: the random generator that shuffles the samples, for the checkpoint."""
 
@@ -97,7 +114,7 @@ class _Resumable:
             torch.cuda.set_rng_state(states[1])
 
 
-class PolicyWorker(_Resumable, plain_class(ppo_actor.PolicyModelActor)):
+class PolicyWorker(_Resumable, _OwnPort, plain_class(ppo_actor.PolicyModelActor)):
     """OpenRLHF's actor worker on batches of any size."""
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -111,7 +128,7 @@ class PolicyWorker(_Resumable, plain_class(ppo_actor.PolicyModelActor)):
         return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
 
 
-class CriticWorker(_Resumable, plain_class(ppo_critic.CriticModelActor)):
+class CriticWorker(_Resumable, _OwnPort, plain_class(ppo_critic.CriticModelActor)):
     """OpenRLHF's critic worker on batches of any size."""
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -121,8 +138,28 @@ class CriticWorker(_Resumable, plain_class(ppo_critic.CriticModelActor)):
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
 
 
+class ReferenceWorker(_OwnPort, plain_class(launcher.ReferenceModelActor)):
+    """OpenRLHF's reference worker."""
+
+
+class RewardWorker(_OwnPort, plain_class(launcher.RewardModelActor)):
+    """OpenRLHF's reward worker."""
+
+
+class PlainPolicyWorker(_OwnPort, plain_class(ppo_actor.PolicyModelActor)):
+    """OpenRLHF's actor worker, for a run without batch adaptation."""
+
+
+class PlainCriticWorker(_OwnPort, plain_class(ppo_critic.CriticModelActor)):
+    """OpenRLHF's critic worker, for a run without batch adaptation."""
+
+
 # Decorated under other names, so that Ray's workers import the classes above from this module. A class that its own
 # name does not lead to is sent by value, with copies of OpenRLHF's globals, and rebinding a name in OpenRLHF's module
 # would not reach it.
 AdaptedPolicyActor = ray.remote(num_gpus=1)(PolicyWorker)
 AdaptedCriticActor = ray.remote(num_gpus=1)(CriticWorker)
+ReferenceActor = ray.remote(num_gpus=1)(ReferenceWorker)
+RewardActor = ray.remote(num_gpus=1)(RewardWorker)
+PlainPolicyActor = ray.remote(num_gpus=1)(PlainPolicyWorker)
+PlainCriticActor = ray.remote(num_gpus=1)(PlainCriticWorker)

@@ -850,6 +850,8 @@ class TestJoints:
                 vllm_engine.RolloutRayActor,
                 cli.PolicyModelActor,
                 cli.CriticModelActor,
+                cli.ReferenceModelActor,
+                cli.RewardModelActor,
                 cli.create_vllm_engines,
             )
 
@@ -858,16 +860,19 @@ class TestJoints:
             assert module is cli
             during = names()
         assert names() == before
+        either = (workers.ReferenceActor, workers.RewardActor)
         if adapted:
-            assert during[:4] == (
+            assert during[:6] == (
                 trainer.AdaptedPPOTrainerActor,
                 engines.AdaptedRolloutActor,
                 workers.AdaptedPolicyActor,
                 workers.AdaptedCriticActor,
+                *either,
             )
-            assert during[4] is not before[4]
+            assert during[6] is not before[6]
         else:
-            assert during == (trainer.RecordedPPOTrainerActor, *before[1:])
+            plain = (workers.PlainPolicyActor, workers.PlainCriticActor)
+            assert during == (trainer.RecordedPPOTrainerActor, before[1], *plain, *either, before[6])
 
     def test_nothing_here_started_ray(self):
         assert not ray.is_initialized()
