@@ -45,6 +45,7 @@ from typing import Any
 from bapo_openrlhf.errors import ConfigError
 
 SWITCH = "BAPO_OPENRLHF_CPU"
+SHARED_RAY = "BAPO_OPENRLHF_RAY"  # address of a Ray on this machine that several runs share (integration/cluster.py)
 
 # Distribution names (the first one installed counts) and the version that the patches below were written for.
 WRITTEN_FOR: dict[tuple[str, ...], str] = {
@@ -131,6 +132,8 @@ def prepare_environment() -> None:
 def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
     """Arguments for `ray.init`: a local Ray of its own with `num_logical_gpus` devices that exist only as bookkeeping.
 
+    Where `BAPO_OPENRLHF_RAY` holds an address, that Ray's devices are shared instead.
+
     OpenRLHF asks Ray for one GPU and one CPU per actor. Ray never looks whether a declared device is there, so its
     placement works as on a GPU machine.
 
@@ -146,13 +149,17 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
             f"or set {SWITCH}=0 if that cluster has GPUs and only this machine has none."
         )
     prepare_environment()
-    return {
+    shared = os.environ.get(SHARED_RAY)
+    own = {
         "address": "local",
         "num_gpus": num_logical_gpus,
         # One per device, and a few for the trainer and for remote functions.
         "num_cpus": num_logical_gpus + 4,
         "object_store_memory": 512 * 1024**2,
         "include_dashboard": False,
+    }
+    return {
+        **({"address": shared} if shared else own),
         "logging_level": "warning",
         "runtime_env": {
             "worker_process_setup_hook": "bapo_openrlhf.cpu.set_up_ray_worker",

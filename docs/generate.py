@@ -109,6 +109,8 @@ also while the run goes on.
   kind `failed` once a prompt, from its first group with mean reward 0; of kind `solved` once a prompt, the best
   response of its first group above 0 after that. The middle of a response longer than `--run.answer_chars` is left
   out; with 0 there is no such file.
+- `evaluations.jsonl`, a line an evaluation during training (`--eval.dataset`, `--eval.steps`): `step`, and OpenRLHF's
+  numbers: `eval_SET_pass1`, the mean reward of the answers to SET's prompts, `eval_SET_passN`, and lengths.
 - `summary.json`, at the end: what the run did, from its metrics.
 
 A group's `state` is the name of its count `groups/STATE` below: `fresh` or `reevaluated` (trained on), `filtered`,

@@ -17,6 +17,7 @@ COMMANDS = {
     "compare": "two evaluations, problem by problem",
     "watch": "a run in the terminal while it goes on, here or on another machine",
     "report": "one HTML page that shows and compares runs",
+    "study": "a grid of methods and seeds on the real stack, run and compared",
     "buffer": "what a checkpoint's hard and replay buffers hold",
 }
 

@@ -111,6 +111,12 @@ class RecordedPPOTrainer(plain_class(PPOTrainer)):
             "tokens/trained_total": self.tokens["trained"],
         }
 
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
+        """OpenRLHF's evaluation during training, also written down."""
+        numbers = super().evaluate(global_step, **generate_kwargs)
+        self.record.append_evaluation(global_step, numbers)
+        return numbers
+
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:

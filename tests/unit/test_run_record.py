@@ -20,6 +20,7 @@ from bapo_openrlhf.run.record import (
     RunRecord,
     begin_run,
     read_answers,
+    read_evaluations,
     read_groups,
     read_metrics,
     read_run,
@@ -142,12 +143,16 @@ def test_resume_drops_later_lines_of_every_file(tmp_path):
         run.append_groups(step, [{"uid": 2 * step}, {"uid": 2 * step + 1}])
         run.append_answers(step, [{"prompt": str(step)}])
         run.append(step, {})
+        run.append_evaluation(step, {"eval_cd4_pass1": step / 4})
     RunRecord(tmp_path, resume_from=3)
     assert [row["uid"] for row in read_groups(tmp_path)] == [2, 3, 4, 5]
     assert [row["prompt"] for row in read_answers(tmp_path)] == ["1", "2"]
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    found = [{"step": 1, "eval_cd4_pass1": 0.25}, {"step": 2, "eval_cd4_pass1": 0.5}]
+    assert read_evaluations(tmp_path) == found
     RunRecord(tmp_path, resume_from=1)
     assert read_groups(tmp_path) == read_answers(tmp_path) == read_metrics(tmp_path) == []
+    assert read_evaluations(tmp_path) == []
 
 
 # ── run.json ──

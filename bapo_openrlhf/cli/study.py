@@ -1,0 +1,124 @@
+"""`bapo-openrlhf study`: a grid of methods, advantage paths and seeds on the real stack, compared."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from bapo_openrlhf.errors import ConfigError, RunError, refuse
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
+    """Parse, check every arm, run what is not done, write table and report."""
+    given = _parse(argv, prog)
+
+    from bapo_openrlhf.study import runner
+    from bapo_openrlhf.study.definition import read_study
+
+    study = read_study(given.config, smoke=given.smoke)
+    out = given.output or Path("runs/studies") / study.name
+    planned = runner.plan(study, out.resolve())
+    if given.only_report:
+        return _write(study, planned, out)
+    runner.require_same(planned)
+    with runner.only_one(out):
+        for command in study.prepare:
+            _prepare(command)
+        steps, devices = _check(planned)
+        parallel = given.parallel or study.parallel
+        outcome = _run(study.name, planned, steps, devices, parallel, given.max_hours)
+    _write(study, planned, out)
+    print(f"{outcome.done} of {len(planned)} runs are done", end="")
+    print(f"; {outcome.left} are left: the same command goes on with them" if outcome.left else "")
+    if outcome.failed:
+        places = ", ".join(outcome.failed)
+        raise RunError(f"{len(outcome.failed)} runs failed: {places}; the output of each is in {out}/runs/NAME")
+    return 0
+
+
+def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Run a grid of methods, advantage paths and seeds on the real stack, several runs in one Ray, and "
+        "compare them: one table (parquet and CSV) and one HTML page. The same command goes on where it was stopped.",
+        allow_abbrev=False,
+    )
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.add_argument("--config", type=Path, required=True, metavar="YAML", help="the study: configs/studies/*.yaml")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")
+    parser.add_argument("--parallel", type=int, metavar="N", help="runs at a time; default: the file's")
+    parser.add_argument("--max-hours", type=float, metavar="H", help="after so long no further run is begun")
+    parser.add_argument("--smoke", action="store_true", help="only the file's `smoke`, with the first seed")
+    parser.add_argument("--only-report", action="store_true", help="run nothing: table and page of what is there")
+    given = parser.parse_args(list(argv))
+    for name, least in (("parallel", 1), ("max_hours", 0)):
+        value = getattr(given, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+    return given
+
+
+def _prepare(command: Sequence[str]) -> None:
+    words = [sys.executable if word == "python" else word for word in command]
+    try:
+        subprocess.run(words, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RunError(f"study: {' '.join(command)} failed: {error}") from error
+
+
+def _check(planned: Sequence) -> tuple[dict[str, int], int]:
+    """Trainer steps of each run by name, and the most devices that one takes.
+
+    Raises:
+        ConfigError: before anything loads, naming the arm.
+    """
+    from bapo_openrlhf.arithmetic import epoch_steps
+    from bapo_openrlhf.cli import arguments
+    from bapo_openrlhf.integration.launch import logical_gpus
+    from bapo_openrlhf.integration.preflight import check_inputs
+    from bapo_openrlhf.integration.settings import prepare_adaptation
+
+    of_arm: dict[str, tuple[int, int]] = {}
+    for run in planned:
+        if run.arm.name in of_arm:
+            continue
+        try:
+            args: SimpleNamespace = arguments.parse(run.words, "bapo-openrlhf train")
+            prompts = check_inputs(args).prompts
+            if prompts is None:
+                raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")
+            prepare_adaptation(args)
+        except ConfigError as error:
+            raise ConfigError(f"study, {run.arm.name}: {error}") from error
+        of_arm[run.arm.name] = epoch_steps(args, prompts) * args.train.num_episodes, logical_gpus(args)
+    steps = {run.name: of_arm[run.arm.name][0] for run in planned}
+    return steps, max(devices for _, devices in of_arm.values())
+
+
+def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, parallel: int, hours: float | None):
+    from bapo_openrlhf.integration.cluster import shared_ray
+    from bapo_openrlhf.study import runner
+    from bapo_openrlhf.study.progress import Watching, on_terminal
+
+    until = None if hours is None else time.monotonic() + 3600 * hours
+    with shared_ray(devices * parallel) as environment, on_terminal(Watching(name, steps, planned)) as seen:
+        return runner.run_all(planned, parallel=parallel, environment=environment, until=until, seen=seen)
+
+
+def _write(study, planned: Sequence, out: Path) -> int:
+    from bapo_openrlhf.study.table import write_table
+
+    for path in write_table(planned, out):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    from bapo_openrlhf.cli.main import run
+
+    sys.exit(run(["study", *sys.argv[1:]]))
