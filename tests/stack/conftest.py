@@ -88,6 +88,14 @@ def workspace(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def small_flags():
+    """FLAGS and SWITCHES as a YAML file can hold them."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in FLAGS.items()} | dict.fromkeys(
+        SWITCHES, True
+    )
+
+
+@pytest.fixture(scope="session")
 def train(workspace):
     """train(name, *command, flag=value...): run to the end, in a process group of its own."""
 

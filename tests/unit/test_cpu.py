@@ -145,6 +145,15 @@ def test_ray_init_kwargs(monkeypatch):
     assert getattr(importlib.import_module(module), function) is cpu.set_up_ray_worker
 
 
+def test_ray_init_kwargs_of_a_run_that_shares_a_ray(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    own = cpu.ray_init_kwargs(2)
+    monkeypatch.setenv(cpu.SHARED_RAY, "127.0.0.1:6379")
+    shared = cpu.ray_init_kwargs(2)
+    # Ray refuses a number of devices for a cluster that is up.
+    assert shared == {"address": "127.0.0.1:6379", **{name: own[name] for name in ("logging_level", "runtime_env")}}
+
+
 def test_ray_init_kwargs_refuses_a_running_cluster(monkeypatch):
     monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")

@@ -18,13 +18,15 @@ import pytest
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.checkpoint.state_file import save_state
 from bapo_openrlhf.checkpoint.store import CheckpointStore
-from bapo_openrlhf.cli import arguments, evaluate, main
+from bapo_openrlhf.cli import arguments, evaluate, main, study
 from bapo_openrlhf.cli import prepare as prepare_cli
 from bapo_openrlhf.evaluation import store
 from bapo_openrlhf.methods import BAPO, BAPOConfig
 from bapo_openrlhf.prepare.build import Request, prepare
 from bapo_openrlhf.quickstart import __main__ as quickstart
 from bapo_openrlhf.run import follow
+from bapo_openrlhf.study.definition import read_study
+from bapo_openrlhf.study.runner import plan
 from bapo_openrlhf.tasks import countdown, get_task, task_of
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +126,14 @@ def parse_remote_watch(words, here):
     remote.assert_called_once()
 
 
+def parse_study(words, here):
+    """By the real parser; each arm's flags by the one of `train`."""
+    given = study._parse(words, "docs")
+    found = read_study(given.config, smoke=given.smoke)
+    for run in plan(found, here)[: len(found.arms)]:
+        arguments.parse(run.words)
+
+
 def is_a_target(words, here):
     assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in words), words
 
@@ -150,6 +160,7 @@ QUICKSTART = "unit/test_quickstart.py::test_another_number_of_prompts_is_made_an
 TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 REMOTE = "unit/test_follow.py::test_a_remote_run_is_followed"
+STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
 
 
@@ -181,6 +192,7 @@ RULES = [
     Rule("bapo-openrlhf train", parse_train, TRAINING, "takes the real stack"),
     Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
+    Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
     Rule("python -m bapo_openrlhf.quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
@@ -202,7 +214,7 @@ def rule_of(call):
 
 def words_for(rule, call):
     """What a handler gets: all but the program; for modules and commands that are parsed, what follows their name."""
-    if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare):
+    if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_study):
         return call[3:] if call[0] == "python" else call[2:]
     return call if rule.do is parse_preset_script else call[1:]
 

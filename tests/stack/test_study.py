@@ -1,0 +1,80 @@
+"""A study on the real stack: two methods, one seed, a few steps, two runs at a time in one Ray."""
+
+import subprocess
+import sys
+
+import pandas
+import pytest
+import yaml
+
+from bapo_openrlhf.run.record import read_evaluations, read_metrics, read_run, read_summary
+
+pytestmark = pytest.mark.stack
+
+
+COMMAND = [sys.executable, "-m", "bapo_openrlhf.cli.study", "--config", "pair.yaml", "--smoke"]
+RUNS = {"plain-group-s7": "grpo", "bapo-critic-s7": "ba_ppo"}
+
+
+@pytest.fixture(scope="module")
+def study(workspace, small_flags):
+    """The folder of a study that has run."""
+    short = {"data.max_samples": 16, "eval.steps": 2, "eval.n_samples_per_prompt": 2}  # two steps, an evaluation
+    content = {
+        "name": "pair",
+        "flags": small_flags
+        | {
+            "actor.model_name_or_path": "model",
+            "critic.model_name_or_path": "model",
+            "data.prompt_dataset": "data.jsonl",
+            "eval.dataset": "data.jsonl",
+            "ckpt.best_metric_key": "none",
+        },
+        "seeds": [7, 8],
+        "parallel": 2,
+        "methods": {
+            "plain": {"arms": {"group": "GRPO"}, "flags": {"adapt.method": "none"}},
+            "bapo": {"arms": {"critic": "BA-PPO"}},
+            "mopps": {"arms": {"group": "MoPPS"}, "flags": {"adapt.method": "mopps"}},
+        },
+        "smoke": {"methods": ["plain", "bapo"], "flags": short},
+    }
+    (workspace / "pair.yaml").write_text(yaml.safe_dump(content))
+    done = subprocess.run(COMMAND, cwd=workspace, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workspace / "runs" / "studies" / "pair_smoke"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_each_run_leaves_a_whole_record(study, name):
+    folder = study / "runs" / name
+    about = read_run(folder)
+    assert (about["name"], about["algorithm"], about["seed"]) == (name, RUNS[name], 7)
+    assert read_summary(folder)["steps"] == 2
+    assert [row["step"] for row in read_metrics(folder)] == [1, 2]
+    (evaluation,) = read_evaluations(folder)
+    (accuracy,) = (value for name, value in evaluation.items() if name.endswith("_pass1"))
+    assert evaluation["step"] == 2 and 0 <= accuracy <= 1
+
+
+def test_they_went_on_at_the_same_time(study):
+    spans = []
+    for name in RUNS:
+        folder = study / "runs" / name
+        spans.append((read_run(folder)["started"], read_summary(folder)["finished"]))
+    assert max(start for start, _ in spans) < min(end for _, end in spans)
+
+
+def test_one_table_has_all_steps(study):
+    table = pandas.read_parquet(study / "table.parquet")
+    rows = sorted(zip(table["label"], table["step"], strict=True))
+    assert rows == [("BA-PPO", 1), ("BA-PPO", 2), ("GRPO", 1), ("GRPO", 2)]
+    assert table["done"].all()
+    assert len(pandas.read_csv(study / "table.csv")) == 4
+
+
+def test_what_is_done_is_not_run_again(study, workspace):
+    before = {path: path.stat().st_mtime_ns for path in study.glob("runs/*/*")}
+    done = subprocess.run(COMMAND, cwd=workspace, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in study.glob("runs/*/*")} == before
