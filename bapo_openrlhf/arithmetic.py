@@ -53,6 +53,23 @@ class BatchArithmetic:
         """Optimizer steps for a batch of `groups` groups and one epoch; the last one may be smaller."""
         return math.ceil(groups * self.group_size / self.train_batch)
 
+    def left_over(self, samples: int, *, dynamic: bool) -> int:
+        """Samples of a batch that OpenRLHF by itself does not train on.
+
+        Each rank trains on whole micro-batches; with dynamic batching all train on whole optimizer steps.
+
+        Args:
+            samples: of the batch; fewer than usual where the data ends.
+            dynamic: whether `--train.dynamic_batch_enable` is on.
+        """
+        if dynamic:
+            full = self.rollout_groups * self.group_size // self.train_batch
+            return samples - min(full, samples // self.train_batch) * self.train_batch
+        ranks = self.ranks["actor"]
+        batches = [min(self.micro_rollout, samples - start) for start in range(0, samples, self.micro_rollout)]
+        share = math.ceil(len(batches) / ranks)  # forward-pass batches of one rank
+        return sum(sum(batches[rank * share : (rank + 1) * share]) % self.micro_train for rank in range(ranks))
+
     def shares_of(self, samples: int) -> list[tuple[int, int]]:
         """Start and end of the consecutive forward-pass batches that `samples` samples are split into."""
         if samples % self.shares:

@@ -76,6 +76,17 @@ def generated_groups(
     ]
 
 
+def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
+    """Why dynamic filtering dropped these groups, as `monitor.composition` has it for the fresh filter."""
+    equal = [g for g in groups if g.mean is not None and len({float(sample.rewards[0]) for sample in g.samples}) == 1]
+    right = sum(group.mean >= 1 for group in equal if group.mean is not None)
+    return {
+        "filtered/none_right": len(equal) - right,
+        "filtered/all_right": right,
+        "filtered/by_draw": len(groups) - len(equal),
+    }
+
+
 def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenizer: Any, chars: int) -> list[dict]:
     """Lines of answers.jsonl: a response of each prompt that failed first, the best one of each that is newly solved.
 

@@ -125,6 +125,31 @@ class ChosenPrompts:
         return next(self._items)
 
 
+class RecordedSamplesGenerator(SamplesGenerator):
+    """OpenRLHF's generator, which also tells what its dynamic filtering dropped.
+
+    Args:
+        filtered: gets the samples of the groups that were dropped, in whole groups.
+    """
+
+    def __init__(self, *, filtered: list[Experience], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._filtered = filtered
+        self._made: list[Experience] = []
+
+    def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
+        sample = super()._process_response_into_experience(response, **kwargs)
+        self._made.append(sample)
+        return sample
+
+    def _generate_vllm(self, **kwargs: Any) -> Any:
+        self._made = []
+        accepted, *rest = super()._generate_vllm(**kwargs)
+        kept = set(map(id, accepted))
+        self._filtered += [sample for sample in self._made if id(sample) not in kept]
+        return accepted, *rest
+
+
 class AdaptedSamplesGenerator(SamplesGenerator):
     """OpenRLHF's generator, which keeps behaviour log-probs and can generate given prompts again.
 

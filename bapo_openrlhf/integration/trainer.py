@@ -32,8 +32,13 @@ from bapo_openrlhf.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.integration.checkpoints import WholeCheckpoints
 from bapo_openrlhf.integration.experience import AdaptedExperienceMaker, NothingToTrain, SampleOrigin
 from bapo_openrlhf.integration.pinned import plain_class
-from bapo_openrlhf.integration.recorded import GeneratedGroup, answers_of, generated_groups, has_reward
-from bapo_openrlhf.integration.rollout import AdaptedSamplesGenerator, is_usable, usable_groups
+from bapo_openrlhf.integration.recorded import GeneratedGroup, answers_of, filter_reasons, generated_groups, has_reward
+from bapo_openrlhf.integration.rollout import (
+    AdaptedSamplesGenerator,
+    RecordedSamplesGenerator,
+    is_usable,
+    usable_groups,
+)
 from bapo_openrlhf.integration.samples import groups_of, samples_of
 from bapo_openrlhf.run.answers import PromptStates
 from bapo_openrlhf.run.record import RunRecord, read_answers, read_metrics
@@ -55,34 +60,75 @@ class RecordedPPOTrainer(plain_class(PPOTrainer)):
         self.prompt_states = PromptStates()
         self.rollouts = 0  # responses generated so far
         self.tokens = {"generated": 0, "trained": 0}  # so far
+        self.recorded_step = 0  # last step that the record has
+        self.filtered: list[Any] = []  # responses that dynamic filtering dropped, and that are in no step yet
+        self.samples_generator = RecordedSamplesGenerator(
+            strategy=strategy,
+            prompts_dataloader=self.prompts_dataloader,
+            eval_dataloader=self.eval_dataloader,
+            tokenizer=self.tokenizer,
+            vllm_engines=self.vllm_engines,
+            filtered=self.filtered,
+        )
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """OpenRLHF's; the record goes on where the checkpoint was written."""
         states = super().init_checkpoint_states()
         if states["global_step"]:
-            self.record = RunRecord(self.folder, resume_from=states["global_step"] + 1)
+            self.recorded_step = states["global_step"]
+            self.record = RunRecord(self.folder, resume_from=self.recorded_step + 1)
             self.prompt_states = PromptStates(read_answers(self.folder))
             last = (read_metrics(self.folder) or [{}])[-1]
             self.rollouts = last.get("rollouts/total", 0)
             self.tokens = {kind: last.get(f"tokens/{kind}_total", 0) for kind in self.tokens}
         return states
 
+    def fit(self, global_step: int = 0) -> None:
+        """Train. Where the data ends in a batch that was filtered whole, OpenRLHF takes no step: a row counts it."""
+        super().fit(global_step)
+        if self.filtered:
+            step = self.recorded_step + 1
+            self.record.append(step, {"skipped_update": 1, **self._counts([], step)})
+
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """One update on what was generated; the counts of a run without batch adaptation."""
         status, next_step = super().train_step(rollout_samples, global_step)
+        status |= self._counts(rollout_samples, next_step)
+        if status["reward/fresh_mean"] is None:  # a reward model's are known to OpenRLHF alone
+            status["reward/fresh_mean"] = status["rollout/reward_mean"]
+        return status, next_step
+
+    def _counts(self, trained: Sequence[Any], step: int) -> dict[str, Any]:
+        """Record what was generated since the last step, and count it.
+
+        Args:
+            trained: samples of the batch; what dynamic filtering dropped is in `self.filtered`.
+            step: OpenRLHF's count of it, from 1.
+        """
         size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
+        dropped, self.filtered[:] = list(self.filtered), []
         first = self.rollouts // size
-        groups = generated_groups(rollout_samples, size, source="fresh", first_uid=first, usable=has_reward)
+        groups = generated_groups(trained, size, source="fresh", first_uid=first, usable=has_reward)
+        filtered = generated_groups(dropped, size, source="fresh", first_uid=first + len(groups), usable=has_reward)
+        states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
         tokens = sum(group.tokens for group in groups)
-        status |= self._record_groups(next_step, groups, {group.uid: "fresh" for group in groups}, trained=tokens)
-        rewards = [float(sample.rewards[0]) for sample in rollout_samples if sample.rewards is not None]
-        # A reward model's are known to OpenRLHF alone.
-        status["reward/fresh_mean"] = float(np.mean(rewards)) if rewards else status["rollout/reward_mean"]
-        status["groups/generated"] = status["groups/fresh"] = len(groups)
+        status: dict[str, Any] = self._record_groups(step, [*groups, *filtered], states, trained=tokens)
+        rewards = [float(sample.rewards[0]) for sample in (*trained, *dropped) if sample.rewards is not None]
+        status["reward/fresh_mean"] = float(np.mean(rewards)) if rewards else None
+        status["groups/generated"] = len(groups) + len(filtered)
+        status["groups/fresh"], status["groups/filtered"] = len(groups), len(filtered)
+        status |= filter_reasons(filtered)
         status["groups/reevaluated"] = status["groups/replayed"] = 0
         status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
-        status["length/fresh"] = tokens / len(rollout_samples)
-        return status, next_step
+        status["rollouts/left_over"] = self.left_over(len(trained))
+        if trained:
+            status["length/fresh"] = tokens / len(trained)
+        self.recorded_step = step
+        return status
+
+    def left_over(self, samples: int) -> int:
+        """Samples of a batch of this size that OpenRLHF does not train on, for they fill no micro-batch."""
+        return batch_arithmetic(self.args).left_over(samples, dynamic=self.args.train.dynamic_batch_enable)
 
     def _record_groups(
         self, step: int, groups: Sequence[GeneratedGroup], states: Mapping[int, str], *, trained: int

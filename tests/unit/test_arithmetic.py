@@ -6,6 +6,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+from torch.utils.data import DataLoader
 
 from bapo_openrlhf.arithmetic import BatchArithmetic, batch_arithmetic
 
@@ -32,6 +33,26 @@ def fits(groups: int, group_size: int, ranks: dict[str, int], micro: int) -> boo
         if model != "reference" and shares[0] % micro:
             return False
     return True
+
+
+class TestLeftOver:
+    @pytest.mark.parametrize("ranks", [1, 2, 3])
+    @pytest.mark.parametrize(("micro_train", "micro_rollout"), [(1, 4), (4, 8), (3, 5), (8, 3)])
+    def test_is_what_openrlhf_does_not_hand_out(self, ranks, micro_train, micro_rollout):
+        made = arithmetic({"actor": ranks}, micro_train=micro_train, micro_rollout=micro_rollout)
+        for samples in range(1, 60):
+            batches = [list(range(samples))[i : i + micro_rollout] for i in range(0, samples, micro_rollout)]
+            size = -(-len(batches) // ranks)  # as OpenRLHF's launcher cuts a list
+            shares = [list(itertools.chain(*batches[rank * size : (rank + 1) * size])) for rank in range(ranks)]
+            trained = sum(len(batch) for share in shares for batch in DataLoader(share, micro_train, drop_last=True))
+            assert made.left_over(samples, dynamic=False) == samples - trained
+
+    @pytest.mark.parametrize(
+        ("samples", "left"), [(512, 0), (511, 127), (250, 122), (128, 0), (127, 127), (600, 88), (0, 0)]
+    )
+    def test_with_dynamic_batching_by_hand(self, samples, left):
+        # 64 groups of 8 are 4 optimizer steps of 128
+        assert arithmetic({"actor": 2}, train_batch=128).left_over(samples, dynamic=True) == left
 
 
 class TestQuantum:
