@@ -54,7 +54,8 @@ class Batch:
 def cut_to(size: int, fresh: list[Group], reevaluated: list[Group]) -> Batch:
     """X1 and X2 with at most `size` groups: those with the highest reward variance stay (Prop. A.3).
 
-    Ties go to the group whose policy is the more recent, then to the one generated last. Order within a source is kept.
+    Ties go to the group whose policy is the more recent, then to the one generated last; a stored response in a group
+    does not make it older. Order within a source is kept.
     """
     if len(fresh) + len(reevaluated) <= size:
         return Batch(fresh=list(fresh), reevaluated=list(reevaluated))

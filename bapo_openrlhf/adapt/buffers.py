@@ -1,4 +1,4 @@
-"""The hard buffer B_bad and the replay buffer B_high (Sec. 3.2).
+"""The hard buffer B_bad and the replay buffer B_high (Sec. 3.2), and a cache of responses by prompt.
 
 Storage alone: what to store, what to draw and when is the method's choice. Each buffer counts what enters and what
 leaves, so that nothing is lost silently: entered == left + still here, at any time.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -182,4 +182,76 @@ class ReplayBuffer:
         while len(self._groups) > self.capacity:
             self._groups.popleft()
             self.counts["evicted"] += 1
+        self.check()
+
+
+class ResponseCache:
+    """The last responses of each prompt, FIFO, as the groups that they were generated in.
+
+    The oldest group of a prompt may have lost its first responses.
+
+    Args:
+        capacity: most responses of a prompt; its oldest leave.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.counts: Counter[str] = Counter()  # of responses: added = evicted + self.responses
+        self._groups: dict[str, deque[Group]] = {}  # by prompt id, oldest first
+
+    def __len__(self) -> int:
+        """Prompts with cached responses."""
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[Group]:
+        return (group for groups in self._groups.values() for group in groups)
+
+    def groups(self, prompt: Prompt) -> list[Group]:
+        """What is cached of a prompt, oldest first."""
+        return list(self._groups.get(prompt.id, ()))
+
+    def add(self, group: Group) -> None:
+        """Cache the responses of a group."""
+        self._groups.setdefault(group.prompt.id, deque()).append(group)
+        self.counts["added"] += group.size
+        self._evict(group.prompt.id)
+
+    def _evict(self, prompt_id: str) -> None:
+        groups = self._groups[prompt_id]
+        excess = sum(group.size for group in groups) - self.capacity
+        while excess > 0:
+            oldest = groups.popleft()
+            if oldest.size > excess:
+                groups.appendleft(replace(oldest, responses=oldest.responses[excess:]))
+            gone = min(oldest.size, excess)
+            self.counts["evicted"] += gone
+            excess -= gone
+
+    @property
+    def responses(self) -> int:
+        """Responses held."""
+        return sum(group.size for group in self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of held tokens and log-probs."""
+        return sum(group.nbytes for group in self)
+
+    def check(self) -> None:
+        """Raise RuntimeError unless every response that was added is still here or counted as gone."""
+        if self.counts["added"] != self.counts["evicted"] + self.responses:
+            raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {self.responses}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and counters; plain data and arrays."""
+        return {"groups": [group_state(group) for group in self], "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`. A smaller capacity than before evicts the oldest responses."""
+        self.counts = Counter(state["counts"])
+        self._groups = {}
+        for group in map(group_from_state, state["groups"]):
+            self._groups.setdefault(group.prompt.id, deque()).append(group)
+        for prompt_id in self._groups:
+            self._evict(prompt_id)
         self.check()

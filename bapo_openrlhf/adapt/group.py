@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -75,6 +75,8 @@ class Response:
         log_probs: float32 (A,), log alpha of the generated tokens, in order; A is the total length of action_spans.
         reward: r(x, y), a plain float.
         extras: whatever else travels with the response (info scalars, image tensors); the layer never reads it.
+        policy_step: updates behind the weights that generated it, where its group's does not say so: in a group whose
+            responses stem from several policies. None: its group's.
     """
 
     token_ids: np.ndarray
@@ -82,6 +84,7 @@ class Response:
     log_probs: np.ndarray
     reward: float
     extras: dict[str, Any] = field(default_factory=dict)
+    policy_step: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.ascontiguousarray(self.token_ids, dtype=np.int32))
@@ -108,7 +111,8 @@ class Group:
         prompt: the prompt x.
         responses: the G responses.
         step: trainer step t in which the group was generated.
-        policy_step: number of updates behind the weights that generated it; equal to `step` when on-policy.
+        policy_step: number of updates behind the weights that generated it; equal to `step` when on-policy. A response
+            with a `policy_step` of its own, one stored in an earlier step, goes by that one.
 
     Raises:
         ValueError: no responses, or a reward that is not finite.
@@ -152,9 +156,35 @@ class Group:
         """Whether every reward is 0 or 1."""
         return all(reward in (0, 1) for reward in self.rewards)
 
+    def policy_step_of(self, response: Response) -> int:
+        """Updates behind the weights that generated one of its responses."""
+        return self.policy_step if response.policy_step is None else response.policy_step
+
     def is_on_policy(self, step: int) -> bool:
-        """Whether the weights of trainer step `step` generated this group."""
-        return self.policy_step == step
+        """Whether the weights of trainer step `step` generated every response of this group."""
+        return all(self.policy_step_of(response) == step for response in self.responses)
+
+    def standalone(self, response: Response) -> Response:
+        """One of its responses as it can be put into another group: it says itself which weights generated it."""
+        return replace(response, policy_step=self.policy_step_of(response))
+
+    def exchange(self, position: int, stored: Response) -> Group:
+        """This group with a stored response of the same prompt in the place of one of its own.
+
+        It keeps its uid, and so its state in the ledger, its step and its policy_step, which are the other responses'.
+
+        Args:
+            position: of the response that gives way.
+            stored: as `standalone` gives it.
+
+        Raises:
+            ValueError: the stored response does not say which weights generated it.
+        """
+        if stored.policy_step is None:
+            raise ValueError(f"a response to prompt {self.prompt.text!r} has no policy_step of its own")
+        responses = list(self.responses)
+        responses[position] = stored
+        return replace(self, responses=tuple(responses))
 
     @property
     def nbytes(self) -> int:

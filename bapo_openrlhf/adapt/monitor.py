@@ -45,6 +45,9 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
 def staleness(batch: Batch, step: int, delay: int) -> dict[str, float]:
     """Age of the replayed groups: in trainer steps since they were generated, and in syncs of their policy.
 
+    A group's own step and policy_step count. Of a replayed group whose responses stem from several steps, these are the
+    oldest response's; a stored response in a group of this step is not counted here, but in its method's metrics.
+
     Args:
         batch: the batch of this step.
         step: trainer step.
@@ -68,7 +71,8 @@ def off_policy(
 ) -> dict[str, float]:
     """Distance to today's policy by source, and the terms of Theorem 3.2, before the step's first update.
 
-    The bound is the sum of the sources' terms, each weighted by its share of the groups.
+    The bound is the sum of the sources' terms, each weighted by its share of the groups. In a group whose responses
+    stem from several policies, each response's log-ratio is that to its own; the source is the group's.
 
     Args:
         batch: the batch of this step.

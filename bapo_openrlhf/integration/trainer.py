@@ -391,7 +391,9 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         """Lines 17-18: OpenRLHF's update on the batch; none where nothing is in it."""
         grouped = self.batch.with_sources()
         self.experience_maker.origins = [
-            SampleOrigin(source, group.is_on_policy(self.step)) for source, group in grouped for _ in group.responses
+            SampleOrigin(source, group.policy_step_of(response) == self.step)
+            for source, group in grouped
+            for response in group.responses
         ]
         self.phase = "making experience"
         try:
@@ -415,6 +417,8 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
     def _review(self, log_ratios: np.ndarray) -> list[int]:
         """Take groups out of the batch that must not be trained on; returns the positions of the samples that stay.
 
+        In a fresh group with responses of several policies, each response's part of the distance is that to its own.
+
         Args:
             log_ratios: of all samples of the batch, (N,).
         """
@@ -422,9 +426,11 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         groups = [group for _, group in self.batch.with_sources()]
         broken = {group.uid for group, bad in zip(groups, nonfinite(log_ratios, size), strict=True) if bad}
         self._check_share(len(broken), len(groups), "have log-probs under today's policy that are not finite")
-        distances = dict(zip((group.uid for group in groups), group_tv(log_ratios, size), strict=True))
         # On-policy, what the engine and the actor differ by is rounding: no distance between policies.
-        fresh = {group.uid: distances[group.uid] for group in self.batch.fresh if not group.is_on_policy(self.step)}
+        today = [group.policy_step_of(response) == self.step for group in groups for response in group.responses]
+        tv = group_tv(np.where(today, 0.0, log_ratios), size)
+        distances = dict(zip((group.uid for group in groups), tv, strict=True))
+        fresh = {group.uid: distances[group.uid] for group in self.batch.fresh}
         replayed = {group.uid: distances[group.uid] for group in self.batch.replayed}
         too_far = beyond(fresh, adapt.max_tv_fresh) | beyond(replayed, adapt.max_tv_replayed)
         if too_far or broken:

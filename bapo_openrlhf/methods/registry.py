@@ -27,6 +27,8 @@ METHODS = {
     "dots": "bapo_openrlhf.methods.dots:DOTS",
     "repo": "bapo_openrlhf.methods.repo:RePO",
     "remix": "bapo_openrlhf.methods.remix:ReMix",
+    "arpo": "bapo_openrlhf.methods.arpo:ARPO",
+    "exgrpo": "bapo_openrlhf.methods.exgrpo:ExGRPO",
 }
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
 

@@ -5,18 +5,17 @@ What the paper leaves open is as in its authors' code, SihengLi99/RePO at commit
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, cut_to, replay_room
+from bapo_openrlhf.adapt.buffers import ResponseCache
 from bapo_openrlhf.adapt.filters import has_signal, make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.adapt.state import group_from_state, group_state
 from bapo_openrlhf.methods.base import Method, require_state
 
 STATE_VERSION = 1
@@ -32,8 +31,9 @@ class RePO(Method):
     filter keeps come first, then replayed groups as far as they fit, those with the highest reward variance.
 
     Responses of a replayed group may stem from several steps. Its `step` and `policy_step` are those of its oldest
-    response, so it counts as off-policy and as old as the oldest; each response keeps the log-probs of the policy that
-    generated it, so importance ratios are exact. Its `uid` is that of the newest stored group in it.
+    response, so it counts as off-policy and as old as the oldest; each response keeps its own `policy_step`, and the
+    log-probs of the policy that generated it, so importance ratios are exact. Its `uid` is that of the newest stored
+    group in it.
 
     Deviations: k is G, for groups are whole (the paper's 8 on + 8 off). `all` replays the cached groups as they were
     generated, each with its own advantages, where the authors normalise the whole cache at once. Fresh groups with
@@ -202,78 +202,6 @@ class RePO(Method):
         self.cache.load_state_dict(state["cache"])
 
 
-class ResponseCache:
-    """The last responses of each prompt, FIFO, as the groups that they were generated in.
-
-    The oldest group of a prompt may have lost its first responses.
-
-    Args:
-        capacity: most responses of a prompt; its oldest leave.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.counts: Counter[str] = Counter()  # of responses: added = evicted + self.responses
-        self._groups: dict[str, deque[Group]] = {}  # by prompt id, oldest first
-
-    def __len__(self) -> int:
-        """Prompts with cached responses."""
-        return len(self._groups)
-
-    def __iter__(self) -> Iterator[Group]:
-        return (group for groups in self._groups.values() for group in groups)
-
-    def groups(self, prompt: Prompt) -> list[Group]:
-        """What is cached of a prompt, oldest first."""
-        return list(self._groups.get(prompt.id, ()))
-
-    def add(self, group: Group) -> None:
-        """Cache the responses of a group."""
-        self._groups.setdefault(group.prompt.id, deque()).append(group)
-        self.counts["added"] += group.size
-        self._evict(group.prompt.id)
-
-    def _evict(self, prompt_id: str) -> None:
-        groups = self._groups[prompt_id]
-        excess = sum(group.size for group in groups) - self.capacity
-        while excess > 0:
-            oldest = groups.popleft()
-            if oldest.size > excess:
-                groups.appendleft(replace(oldest, responses=oldest.responses[excess:]))
-            gone = min(oldest.size, excess)
-            self.counts["evicted"] += gone
-            excess -= gone
-
-    @property
-    def responses(self) -> int:
-        """Responses held."""
-        return sum(group.size for group in self)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of held tokens and log-probs."""
-        return sum(group.nbytes for group in self)
-
-    def check(self) -> None:
-        """Raise RuntimeError unless every response that was added is still here or counted as gone."""
-        if self.counts["added"] != self.counts["evicted"] + self.responses:
-            raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {self.responses}")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Groups and counters; plain data and arrays."""
-        return {"groups": [group_state(group) for group in self], "counts": dict(self.counts)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`. A smaller capacity than before evicts the oldest responses."""
-        self.counts = Counter(state["counts"])
-        self._groups = {}
-        for group in map(group_from_state, state["groups"]):
-            self._groups.setdefault(group.prompt.id, deque()).append(group)
-        for prompt_id in self._groups:
-            self._evict(prompt_id)
-        self.check()
-
-
 def group_of(responses: Sequence[tuple[Group, Response]]) -> Group:
     """Stored responses of one prompt as one group: `uid` of its newest group, `step` and `policy_step` of its oldest.
 
@@ -284,7 +212,7 @@ def group_of(responses: Sequence[tuple[Group, Response]]) -> Group:
     return Group(
         uid=max(group.uid for group in groups),
         prompt=groups[0].prompt,
-        responses=tuple(response for _, response in responses),
+        responses=tuple(group.standalone(response) for group, response in responses),
         step=min(group.step for group in groups),
         policy_step=min(group.policy_step for group in groups),
     )

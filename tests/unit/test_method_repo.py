@@ -188,7 +188,10 @@ class TestReplayedGroup:
         assert names(group) == [(10, 0), (20, 0)]
         assert (group.uid, group.step, group.policy_step) == (20, 3, 2)
         assert group.prompt == early.prompt and not group.is_on_policy(8)
-        assert group.responses == (early.responses[0], late.responses[0])  # the same, with their log-probs
+        own = zip(group.responses, (early.responses[0], late.responses[0]), (2, 6), strict=True)
+        for response, stored, policy_step in own:
+            assert response.token_ids is stored.token_ids and response.log_probs is stored.log_probs
+            assert response.policy_step == group.policy_step_of(response) == policy_step
 
     def test_stored_groups_are_not_changed(self, make):
         method = repo(cache_responses=3)
