@@ -19,7 +19,15 @@ release = __version__
 # The side bar. A page that is missing here, or here and not there, is a warning; and warnings are errors.
 CONTENTS = {
     "Start": ["docs/quickstart", "docs/concepts", "docs/results", "docs/performance"],
-    "Use": ["docs/algorithms", "docs/eight_gpus", "docs/tasks", "docs/watch", "docs/report", "docs/studies", "docs/faq"],
+    "Use": [
+        "docs/algorithms",
+        "docs/eight_gpus",
+        "docs/tasks",
+        "docs/watch",
+        "docs/report",
+        "docs/studies",
+        "docs/faq",
+    ],
     "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],
     "Why and how": ["docs/paper_to_code", "docs/decisions", "docs/reliability"],
     "Extend": ["docs/add_a_method", "CONTRIBUTING", "docs/dependencies", "CHANGELOG"],

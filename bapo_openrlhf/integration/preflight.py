@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.arithmetic import BatchArithmetic, batch_arithmetic
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.integration import vision
@@ -182,14 +182,7 @@ def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
     if not endpoints or endpoints == "agent" or not endpoints[0].endswith(".py"):
         return
     path = Path(endpoints[0]).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"reward.remote_url is {path}; there is no such file")
-    spec = importlib.util.spec_from_file_location("_preflight_reward", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"reward.remote_url {path} cannot be imported: {type(error).__name__}: {error}") from error
+    module = user_file.load("reward.remote_url", path)
     function = getattr(module, "reward_func", None)
     if not callable(function):
         raise ConfigError(f"reward.remote_url {path} defines no function reward_func(queries, prompts, labels)")

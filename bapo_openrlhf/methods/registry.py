@@ -7,15 +7,13 @@ any of the --adapt flags; every other parameter is an option of its own, has a d
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.group import as_fraction
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods.base import Method
@@ -45,7 +43,7 @@ def method_class(name: str) -> type[Method]:
     place, colon, attribute = METHODS.get(name, name).rpartition(":")
     if name not in METHODS and not (colon and place.endswith(".py") and attribute):
         raise ConfigError(f"adapt.method is {name}; it must be none, {', '.join(METHODS)}, or FILE.py:CLASS")
-    module = importlib.import_module(place) if name in METHODS else _load(Path(place))
+    module = importlib.import_module(place) if name in METHODS else user_file.load("adapt.method", Path(place))
     found = getattr(module, attribute, None)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
@@ -55,24 +53,6 @@ def method_class(name: str) -> type[Method]:
     if missing:
         raise ConfigError(f"adapt.method is {name}; {attribute} lacks {', '.join(missing)}")
     return found
-
-
-def _load(path: Path) -> ModuleType:
-    """A module from a file, the same one each time."""
-    name = f"bapo_openrlhf_method_{path.resolve().as_posix()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    if not path.is_file():
-        raise ConfigError(f"adapt.method names {path}; there is no such file")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # a .py file has both
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"adapt.method names {path}, which cannot be imported: {_brief(error)}") from error
-    return module
 
 
 def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) -> Method:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def get_task(name: str) -> Task:
         ConfigError: there is none.
     """
     if name.endswith(".py"):
-        return _task_of_file(Path(name).expanduser())
+        return _task_of_file(Path(name))
     if name not in TASKS:
         raise ConfigError(f"task is {name!r}; it must be one of {', '.join(TASKS)}, or a .py file with a TASK")
     return importlib.import_module(f"bapo_openrlhf.tasks.{name}").TASK
@@ -44,14 +45,7 @@ def task_of(benchmark: str) -> Task:
 
 
 def _task_of_file(path: Path) -> Task:
-    if not path.is_file():
-        raise ConfigError(f"task is {path}; there is no such file")
-    spec = importlib.util.spec_from_file_location("_task", path)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"task {path} cannot be imported: {type(error).__name__}: {error}") from error
+    module = user_file.load("task", path)
     if not hasattr(module, "TASK"):
         raise ConfigError(f"task {path} defines no TASK")
     return module.TASK
