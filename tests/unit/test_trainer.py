@@ -567,7 +567,10 @@ class TestChoice:
 class TestMixedGroups:
     """Groups with a stored response among those of this step: each goes by the weights that generated it."""
 
-    ROUNDING = 2.0**-10  # what the engines' log-probs differ from the actor's by, for the same weights
+    @staticmethod
+    def rounding(weights: int) -> float:
+        """What the engines' log-probs differ from the actor's by: it tells weights apart; exact in float32."""
+        return 2.0**-10 + weights * 2.0**-16
 
     @staticmethod
     def reward(prompt: str, weights: int, sample: int) -> float:
@@ -589,8 +592,9 @@ class TestMixedGroups:
 
         def rounded(engine, **arguments):
             answers = plain(engine, **arguments)
+            more = self.rounding(engine.weights)
             for answer in answers:
-                answer["rollout_log_probs"] = [0.0, 0.0, *(x + self.ROUNDING for x in answer["rollout_log_probs"][2:])]
+                answer["rollout_log_probs"] = [0.0, 0.0, *(x + more for x in answer["rollout_log_probs"][2:])]
             return answers
 
         monkeypatch.setattr(Engine, "generate_responses", rounded)
@@ -615,7 +619,7 @@ class TestMixedGroups:
                     tokens = experience.sequences[row].tolist()
                     stored = experience.rollout_log_probs[row][mask]
                     by_weights = {w: torch.tensor(made.log_probs(tokens, w))[mask] for w in range(step + 1)}
-                    weights = [w for w, x in by_weights.items() if torch.equal(x + self.ROUNDING, stored)]
+                    weights = [w for w, x in by_weights.items() if torch.equal(x + self.rounding(w), stored)]
                     assert len(weights) == 1  # which the test finds out from the numbers alone
                     today = weights == [step]
                     assert origins[index].on_policy == today
