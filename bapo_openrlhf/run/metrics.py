@@ -331,7 +331,7 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             (
                 "exchange/age_mean",
                 "steps",
-                "mean, between the weights that generated exchanged responses and today's; missing where there are none",
+                "mean, between the weights that generated the stored responses and today's; missing without any",
                 "arpo, exgrpo",
             ),
             ("experience/started", "", "1: experience is stored and used, 0: not yet", "exgrpo"),

@@ -189,6 +189,26 @@ class TestGroup:
         group = make_group(1, step=7, policy_step=5)
         assert [group.is_on_policy(step) for step in (5, 6, 7)] == [True, False, False]
 
+    def test_a_response_may_be_of_another_policy_than_its_group(self, make_group):
+        past, group = make_group(2, size=2, step=3, policy_step=2), make_group(0, size=3, step=7, policy_step=7)
+        stored = past.standalone(past.responses[1])
+        assert stored.policy_step == 2 and past.responses[1].policy_step is None
+        assert stored.log_probs is past.responses[1].log_probs
+        mixed = group.exchange(1, stored)
+        assert [mixed.policy_step_of(response) for response in mixed.responses] == [7, 2, 7]
+        assert mixed.responses == (group.responses[0], stored, group.responses[2])
+        assert (mixed.uid, mixed.step, mixed.policy_step, mixed.prompt) == (group.uid, 7, 7, group.prompt)
+        assert (mixed.mean, group.mean) == (F(1, 3), 0)  # the other is not touched
+        assert not any(mixed.is_on_policy(step) for step in (2, 7)) and group.is_on_policy(7)
+        assert mixed.standalone(stored).policy_step == 2 and mixed.standalone(mixed.responses[0]).policy_step == 7
+        today = group.exchange(0, make_group(1, step=7).standalone(make_group(1, step=7).responses[0]))
+        assert today.is_on_policy(7)  # whatever it says, it is of these weights
+
+    def test_a_response_of_an_unknown_policy_is_not_taken_in(self, make_group):
+        group = make_group(0, prompt="3+4=")
+        with pytest.raises(ValueError, match=r"response to prompt '3\+4=' has no policy_step"):
+            group.exchange(0, make_group(1).responses[0])
+
     def test_mean_reward_weighs_responses_and_not_groups(self, make_group):
         assert mean_reward([make_group(2, size=2), make_group(0, size=6)]) == F(1, 4)
         assert mean_reward(iter([make_group(1, size=3), make_group(1, size=3)])) == F(1, 3)
@@ -225,6 +245,19 @@ class TestState:
                 assert getattr(new, name).dtype == getattr(old, name).dtype
             assert new.extras["info"] == old.extras["info"]
             assert np.array_equal(new.extras["pixels"], old.extras["pixels"])
+
+    def test_each_response_keeps_its_own_policy(self, make_group):
+        past, group = make_group(1, step=3, policy_step=0), make_group(0, step=7)
+        mixed = group.exchange(2, past.standalone(past.responses[0]))
+        again = group_from_state(group_state(mixed))
+        assert [response.policy_step for response in again.responses] == [None, None, 0, *[None] * 5]
+
+    def test_of_a_version_that_knew_no_policies_of_responses(self, make_group):
+        state = group_state(make_group(3, step=7, policy_step=5))
+        for response in state["responses"]:
+            del response["policy_step"]
+        again = group_from_state(state)
+        assert {again.policy_step_of(response) for response in again.responses} == {5}
 
     def test_state_is_plain_data(self, make_group):
         plain = (dict, list, str, int, float, bool, type(None), np.ndarray)

@@ -11,6 +11,8 @@ import itertools
 import math
 import pickle
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -564,6 +566,95 @@ class TestChoice:
         assert [row["prompts/passed_over"] for row in made.metrics()] == [4, 4, 0] * 2
         # An evaluation asks all of its prompts.
         assert sum(request.prompt.startswith("eval") for request in made.requests) == 3 * 3
+
+
+class TestMixedGroups:
+    """Groups with a stored response among those of this step: each goes by the weights that generated it."""
+
+    @staticmethod
+    def rounding(weights: int) -> float:
+        """What the engines' log-probs differ from the actor's by: it tells weights apart; exact in float32."""
+        return 2.0**-10 + weights * 2.0**-16
+
+    @staticmethod
+    def reward(prompt: str, weights: int, sample: int) -> float:
+        """Now and then all of a group fail."""
+        return float(digest("mixed", prompt, weights, sample) % 8 >= 6)
+
+    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+    @pytest.mark.parametrize(
+        ("method", "delay"), [("arpo", 1), ("arpo", 2), ("exgrpo", 1), ("exgrpo", 3)], ids=lambda value: str(value)
+    )
+    def test_each_response_by_its_own_weights(self, world, monkeypatch, method, delay, algorithm):
+        words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": 1, "adapt.method": method}
+        words |= {"train.num_episodes": 6, "adapt.filter": "none"}
+        if method == "exgrpo":
+            words |= {"adapt.options": "start_above=0", "adapt.batch_size": 8}
+        if algorithm == "ba_ppo":
+            words["adapt.returns"] = "vtrace"
+        plain = Engine.generate_responses
+
+        def rounded(engine, **arguments):
+            answers = plain(engine, **arguments)
+            more = self.rounding(engine.weights)
+            for answer in answers:
+                answer["rollout_log_probs"] = [0.0, 0.0, *(x + more for x in answer["rollout_log_probs"][2:])]
+            return answers
+
+        monkeypatch.setattr(Engine, "generate_responses", rounded)
+        made = world(algorithm=algorithm, prompts=8, **words)
+        made.reward = self.reward
+        maker, seen = made.trainer.experience_maker, []
+        make_experience = maker.make_experience
+
+        def spy(samples):
+            experiences = make_experience(samples)
+            seen.append((made.trainer.step, maker.origins, experiences, maker._token_log_ratios))
+            return experiences
+
+        monkeypatch.setattr(maker, "make_experience", spy)
+        made.trainer.fit()
+        mixed: Counter = Counter()
+        for step, origins, experiences, token_log_ratios in seen:
+            weights_of = {}
+            for experience, log_ratios in zip(experiences, token_log_ratios, strict=True):
+                for row, index in enumerate(experience.index):
+                    mask = experience.action_mask[row].bool()
+                    tokens = experience.sequences[row].tolist()
+                    stored = experience.rollout_log_probs[row][mask]
+                    by_weights = {w: torch.tensor(made.log_probs(tokens, w))[mask] for w in range(step + 1)}
+                    weights = [w for w, x in by_weights.items() if torch.equal(x + self.rounding(w), stored)]
+                    assert len(weights) == 1  # which the test finds out from the numbers alone
+                    today = weights == [step]
+                    assert origins[index].on_policy == today
+                    old = by_weights[step] if today else stored
+                    assert torch.equal(experience.action_log_probs[row][mask], old)
+                    wanted = (by_weights[step].double() - stored.double()) * (not today)
+                    assert np.array_equal(log_ratios[row][mask.numpy()], wanted.numpy())
+                    weights_of[index] = weights[0]
+            for group in range(len(weights_of) // 4):
+                of_group = [weights_of[4 * group + n] for n in range(4)]
+                assert len(set(of_group[1:])) == 1
+                mixed[origins[4 * group].source] += of_group[0] < of_group[1]
+        assert mixed["fresh" if method == "arpo" else "reevaluated"] >= 4 and len(+mixed) == 1
+
+    def test_the_record_has_what_was_generated_and_the_log_what_was_trained_on(self, world):
+        made = world(prompts=8, **{"adapt.method": "arpo", "adapt.rollout_delay": 1, "train.num_episodes": 6})
+        made.reward = self.reward
+        made.trainer.fit()
+        rows, metrics = read_groups(made.record), made.metrics()
+        helped = 0
+        for row, request in zip(rows, made.requests, strict=True):
+            rewards = [made.reward(request.prompt, request.weights, n) for n in range(4)]
+            assert row["mean"] == sum(rewards) / 4
+            helped += row["state"] == "fresh" and row["mean"] == 0
+        assert helped == sum(metric["exchange/groups"] for metric in metrics) >= 4
+        for step, metric in enumerate(metrics):
+            of_step = [row for row in rows if row["step"] == step + 1]
+            assert metric["groups/generated"] == len(of_step) == sum(metric[f"groups/{state}"] for state in STATES)
+            assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
+            trained = [experience for at, batch in made.trained if at == step for experience in batch]
+            assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
 
 
 class TestRecord:
@@ -1218,6 +1309,22 @@ class TestReview:
         made = reviewer(batch, 2, max_tv_fresh=0.0)
         assert made._review(np.array([-0.01, 0.01, -0.01, 0.01])) == [0, 1]
 
+    def test_in_a_mixed_group_each_response_counts_with_its_own_policy(self, make_group):
+        # TV = (1 + 0) / 2: the first response is of step 5, the other is of today, and differs by rounding alone
+        old, group = make_group(1, step=5), make_group(0, size=2, step=9)
+        mixed = group.exchange(0, old.standalone(old.responses[0]))
+        log_ratios = np.array([-1000.0, -1000.0])
+        for source, limit, stays in (
+            ("fresh", 0.5, True),
+            ("fresh", 0.49, False),
+            ("reevaluated", 0.0, True),  # no limit is of X2
+        ):
+            made = reviewer(Batch(**{source: [mixed]}), 2, max_tv_fresh=limit)
+            assert made._review(log_ratios) == ([0, 1] if stays else [])
+        # and the other way round: with an old policy behind the group, that one counts
+        delayed = replace(mixed, policy_step=6)
+        assert reviewer(Batch(fresh=[delayed]), 2, max_tv_fresh=0.99)._review(log_ratios) == []
+
     def test_of_a_sound_batch_changes_nothing(self, make_group):
         batch = Batch(fresh=[make_group(1, size=2)], cut=[make_group(1, size=2)])
         made = reviewer(batch, 2)
@@ -1609,6 +1716,8 @@ class TestResume:
         {"prompts": 12, "algorithm": "ba_ppo", "adapt.returns": "vtrace", "adapt.max_tv_replayed": 0.1},
         {"prompts": 16, "adapt.rollout_delay": 1, "adapt.filter": "gaussian", "eval.steps": 3, "evaluation": 1},
         {"prompts": 27, "adapt.method": CHOOSING},
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo"},
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},
     )
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))
