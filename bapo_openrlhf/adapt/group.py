@@ -75,6 +75,8 @@ class Response:
         log_probs: float32 (A,), log alpha of the generated tokens, in order; A is the total length of action_spans.
         reward: r(x, y), a plain float.
         extras: whatever else travels with the response (info scalars, image tensors); the layer never reads it.
+        external: written by no policy of this run. Its log_probs are then zeros: whoever wrote it is taken to have
+            been certain of each token, as LUFFY does (arXiv 2504.14945).
     """
 
     token_ids: np.ndarray
@@ -82,6 +84,7 @@ class Response:
     log_probs: np.ndarray
     reward: float
     extras: dict[str, Any] = field(default_factory=dict)
+    external: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.ascontiguousarray(self.token_ids, dtype=np.int32))

@@ -26,6 +26,7 @@ def group_state(group: Group) -> dict[str, Any]:
                 "log_probs": response.log_probs,
                 "reward": response.reward,
                 "extras": response.extras,
+                "external": response.external,
             }
             for response in group.responses
         ],
@@ -41,6 +42,7 @@ def group_from_state(state: dict[str, Any]) -> Group:
             log_probs=item["log_probs"],
             reward=item["reward"],
             extras=item["extras"],
+            external=item.get("external", False),  # states before there were such responses lack it
         )
         for item in state["responses"]
     )

@@ -27,6 +27,8 @@ METHODS = {
     "dots": "bapo_openrlhf.methods.dots:DOTS",
     "repo": "bapo_openrlhf.methods.repo:RePO",
     "remix": "bapo_openrlhf.methods.remix:ReMix",
+    "luffy": "bapo_openrlhf.methods.luffy:LUFFY",
+    "relift": "bapo_openrlhf.methods.relift:ReLIFT",
 }
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
 

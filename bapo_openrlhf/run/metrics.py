@@ -297,6 +297,13 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             ("cache/without_signal", "groups", "of these, left out because their rewards are equal", "repo"),
             ("cache/no_room", "groups", "of these, left out because the batch was full", "repo"),
             ("mix/replayed_share", "0 to 1", "share of the batch that is replayed", "remix"),
+            ("traces/prompts", "prompts", "of the data that have a trace", "luffy, relift"),
+            ("traces/mixed", "groups", "fresh groups that a trace was put into", "luffy"),
+            ("traces/trained_share", "0 to 1", "share of the trained responses that are traces", "luffy"),
+            ("finetune/unsolved", "prompts", "fresh ones of which no response had a reward above 0", "relift"),
+            ("finetune/waiting", "prompts", "with a trace, waiting for fine-tuning after this step", "relift"),
+            ("finetune/demonstrations", "responses", "fine-tuned on, in a step that fine-tunes", "relift"),
+            ("finetune/loss", "nats", "mean of -log pi over their tokens, before that", "relift"),
         )
     ),
 }
