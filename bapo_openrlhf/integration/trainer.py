@@ -39,6 +39,7 @@ from bapo_openrlhf.integration.recorded import GeneratedGroup, answers_of, gener
 from bapo_openrlhf.integration.rollout import AdaptedSamplesGenerator, is_usable, usable_groups
 from bapo_openrlhf.integration.samples import groups_of, samples_of
 from bapo_openrlhf.integration.traces import tokens_of
+from bapo_openrlhf.methods import Method
 from bapo_openrlhf.run.answers import PromptStates
 from bapo_openrlhf.run.record import RunRecord, read_answers, read_metrics
 
@@ -176,9 +177,14 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         )
 
     def get_max_steps(self) -> int:
-        """Optimizer steps that the learning-rate schedule spans: those of full batches; smaller batches take fewer."""
+        """Optimizer steps that the learning-rate schedule spans: the most there can be, or a cosine would rise again.
+
+        Those of full batches; smaller batches take fewer. And one a step for a method that fine-tunes.
+        """
         train_steps = epoch_steps(self.args, len(self.prompts_dataloader)) * self.args.train.num_episodes
-        return train_steps * self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
+        updates = self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
+        finetunes = type(self.method).demonstrations is not Method.demonstrations
+        return train_steps * (updates + finetunes)
 
     def fit(self, global_step: int = 0) -> None:
         """Train. The engines start with the actor's initial weights, which are those of step 0.

@@ -99,8 +99,6 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
         engine, device = self.actor.model, torch.cuda.current_device()
         scale = weight * ranks * engine.gradient_accumulation_steps()  # DeepSpeed divides by the last, too
         is_vlm, mean = getattr(self.actor, "is_vlm", False), 0.0
-        # The learning rate's schedule spans the updates: steps more would carry it past its end, where a cosine rises.
-        schedule, engine.lr_scheduler = engine.lr_scheduler, None
         for number, experience in enumerate(micro_batches, 1):
             engine.set_gradient_accumulation_boundary(number == len(micro_batches))
             experience.to_device(device)
@@ -116,7 +114,6 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
             self.strategy.backward(loss * scale, self.actor, self.actor_optim)
             self.strategy.optimizer_step(self.actor_optim, self.actor, self.actor_scheduler, name="actor")
             mean += loss.item()
-        engine.lr_scheduler = schedule
         if self.ema_model:
             self.strategy.moving_average(self.actor, self.ema_model, self.ema_beta, "cuda")
         return mean

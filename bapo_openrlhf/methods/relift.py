@@ -29,8 +29,8 @@ class ReLIFT(Method):
     Once `finetune_batch` of them wait, the actor takes one optimizer step on the traces, after that step's update:
     cross-entropy, the mean over all their tokens. They leave then; a prompt that fails again waits again.
 
-    Deviations: the step is one of the actor's own optimizer at today's learning rate, whose schedule stays where it is;
-    the authors keep a second Adam, and add an entropy bonus. The prompts that have waited longest go first, and one
+    Deviations: the step is one of the actor's own optimizer at its learning rate; the authors keep a second Adam, and
+    add an entropy bonus. The prompts that have waited longest go first, and one
     that fails while it waits keeps its place; the authors take the latest first, and a prompt twice. Prompts without a
     trace do not wait. Fresh groups with equal rewards are filtered, unless `--adapt.filter none`.
 

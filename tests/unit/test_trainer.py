@@ -571,6 +571,11 @@ class TestRun:
         made = world(**{"adapt.batch_size": 6, "train.max_epochs": 2})
         assert made.trainer.get_max_steps() == 8 * 3 * 2
 
+    @pytest.mark.parametrize(("method", "more"), [("luffy", 0), ("relift", 1)])
+    def test_learning_rate_schedule_has_room_for_fine_tuning(self, world, method, more):
+        made = world(**{"adapt.batch_size": 6, "adapt.method": method, "adapt.options": TRACES})
+        assert made.trainer.get_max_steps() == 8 * (3 + more)
+
     def test_kl_to_the_behaviour_policy_keeps_its_coefficient(self, world):
         made = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})
         assert made.trainer.kl_ctl.value == 0.02 and made.args.algo.kl.init_coef == 0.0
