@@ -50,7 +50,7 @@ class AdaptConfig:
         "none",
         "how training batches are made: none (plain OpenRLHF), bapo, bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
         "whatever the flags say: no thresholds to tune), one of the neighbouring methods mopps, dots, repo, remix, "
-        "arpo and exgrpo, or FILE.py:CLASS",
+        "arpo, exgrpo, luffy and relift, or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2",
     )
     options: list[str] | None = _flag(
@@ -182,6 +182,7 @@ class AdaptConfig:
     kl_coef: float = 0.0  # set at launch for kl_target behaviour; no flag
     resume_tag: str | None = None  # set at launch: the checkpoint to go on from; no flag
     candidates: int = 1  # set by the checks: prompts that the method draws for each one it generates for; no flag
+    traces: str | None = None  # set by the checks: the file that the method takes traces from, None: none; no flag
 
     @property
     def enabled(self) -> bool:

@@ -77,6 +77,8 @@ class Response:
         extras: whatever else travels with the response (info scalars, image tensors); the layer never reads it.
         policy_step: updates behind the weights that generated it, where its group's does not say so: in a group whose
             responses stem from several policies. None: its group's.
+        external: written by no policy of this run. Its log_probs are then zeros: whoever wrote it is taken to have
+            been certain of each token, as LUFFY does (arXiv 2504.14945).
     """
 
     token_ids: np.ndarray
@@ -85,6 +87,7 @@ class Response:
     reward: float
     extras: dict[str, Any] = field(default_factory=dict)
     policy_step: int | None = None
+    external: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.ascontiguousarray(self.token_ids, dtype=np.int32))

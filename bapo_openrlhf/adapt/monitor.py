@@ -72,7 +72,8 @@ def off_policy(
     """Distance to today's policy by source, and the terms of Theorem 3.2, before the step's first update.
 
     The bound is the sum of the sources' terms, each weighted by its share of the groups. In a group whose responses
-    stem from several policies, each response's log-ratio is that to its own; the source is the group's.
+    stem from several policies, each response's log-ratio is that to its own; the source is the group's. Responses that
+    another model wrote have no behaviour policy of this run, and are left out.
 
     Args:
         batch: the batch of this step.
@@ -88,8 +89,12 @@ def off_policy(
         if not groups:
             continue
         advantages = np.concatenate([_advantages(group, eps) for group in groups])
-        log_ratio = log_ratios[start : start + len(advantages)]
+        own = np.array([not response.external for group in groups for response in group.responses])
+        log_ratio = log_ratios[start : start + len(advantages)][own]
         start += len(advantages)
+        advantages = advantages[own]
+        if not len(advantages):
+            continue
         tv = sampled_tv(log_ratio)
         surrogate = float(np.mean(np.exp(np.minimum(log_ratio, LOG_RATIO_CAP)) * advantages))
         metrics[f"tv/{source}"] = tv

@@ -52,7 +52,7 @@ def importance_summary(log_ratios: np.ndarray) -> dict[str, float]:
     }
 
 
-def group_tv(log_ratios: np.ndarray, group_size: int) -> np.ndarray:
+def group_tv(log_ratios: np.ndarray, group_size: int, external: np.ndarray | None = None) -> np.ndarray:
     """Sampled TV(pi(.|x), alpha(.|x)) of each prompt (Eq. 9, 10): the mean over its G responses of max(0, 1 - w).
 
     Unbiased, but from G responses only: its standard deviation is up to 1 / (2 sqrt(G)).
@@ -60,11 +60,14 @@ def group_tv(log_ratios: np.ndarray, group_size: int) -> np.ndarray:
     Args:
         log_ratios: (groups * G,).
         group_size: G.
+        external: bool (groups * G,), responses that another model wrote; they are left out. None: there are none.
 
     Returns:
-        (groups,), each in [0, 1].
+        (groups,), each in [0, 1]; 0 for a group of which nothing is left.
     """
-    return np.array([sampled_tv(group) for group in np.reshape(log_ratios, (-1, group_size))])
+    own = np.ones(np.size(log_ratios), dtype=bool) if external is None else ~external
+    rows = zip(np.reshape(log_ratios, (-1, group_size)), np.reshape(own, (-1, group_size)), strict=True)
+    return np.array([sampled_tv(group[kept]) if kept.any() else 0.0 for group, kept in rows])
 
 
 def beyond(tv: Mapping[int, float], limit: float | None) -> set[int]:

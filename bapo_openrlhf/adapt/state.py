@@ -27,6 +27,7 @@ def group_state(group: Group) -> dict[str, Any]:
                 "reward": response.reward,
                 "extras": response.extras,
                 "policy_step": response.policy_step,
+                "external": response.external,
             }
             for response in group.responses
         ],
@@ -42,7 +43,8 @@ def group_from_state(state: dict[str, Any]) -> Group:
             log_probs=item["log_probs"],
             reward=item["reward"],
             extras=item["extras"],
-            policy_step=item.get("policy_step"),  # older states do not have it
+            policy_step=item.get("policy_step"),  # older states do not have these two
+            external=item.get("external", False),
         )
         for item in state["responses"]
     )

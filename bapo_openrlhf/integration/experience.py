@@ -32,10 +32,13 @@ class SampleOrigin:
     Attributes:
         source: fresh, reevaluated or replayed.
         on_policy: whether today's weights generated it.
+        external: whether another model wrote it. There is no behaviour policy then whose probabilities are known: it
+            counts as on-policy, so that no ratio, clip or correction of this project is taken against it.
     """
 
     source: str
     on_policy: bool
+    external: bool = False
 
 
 class NothingToTrain(Exception):
@@ -93,7 +96,8 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
     def _tokens_of(self, source: str, experiences: Sequence[Experience]) -> SourceTokens:
         parts: list[tuple[torch.Tensor, ...]] = []
         for experience, log_ratios in zip(experiences, self._loss_log_ratios, strict=True):
-            rows = torch.tensor([self.origins[index].source == source for index in experience.index])
+            origins = [self.origins[index] for index in experience.index]
+            rows = torch.tensor([origin.source == source and not origin.external for origin in origins])
             chosen = experience.action_mask.bool() & rows.unsqueeze(-1)
             numbers = [log_ratios, experience.advantages]
             if experience.values is not None:
@@ -115,12 +119,14 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         self._token_log_ratios, self._loss_log_ratios = [], []
         for experience in experiences:
             today, behaviour = experience.action_log_probs, experience.rollout_log_probs
-            on_policy = torch.tensor([self.origins[index].on_policy for index in experience.index])
+            origins = [self.origins[index] for index in experience.index]
+            external = torch.tensor([origin.external for origin in origins])
+            on_policy = torch.tensor([origin.on_policy for origin in origins]) | external
             # On-policy, what they differ by is the engine's rounding, which V-trace would take for another policy.
             off_policy = token_log_ratios(experience).masked_fill(on_policy.unsqueeze(-1), 0.0)
             self._token_log_ratios.append(off_policy.numpy())
             if adapt.kl_target == "behaviour":
-                self._pull_towards_behaviour(experience)
+                self._pull_towards_behaviour(experience, external)
             if adapt.ratio == "behaviour":
                 experience.action_log_probs = old_log_probs(today, behaviour, on_policy)
             self._loss_log_ratios.append(self._loss_log_ratio(today, experience))
@@ -150,9 +156,14 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         rows = {index: (experience, row) for experience in experiences for row, index in enumerate(experience.index)}
         return self._shared([row_of(*rows[index]) for index in kept])
 
-    def _pull_towards_behaviour(self, experience: Experience) -> None:
-        """D_KL(pi_theta || alpha) of Eq. 3 in the place of the KL to the reference model."""
-        today, behaviour, mask = experience.action_log_probs, experience.rollout_log_probs, experience.action_mask
+    def _pull_towards_behaviour(self, experience: Experience, external: torch.Tensor) -> None:
+        """D_KL(pi_theta || alpha) of Eq. 3 in the place of the KL to the reference model.
+
+        Args:
+            external: bool (B,), samples that another model wrote; today's policy takes the place of theirs.
+        """
+        today, mask = experience.action_log_probs, experience.action_mask
+        behaviour = old_log_probs(today, experience.rollout_log_probs, external)
         if self.args.algo.kl.use_loss:
             experience.base_action_log_probs = behaviour
             return

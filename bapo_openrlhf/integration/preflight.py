@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +52,8 @@ def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool 
     row, prompts = check_dataset("data.prompt_dataset", args.data.prompt_dataset, args) if data else (None, None)
     if args.eval.dataset and data:
         check_dataset("eval.dataset", args.eval.dataset, args)
+    if args.adapt.traces is not None:
+        read_traces(args.adapt.traces, args if prompts is not None else None)
     check_reward(args, row if call_reward else None)
     check_checkpoints(args)
     return Inputs(arithmetic, None if prompts is None else min(prompts, args.data.max_samples))
@@ -86,7 +88,8 @@ def check_batch(args: SimpleNamespace) -> BatchArithmetic:
                 f"{arithmetic.ranks} cannot share: it must be at least {arithmetic.quantum} groups "
                 f"(adapt.batch_size or rollout.batch_size)"
             )
-        args.adapt.candidates = args.adapt.make_method(arithmetic, args.train.seed).candidates
+        method = args.adapt.make_method(arithmetic, args.train.seed)
+        args.adapt.candidates, args.adapt.traces = method.candidates, method.traces
     return arithmetic
 
 
@@ -164,6 +167,58 @@ def _rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
     except Exception as error:
         raise ConfigError(f"{flag} {path} cannot be read as {kind}: {' '.join(str(error).split())}") from error
     yield from table
+
+
+def read_traces(name: str, args: SimpleNamespace | None = None) -> dict[str, str]:
+    """The traces that a method asks for: the response to each prompt.
+
+    Args:
+        name: the file.
+        args: where its prompts are to be compared with those of the (local) training data.
+
+    Returns:
+        Responses by the prompt as JSON, for it may be a text or a list of messages.
+
+    Raises:
+        ConfigError: there is no such file, a row is no trace, or no trace is of a prompt of the data.
+    """
+    flag = "adapt.options traces"
+    if not name:
+        raise ConfigError(f"{flag} is not set; the method needs traces=FILE.jsonl, with columns prompt and response")
+    path = Path(name).expanduser()
+    if path.suffix != ".jsonl" or not path.is_file():
+        raise ConfigError(f"{flag} is {name}; it must be a .jsonl file that is there")
+    found = _traces(_rows(flag, path), f"{flag} {path}")
+    if args is not None:
+        files = [Path(file.strip().split("@")[0]).expanduser() for file in args.data.prompt_dataset.split(",")]
+        rows = (row for file in files for row in _rows("data.prompt_dataset", file))
+        if not any(json.dumps(row[args.data.input_key]) in found for row in rows):
+            raise ConfigError(
+                f"{flag} {path} has no prompt of the training data; its prompts must be as the column "
+                f"{args.data.input_key!r} (data.input_key) has them"
+            )
+    return found
+
+
+def _traces(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, str]:
+    """The rows of a file of that name; ConfigError names the first that is no trace, and why."""
+    traces: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        missing = [column for column in ("prompt", "response") if column not in row]
+        if missing:
+            raise ConfigError(f"{name}, row {number}: no column {missing[0]!r}; it has {', '.join(row) or 'none'}")
+        prompt, response = row["prompt"], row["response"]
+        if not (isinstance(prompt, (str, list)) and prompt):
+            raise ConfigError(f"{name}, row {number}: prompt is {prompt!r}; it must be a text or a list of messages")
+        if not (isinstance(response, str) and response):
+            raise ConfigError(f"{name}, row {number}: response is {response!r}; it must be a text that is not empty")
+        key = json.dumps(prompt)
+        if key in traces:
+            raise ConfigError(f"{name}, row {number}: the prompt has a trace already, in an earlier row; one is taken")
+        traces[key] = response
+    if not traces:
+        raise ConfigError(f"{name} has no rows; it must have at least one")
+    return traces
 
 
 def check_checkpoints(args: SimpleNamespace) -> None:

@@ -10,6 +10,10 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 
+# A mark in a sample's `info`: 1 for a response that another model wrote. OpenRLHF carries `info` along with its samples
+# to the loss, and logs the mean of each number in it: this one's is the share of such responses.
+EXTERNAL = "traces/trained_share"
+
 
 def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
     """(start, end) of each run of ones in a 0/1 mask (T,)."""
@@ -74,7 +78,12 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
     first, last = response.action_spans[0][0] if response.action_spans else 0, 0
     if response.action_spans:
         last = response.action_spans[-1][1]
-    extras = response.extras
+    extras, info = response.extras, response.extras["info"]
+    if response.external:  # its extras are those of the generated response whose place it took
+        own = {"reward": response.reward, "score": response.reward, "response_clip_ratio": False}
+        info = info | {name: value for name, value in own.items() if name in info}
+        score = None if extras["score"] is None else response.reward
+        extras = extras | {"score": score, "truncated": False}
     return Experience(
         sequences=tokens.unsqueeze(0),
         attention_mask=torch.ones(1, length, dtype=torch.long),
@@ -89,10 +98,18 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
         response_length=torch.tensor([last - first]),
         truncated=torch.tensor([extras["truncated"]]),
         total_length=torch.tensor([float(length)]),
-        info={key: torch.tensor([value]) for key, value in extras["info"].items()},
+        info={key: torch.tensor([value]) for key, value in info.items()},
     )
 
 
 def samples_of(groups: Sequence[Group]) -> list[Experience]:
-    """All responses of the groups as samples, groups whole and in order."""
-    return [sample_of(group.prompt, response) for group in groups for response in group.responses]
+    """All responses of the groups as samples, groups whole and in order.
+
+    Where another model wrote some of them, all are marked; otherwise nothing is added to what OpenRLHF knows.
+    """
+    responses = [(group.prompt, response) for group in groups for response in group.responses]
+    samples = [sample_of(prompt, response) for prompt, response in responses]
+    if any(response.external for _, response in responses):
+        for sample, (_, response) in zip(samples, responses, strict=True):
+            sample.info[EXTERNAL] = torch.tensor([float(response.external)])
+    return samples

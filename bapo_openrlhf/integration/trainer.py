@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 
@@ -32,6 +34,7 @@ from bapo_openrlhf.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.integration.checkpoints import WholeCheckpoints
 from bapo_openrlhf.integration.experience import AdaptedExperienceMaker, NothingToTrain, SampleOrigin
 from bapo_openrlhf.integration.pinned import plain_class
+from bapo_openrlhf.integration.preflight import read_traces
 from bapo_openrlhf.integration.recorded import GeneratedGroup, answers_of, filter_reasons, generated_groups, has_reward
 from bapo_openrlhf.integration.rollout import (
     AdaptedSamplesGenerator,
@@ -40,6 +43,8 @@ from bapo_openrlhf.integration.rollout import (
     usable_groups,
 )
 from bapo_openrlhf.integration.samples import groups_of, samples_of
+from bapo_openrlhf.integration.traces import tokens_of
+from bapo_openrlhf.methods import Method
 from bapo_openrlhf.run.answers import PromptStates
 from bapo_openrlhf.run.record import RunRecord, read_answers, read_metrics
 
@@ -182,6 +187,9 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             self.kl_ctl.value = adapt.kl_coef
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
+        if self.method.traces is not None:
+            known = {text for _, text, *_ in self.prompts_dataloader.dataset}
+            self.method.take_traces(tokens_of(read_traces(self.method.traces), known, self.tokenizer, self.args))
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
         self.schedule = RolloutSchedule(
             delay=adapt.rollout_delay,
@@ -221,9 +229,14 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         )
 
     def get_max_steps(self) -> int:
-        """Optimizer steps that the learning-rate schedule spans: those of full batches; smaller batches take fewer."""
+        """Optimizer steps that the learning-rate schedule spans: the most there can be, or a cosine would rise again.
+
+        Those of full batches; smaller batches take fewer. And one a step for a method that fine-tunes.
+        """
         train_steps = epoch_steps(self.args, len(self.prompts_dataloader)) * self.args.train.num_episodes
-        return train_steps * self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
+        updates = self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
+        finetunes = type(self.method).demonstrations is not Method.demonstrations
+        return train_steps * (updates + finetunes)
 
     def fit(self, global_step: int = 0) -> None:
         """Train. The engines start with the actor's initial weights, which are those of step 0.
@@ -234,6 +247,8 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         try:
             ray.get([engine.isolate_rewards.remote(self.args.verifier) for engine in self.vllm_engines])
             self._engines_live = [engine.live.remote() for engine in self.vllm_engines]
+            if self.method.traces is not None:
+                ray.get(self.actor_model_group.async_run_method(method_name="shape_traces", gamma=self.method.shaping))
             if self.args.adapt.resume_tag is None:
                 self._keep_if_needed()
             super().fit(global_step)
@@ -391,7 +406,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         """Lines 17-18: OpenRLHF's update on the batch; none where nothing is in it."""
         grouped = self.batch.with_sources()
         self.experience_maker.origins = [
-            SampleOrigin(source, group.policy_step_of(response) == self.step)
+            SampleOrigin(source, group.policy_step_of(response) == self.step, response.external)
             for source, group in grouped
             for response in group.responses
         ]
@@ -406,8 +421,9 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         except NothingToTrain:
             # The step counts all the same, so that v and m keep their phase.
             logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
+            status = self._finetune()
             self.broadcast_to_vllm()
-            return {"skipped_update": 1}, global_step + 1
+            return status | {"skipped_update": 1}, global_step + 1
         log_ratios, eps = self.experience_maker.log_ratios, self.args.adapt.eps
         status |= off_policy(self.batch, log_ratios, self.method.constants(), eps)
         actor = self.args.actor
@@ -428,7 +444,8 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         self._check_share(len(broken), len(groups), "have log-probs under today's policy that are not finite")
         # On-policy, what the engine and the actor differ by is rounding: no distance between policies.
         today = [group.policy_step_of(response) == self.step for group in groups for response in group.responses]
-        tv = group_tv(np.where(today, 0.0, log_ratios), size)
+        external = np.array([response.external for group in groups for response in group.responses])
+        tv = group_tv(np.where(today, 0.0, log_ratios), size, external)
         distances = dict(zip((group.uid for group in groups), tv, strict=True))
         fresh = {group.uid: distances[group.uid] for group in self.batch.fresh}
         replayed = {group.uid: distances[group.uid] for group in self.batch.replayed}
@@ -441,7 +458,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         ]
 
     def ppo_train(self, global_steps: int) -> dict:
-        """OpenRLHF's optimizer steps.
+        """OpenRLHF's optimizer steps, then one of fine-tuning where the method has demonstrations.
 
         Raises:
             FloatingPointError: a gradient was not finite: the weights are spoilt, the last checkpoint's are not.
@@ -451,7 +468,40 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         for name in ("actor_grad_norm", "critic_grad_norm"):
             if not math.isfinite(status.get(name, 0.0)):
                 raise FloatingPointError(f"{name} is {status[name]}")
-        return status
+        return status | self._finetune()
+
+    def _finetune(self) -> dict[str, float]:
+        """One optimizer step of the actor on the demonstrations that the method names for this step.
+
+        The ranks get equal shares: where demonstrations are missing, one more without a token that counts stands in.
+        """
+        samples = samples_of(self.method.demonstrations(self.step))
+        if not samples:
+            return {}
+        self.phase = "fine-tuning"
+        ranks, micro = self.arithmetic.ranks["actor"], self.arithmetic.micro_train
+        tokens, share = sum(int(sample.action_mask.sum()) for sample in samples), math.ceil(len(samples) / ranks)
+        filler = replace(samples[0], action_mask=torch.zeros_like(samples[0].action_mask))
+        shares = [(samples + [filler] * ranks)[rank * share : (rank + 1) * share] for rank in range(ranks)]
+        batches = [
+            [Experience.concat_experiences(part[at : at + micro], self.tokenizer.pad_token_id)
+             for at in range(0, share, micro)]
+            for part in shares
+        ]  # fmt: skip
+        group, sleeps = self.actor_model_group, self.args.ds.enable_sleep
+        if sleeps:
+            ray.get(group.async_run_method(method_name="reload_states"))
+        refs = group.async_run_method_batch(
+            method_name="finetune",
+            demonstrations=batches,
+            tokens=[tokens] * ranks,
+            ranks=[ranks] * ranks,
+            weight=[self.method.finetune_weight] * ranks,
+        )
+        parts = ray.get(refs)[:: len(refs) // ranks]  # the ranks of a tensor-parallel or ring group have the same
+        if sleeps:
+            ray.get(group.async_run_method(method_name="offload_states"))
+        return {"finetune/demonstrations": len(samples), "finetune/loss": sum(part for (part,) in parts)}
 
 
 def brief(error: Exception) -> str:

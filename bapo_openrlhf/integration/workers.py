@@ -6,21 +6,28 @@ the last optimizer step of a batch is taken with what is left. Its loss is norma
 OpenRLHF normalises each accumulation window by the tokens it holds. With dynamic batching, where OpenRLHF decides for
 each micro-batch whether a step follows it, DeepSpeed is told the same: under ZeRO-1 and 2 it would otherwise keep the
 gradient of a step's last micro-batch alone.
+
+Two things that OpenRLHF's actor does not do are added: the loss of responses that another model wrote, and one
+optimizer step of fine-tuning on such responses.
 """
 
 from __future__ import annotations
 
+import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
 import torch
+from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from bapo_openrlhf.integration.checksums import digests, stacked
 from bapo_openrlhf.integration.dynamic_batch import WholeBatchReplayBuffer
 from bapo_openrlhf.integration.pinned import plain_class, rebound
+from bapo_openrlhf.integration.samples import EXTERNAL
 
 
 class _WholeBatch:
@@ -63,10 +70,94 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
             # The reference model is not built when OpenRLHF's coefficient is 0; the loss needs the coefficient back.
             strategy.args.algo.kl.init_coef = adapt.kl_coef
         super().__init__(strategy, *args, **kwargs)
+        self.plain_loss = self.actor_loss_fn
+        self.shaping: float | None = None  # gamma, once a method has traces
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict:
         self._mark_boundary(self.actor.model, step)
-        return super().training_step(experience, kl_ctl, step, loss_batch_info)
+        marks = experience.info.get(EXTERNAL)
+        if marks is not None:
+            external = torch.tensor([bool(mark) for mark in marks], device=experience.action_mask.device)
+            self.actor_loss_fn = MixedLoss(self.plain_loss, external, self.shaping)
+        try:
+            return super().training_step(experience, kl_ctl, step, loss_batch_info)
+        finally:
+            self.actor_loss_fn = self.plain_loss
+
+    def finetune(self, micro_batches: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
+        """One optimizer step on -log pi(token), the mean over the tokens of all ranks' demonstrations, times `weight`.
+
+        Args:
+            micro_batches: this rank's samples; every rank has equally many micro-batches.
+            tokens: of the responses of all ranks.
+            ranks: data-parallel ranks; DeepSpeed divides the sum of their gradients by it.
+
+        Returns:
+            This rank's part of the mean.
+        """
+        self.actor.train()
+        engine, device = self.actor.model, torch.cuda.current_device()
+        scale = weight * ranks * engine.gradient_accumulation_steps()  # DeepSpeed divides by the last, too
+        is_vlm, mean = getattr(self.actor, "is_vlm", False), 0.0
+        for number, experience in enumerate(micro_batches, 1):
+            engine.set_gradient_accumulation_boundary(number == len(micro_batches))
+            experience.to_device(device)
+            images = merge_mm_train_inputs(experience.mm_train_inputs, device) if is_vlm else {}
+            log_probs = self.actor(
+                experience.sequences,
+                experience.action_mask,
+                attention_mask=experience.attention_mask,
+                ring_attn_group=self.strategy.ring_attn_group,
+                **images,
+            )
+            loss = aggregate_loss(-log_probs, experience.action_mask, batch_num_tokens=tokens)
+            self.strategy.backward(loss * scale, self.actor, self.actor_optim)
+            self.strategy.optimizer_step(self.actor_optim, self.actor, self.actor_scheduler, name="actor")
+            mean += loss.item()
+        if self.ema_model:
+            self.strategy.moving_average(self.actor, self.ema_model, self.ema_beta, "cuda")
+        return mean
+
+
+class MixedLoss:
+    """OpenRLHF's policy loss on the responses of policies of this run, -f(pi) A on those that another model wrote.
+
+    f is the policy shaping of `adapt.traces.shaped`. Both parts are normalised over all tokens (or samples) of the
+    optimizer step, as OpenRLHF does. Its numbers for the log count another model's tokens as unclipped and unmoved.
+
+    Args:
+        plain: OpenRLHF's loss.
+        external: bool (B,), samples that another model wrote.
+        gamma: of the shaping.
+    """
+
+    def __init__(self, plain: Any, external: torch.Tensor, gamma: float | None) -> None:
+        if gamma is None:
+            raise RuntimeError("there are traces in the batch, and the actor was not told how to shape their loss")
+        self.plain, self.external, self.gamma = plain, external.unsqueeze(-1), gamma
+
+    def __call__(
+        self,
+        log_probs: torch.Tensor,
+        old_log_probs: torch.Tensor,
+        advantages: torch.Tensor,
+        *,
+        action_mask: torch.Tensor,
+        rollout_log_probs: torch.Tensor | None,
+        **batch_info: Any,
+    ) -> tuple[torch.Tensor | None, ...]:
+        own = action_mask.masked_fill(self.external, 0)
+        loss, *numbers = self.plain(
+            log_probs, old_log_probs, advantages, action_mask=own, rollout_log_probs=rollout_log_probs, **batch_info
+        )
+        shaped = torch.sigmoid(log_probs - math.log(self.gamma))  # x / (x + gamma) = 1 / (1 + exp(log gamma - log x))
+        other = action_mask.masked_fill(~self.external, 0)
+        loss = loss + aggregate_loss(-shaped * advantages, other, self.plain.token_level_loss, **batch_info)
+        share = own.sum() / action_mask.sum().clamp(min=1)
+        return loss, *(
+            None if number is None else torch.where(share > 0, number * share, torch.zeros_like(number))
+            for number in numbers
+        )
 
 
 class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
@@ -122,6 +213,14 @@ class PolicyWorker(_Resumable, _OwnPort, plain_class(ppo_actor.PolicyModelActor)
             super().init_model_from_pretrained(*args, **kwargs)
         _require_type(self.trainer, WholeBatchActorTrainer)
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
+
+    def shape_traces(self, gamma: float) -> None:
+        """Say how the loss of another model's responses is shaped; before the first batch that has some."""
+        self.trainer.shaping = gamma
+
+    def finetune(self, demonstrations: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
+        """One optimizer step on demonstrations, see `WholeBatchActorTrainer.finetune`."""
+        return self.trainer.finetune(demonstrations, tokens, ranks, weight)
 
     def weight_checksums(self) -> dict[str, str]:
         """Digest of each weight tensor under vLLM's name (not with ZeRO-3, where no rank holds whole tensors)."""

@@ -339,6 +339,13 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             ("experience/prompts", "prompts", "with a stored success", "exgrpo"),
             ("experience/bytes", "bytes", "tokens and log-probs of the stored successes", "exgrpo"),
             ("experience/retired", "prompts", "that were solved by all responses, so far", "exgrpo"),
+            ("traces/prompts", "prompts", "of the data that have a trace", "luffy, relift"),
+            ("traces/mixed", "groups", "fresh groups that a trace was put into", "luffy"),
+            ("traces/trained_share", "0 to 1", "share of the trained responses that are traces", "luffy"),
+            ("finetune/unsolved", "prompts", "fresh ones of which no response had a reward above 0", "relift"),
+            ("finetune/waiting", "prompts", "with a trace, waiting for fine-tuning after this step", "relift"),
+            ("finetune/demonstrations", "responses", "fine-tuned on, in a step that fine-tunes", "relift"),
+            ("finetune/loss", "nats", "mean of -log pi over their tokens, before that", "relift"),
         )
     ),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import random
 import re
 import reprlib
@@ -187,6 +188,28 @@ def random_expression(rng: random.Random, numbers: Sequence[int]) -> tuple[str, 
         if joined is not None:
             terms = [term for k, term in enumerate(terms) if k not in (i, j)] + [joined]
     return terms[0].text, terms[0].value
+
+
+def solve(numbers: Sequence[int], target: int) -> str | None:
+    """An expression that uses each number once and has the target as its value; None where none is found.
+
+    As in the problems made here, every partial value is a positive integer: a published problem may have only solutions
+    that this does not find.
+    """
+    return _solve([_Term(number, str(number), 3) for number in numbers], target)
+
+
+def _solve(terms: Sequence[_Term], target: int) -> str | None:
+    if len(terms) == 1:
+        return terms[0].text if terms[0].value == target else None
+    for i, j in itertools.permutations(range(len(terms)), 2):
+        rest = [term for k, term in enumerate(terms) if k not in (i, j)]
+        for op in "+-*/":
+            joined = _join(terms[i], op, terms[j])
+            found = joined and _solve([*rest, joined], target)
+            if found:
+                return found
+    return None
 
 
 def make_puzzle(rng: random.Random, level: str) -> Puzzle:

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -42,6 +43,12 @@ PROGRAMS = ("bapo-openrlhf", "python", "pip", "make", "ray", "git", "ssh", "pre-
 def run_it(words, here):
     """For real, in the project's folder `here`."""
     assert main.run(words) == 0
+
+
+def run_example(words, here):
+    """For real, in the project's folder `here`."""
+    with patch("sys.argv", words):
+        runpy.run_path(str(ROOT / words[0]), run_name="__main__")
 
 
 def on_evaluations(words, here):
@@ -194,6 +201,7 @@ RULES = [
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
     Rule("python -m bapo_openrlhf.quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
+    Rule("python examples/traces/countdown.py", run_example),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
     Rule("pip install", is_an_extra, None, "downloads gigabytes"),
@@ -302,7 +310,7 @@ def test_every_command_has_a_rule_and_holds(commands, project, monkeypatch, caps
 
 def test_rules_name_tests_that_are_there():
     for rule in RULES:
-        assert rule.why or rule.do in (run_it, on_evaluations, on_runs, on_checkpoint), rule.start
+        assert rule.why or rule.do in (run_it, run_example, on_evaluations, on_runs, on_checkpoint), rule.start
         if rule.test:
             file, name = rule.test.split("::")
             tree = ast.parse((ROOT / "tests" / file).read_text())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 import pickle
 import shutil
@@ -39,7 +40,7 @@ from bapo_openrlhf.adapt.schedule import RolloutSchedule  # noqa: E402
 from bapo_openrlhf.arithmetic import BatchArithmetic  # noqa: E402
 from bapo_openrlhf.checkpoint.store import CheckpointStore  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.integration import checkpoints, trainer, workers  # noqa: E402
+from bapo_openrlhf.integration import checkpoints, samples, trainer, workers  # noqa: E402
 from bapo_openrlhf.integration.engines import request_seed  # noqa: E402
 from bapo_openrlhf.integration.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.integration.samples import samples_of  # noqa: E402
@@ -207,6 +208,20 @@ class Worker:
         self.rng = self.rng + 1  # it shuffles
         return dict(self.world.norms)
 
+    def shape_traces(self, gamma: float) -> None:
+        self.world.note("shape", gamma)
+
+    def finetune(self, demonstrations: list, tokens: int, ranks: int, weight: float) -> float:
+        self.world.fail_at("finetune")
+        self.world.note("finetune", (self.world.trainer.step, demonstrations, tokens, ranks, weight))
+        return 0.5
+
+    def reload_states(self) -> None:
+        self.world.note("reload")
+
+    def offload_states(self) -> None:
+        self.world.note("offload")
+
     def broadcast_to_vllm(self) -> None:
         self.world.fail_at("broadcast")
         self.world.note("sync", self.world.updates["actor"])
@@ -252,6 +267,10 @@ class Group:
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Ref]:
         if method_name == "append":
             return [self._actor_handlers[0].append.remote(**kwargs)]
+        if method_name == "finetune":  # of each rank, what it did for its items
+            items = [dict(zip(kwargs, values, strict=True)) for values in zip(*kwargs.values(), strict=True)]
+            refs = [handle.finetune.remote(**item) for handle, item in zip(self._actor_handlers, items, strict=True)]
+            return [Ref(error=ref.error) if ref.error else Ref([ref.value]) for ref in refs]
         assert method_name == "forward"
         self.world.fail_at("forward")
         return [Ref([self.forward(sequences) for sequences in kwargs["sequences"]])]
@@ -264,6 +283,22 @@ class Group:
 
 
 DYNAMIC = {"algo.dynamic_filtering_enable": True}
+
+
+class Tokenizer:
+    """Each character is a token, from 100 on."""
+
+    pad_token_id, eos_token_id = 0, 2
+
+    def __init__(self) -> None:
+        self.decode = decode
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert not add_special_tokens
+        return {"input_ids": [100 + ord(character) for character in text]}
+
+
+TRACES = f"traces={Path(__file__).parent}/traces.jsonl"
 CHOOSING = f"{Path(__file__).parent}/choosing_method.py:First"
 
 
@@ -325,10 +360,8 @@ class World:
         } | words
         argv = []
         for name, value in flags.items():
-            many = value if isinstance(value, tuple) else None
-            argv += (
-                [f"--{name}", *map(str, many)] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
-            )
+            many = [*map(str, value)] if isinstance(value, (list, tuple)) else None
+            argv += [f"--{name}", *many] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
         args = arguments.parse(argv)
         prepare_adaptation(args)
         return args
@@ -355,7 +388,7 @@ class World:
 
     def make_trainer(self, kind: type = AdaptedPPOTrainer) -> AdaptedPPOTrainer:
         with pytest.MonkeyPatch.context() as patch:
-            tokenizer = SimpleNamespace(pad_token_id=0, decode=decode)
+            tokenizer = Tokenizer()
             patch.setattr(ppo_trainer, "get_tokenizer", lambda *_, **__: tokenizer)
             patch.setattr(ppo_trainer, "prepare_datasets", lambda *_: (self.data(), self.evaluation, 10))
             self.trainer = kind(
@@ -543,6 +576,11 @@ class TestRun:
         made = world(**{"adapt.batch_size": 6, "train.max_epochs": 2})
         assert made.trainer.get_max_steps() == 8 * 3 * 2
 
+    @pytest.mark.parametrize(("method", "more"), [("luffy", 0), ("relift", 1)])
+    def test_learning_rate_schedule_has_room_for_fine_tuning(self, world, method, more):
+        made = world(**{"adapt.batch_size": 6, "adapt.method": method, "adapt.options": TRACES})
+        assert made.trainer.get_max_steps() == 8 * (3 + more)
+
     def test_kl_to_the_behaviour_policy_keeps_its_coefficient(self, world):
         made = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})
         assert made.trainer.kl_ctl.value == 0.02 and made.args.algo.kl.init_coef == 0.0
@@ -655,6 +693,144 @@ class TestMixedGroups:
             assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
             trained = [experience for at, batch in made.trained if at == step for experience in batch]
             assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
+
+
+def traces_file(folder: Path, prompts: Any) -> Path:
+    """A trace of 1 to 5 characters for each of these prompts, and one of a prompt that is not in the data."""
+    path = folder / "traces.jsonl"
+    rows = [{"prompt": f"prompt {n}", "response": "abcde"[: 1 + n % 5]} for n in prompts]
+    rows.append({"prompt": "another", "response": "x"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+class TestTraces:
+    def luffy(self, world, tmp_path, **words):
+        options = {"adapt.method": "luffy", "adapt.options": f"traces={traces_file(tmp_path, range(0, 16, 2))}"}
+        return world(**options | words)
+
+    def test_their_tokens(self, world, tmp_path):
+        traces = self.luffy(world, tmp_path).trainer.method.trace_of
+        assert sorted(traces) == sorted(f"prompt {n}" for n in range(0, 16, 2))
+        assert traces["prompt 2"].tolist() == [197, 198, 199, 2] and traces["prompt 2"].dtype == np.int32
+
+    @pytest.mark.parametrize(("length", "new", "kept"), [(64, 4, 3), (64, 3, 2), (13, None, 4), (12, None, 3)])
+    def test_those_that_are_too_long_are_left_out(self, world, tmp_path, length, new, kept):
+        """The prompts have 8 tokens, the traces 2, 3, 4, 5 and 6 with the end."""
+        path = tmp_path / "traces.jsonl"
+        rows = [{"prompt": f"prompt {n}", "response": "abcdefg"[: n + 1]} for n in range(5)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words = {"data.max_len": length, "adapt.method": "luffy", "adapt.options": f"traces={path}"}
+        made = world(**words | ({"rollout.max_new_tokens": new} if new else {}))
+        assert sorted(made.trainer.method.trace_of) == [f"prompt {n}" for n in range(kept)]
+
+    def test_a_whole_run_of_luffy(self, world, tmp_path):
+        made = self.luffy(world, tmp_path)
+        made.trainer.fit()
+        assert made.noted("shape") == [0.1]
+        rows = made.metrics()
+        found = {name for row in rows for name in row} - {"step"}
+        assert found <= metrics.names("bapo_grpo", optional=True) and len(rows) == 8
+        for step, row in enumerate(rows):
+            fresh, hard = made.of_step(step)
+            mixed = [request.prompt for request in fresh if int(request.prompt[7:]) % 2 == 0]
+            assert not hard and row["traces/mixed"] == len(mixed) and row["traces/prompts"] == 8
+            assert row["groups/generated"] == 4 == sum(row[f"groups/{state}"] for state in STATES)
+            for experience in (e for at, batch in made.trained if at == step for e in batch):
+                for at, prompt in enumerate(experience.prompts):
+                    external = (
+                        bool(experience.info[samples.EXTERNAL][at]) if samples.EXTERNAL in experience.info else False
+                    )
+                    text = [token for token in experience.sequences[at].tolist() if token]
+                    n = int(prompt[7:])
+                    trace = [100 + ord(character) for character in "abcde"[: 1 + n % 5]] + [2]
+                    assert (text == [3, 4, *trace]) is external
+                    assert external is (prompt in mixed and experience.index[at] % 4 == 3)
+                    assert not external or experience.rewards[at] == 1.0
+            # the record has what was generated
+            responses = [row for row in read_groups(made.record) if row["step"] == step + 1]
+            assert {row["responses"] for row in responses} == {4}
+        assert sum(row["groups/fresh"] for row in rows) > 8
+
+    def test_a_run_without_traces_tells_the_actor_nothing(self, world):
+        made = world()
+        made.trainer.fit()
+        assert not made.noted("shape", "finetune")
+        assert all(samples.EXTERNAL not in e.info for _, batch in made.trained for e in batch)
+
+    @pytest.mark.parametrize("solved", [False, True])
+    def test_a_whole_run_of_relift(self, world, tmp_path, solved):
+        """`solved`: some groups have a signal; otherwise every update is skipped, and fine-tuning is not."""
+        path = traces_file(tmp_path, range(16))
+        options = ["traces=" + str(path), "finetune_batch=3", "finetune_weight=0.5"]
+        made = world(**{"adapt.method": "relift", "adapt.rollout_delay": 1, "adapt.options": options})
+        hard = {f"prompt {n}" for n in range(0, 16, 1 + solved)}
+        made.reward = lambda prompt, weights, n: float(prompt not in hard and n == 1)
+        made.trainer.fit()
+        rows, waiting, due = made.metrics(), [], {}
+        for step, row in enumerate(rows):
+            for request in made.of_step(step)[0]:
+                if request.prompt in hard and request.prompt not in waiting:
+                    waiting.append(request.prompt)
+            if len(waiting) >= 3:
+                due[step], waiting = waiting[:3], waiting[3:]
+            assert row.get("finetune/demonstrations") == (3 if step in due else None)
+            assert row.get("finetune/loss") == (0.5 if step in due else None)
+            assert row["finetune/waiting"] == len(waiting) and row.get("skipped_update") == (None if solved else 1)
+        assert {step for step, *_ in made.noted("finetune")} == set(due) and len(due) >= 3
+        for step, batches, tokens, ranks, weight in made.noted("finetune"):
+            assert [prompt for batch in batches for prompt in batch.prompts] == due[step]
+            wanted = [[100 + ord(c) for c in "abcde"[: 1 + int(p[7:]) % 5]] + [2] for p in due[step]]
+            shown = [
+                [int(token) for token, counts in zip(row[1:], mask, strict=True) if counts]
+                for batch in batches
+                for row, mask in zip(batch.sequences, batch.action_mask, strict=True)
+            ]
+            assert shown == wanted and tokens == sum(map(len, wanted)) and (ranks, weight) == (1, 0.5)
+            assert [len(batch.prompts) for batch in batches] == [2, 1]  # micro-batches of 2
+        # before the weights are synced, and after the update
+        names = [name for name, _ in made.events if name in ("finetune", "sync")]
+        assert all(names[at + 1] == "sync" for at, name in enumerate(names) if name == "finetune")
+        assert made.trainer.step == len(rows) == 8
+
+    @pytest.mark.parametrize(("ranks", "shares"), [(2, [3, 3]), (3, [2, 2, 2]), (4, [2, 2, 2, 2])])
+    def test_ranks_get_equal_shares(self, world, tmp_path, make_group, ranks, shares):
+        """Of 5 demonstrations; what is missing is filled with samples of which no token counts."""
+        made = world()
+        arithmetic = BatchArithmetic(4, 4, 4, 8, {"actor": ranks}, 2, 3)
+        made.trainer.arithmetic = arithmetic
+        made.trainer.actor_model_group = made.groups["actor"] = Group(made, "actor", ranks)
+        groups = [make_group([1.0], prompt=f"p{n}", extras=EXTRAS, response_tokens=n + 1) for n in range(5)]
+        made.trainer.method.demonstrations = lambda step: groups
+        assert made.trainer._finetune() == {"finetune/demonstrations": 5, "finetune/loss": 0.5 * ranks}
+        given_ = made.noted("finetune")
+        sizes = [[len(batch.prompts) for batch in batches] for _, batches, *_ in given_]
+        assert sizes == [[2, 1] if share == 3 else [2] for share in shares]  # micro-batches of 2
+        counted = [int(batch.action_mask.sum()) for _, batches, *_ in given_ for batch in batches]
+        assert sum(counted) == 15 and {call[2:] for call in given_} == {(15, ranks, 1.0)}
+        rows = [row for _, batches, *_ in given_ for batch in batches for row in batch.action_mask]
+        assert sum(not row.any() for row in rows) == sum(shares) - 5
+
+    def test_models_that_sleep_are_woken_for_it(self, world, make_group):
+        made = world()
+        made.args.ds.enable_sleep = True
+        made.trainer.method.demonstrations = lambda step: [make_group([1.0], extras=EXTRAS)]
+        made.trainer._finetune()
+        assert [name for name, _ in made.events] == ["reload", "finetune", "offload"]
+
+    def test_a_failure_says_where(self, world, make_group):
+        made = world()
+        made.trainer.method.demonstrations = lambda step: [make_group([1.0], extras=EXTRAS)] if step == 2 else []
+        made.faults["finetune"] = (2, FloatingPointError("the loss is nan"))
+        with pytest.raises(RuntimeError, match="step 2, fine-tuning: FloatingPointError: the loss is nan"):
+            made.trainer.fit()
+
+    def test_distances_leave_traces_out(self, world, tmp_path):
+        """A trace is far from any policy: with its ratio, each mixed group would be too far."""
+        made = self.luffy(world, tmp_path, **{"adapt.max_tv_fresh": 0.6, "adapt.rollout_delay": 2})
+        made.trainer.fit()
+        assert sum(row["groups/too_far"] for row in made.metrics()) == 0
+        assert all(row["tv/fresh"] < 0.5 for row in made.metrics() if "tv/fresh" in row)
 
 
 class TestRecord:
@@ -1718,6 +1894,8 @@ class TestResume:
         {"prompts": 27, "adapt.method": CHOOSING},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},
+        {"prompts": 16, "adapt.method": "luffy", "adapt.options": [TRACES]},
+        {"prompts": 16, "adapt.method": "relift", "adapt.options": [TRACES, "finetune_batch=2"]},
     )
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))
@@ -1742,6 +1920,11 @@ class TestResume:
             for name in ("groups.jsonl", "answers.jsonl"):
                 assert (again.record / name).read_text() == (made.record / name).read_text()
             assert again.updates == made.updates and again.engines[0].weights == made.engines[0].weights
+            shown = [
+                [(at, [batch.prompts for batch in batches]) for at, batches, *_ in w.noted("finetune")]
+                for w in (again, made)
+            ]
+            assert shown[0] == [(at, prompts) for at, prompts in shown[1] if at >= step]
             if step < made.trainer.step:
                 assert repr(again.trainer.state_dict()) == repr(made.trainer.state_dict())
 
