@@ -444,7 +444,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         self._check_share(len(broken), len(groups), "have log-probs under today's policy that are not finite")
         # On-policy, what the engine and the actor differ by is rounding: no distance between policies.
         today = [group.policy_step_of(response) == self.step for group in groups for response in group.responses]
-        external = np.array([response.external for group in groups for response in group.responses])
+        external = np.array([response.external for group in groups for response in group.responses], dtype=bool)
         tv = group_tv(np.where(today, 0.0, log_ratios), size, external)
         distances = dict(zip((group.uid for group in groups), tv, strict=True))
         fresh = {group.uid: distances[group.uid] for group in self.batch.fresh}
