@@ -219,12 +219,15 @@ def _band(band: Band, encoding: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def intervals(rows: Sequence[IntervalRow], *, x: str, reference: float | None = None) -> dict[str, Any]:
+def intervals(
+    rows: Sequence[IntervalRow], *, x: str, domain: tuple[float, float], reference: float | None = None
+) -> dict[str, Any]:
     """A line a row: a value with its interval, and smaller and fainter the single values behind it.
 
     Args:
         rows: from above.
         x: what the axis says, with its unit.
+        domain: of the axis, at least.
         reference: a value to compare with, drawn as a line across.
     """
     shown = [
@@ -239,7 +242,7 @@ def intervals(rows: Sequence[IntervalRow], *, x: str, reference: float | None = 
     place = {
         "field": "x",
         "type": "quantitative",
-        "scale": {"zero": False, "nice": True},
+        "scale": {"domain": list(domain), "nice": True},
         "axis": {**_x_axis(x), "grid": True},
     }
     layers: list[dict[str, Any]] = [
@@ -273,12 +276,13 @@ def intervals(rows: Sequence[IntervalRow], *, x: str, reference: float | None = 
 
 
 def level_bars(
-    names: Sequence[str], amounts: Sequence[Sequence[float]], colours: Sequence[str], *, x: str
+    names: Sequence[str], amounts: Sequence[Sequence[float]], colours: Sequence[str], *, x: str, top: float
 ) -> dict[str, Any]:
     """A level bar a name, from above, its parts side by side.
 
     Args:
         amounts: (names, parts).
+        top: of the x axis, the same for all charts to be compared.
     """
     data = []
     for name, parts in zip(names, amounts, strict=True):
@@ -290,7 +294,12 @@ def level_bars(
         "data": {"values": data},
         "mark": {"type": "bar"},
         "encoding": {
-            "x": {"field": "x", "type": "quantitative", "axis": {**_x_axis(x), "grid": True}},
+            "x": {
+                "field": "x",
+                "type": "quantitative",
+                "scale": {"domain": [0, top], "nice": True},
+                "axis": {**_x_axis(x), "grid": True},
+            },
             "x2": {"field": "x2"},
             "y": {**_names(), "scale": {"paddingInner": 0.25}},
             "color": {

@@ -304,87 +304,114 @@ def _steps_down(spec: dict[str, Any]) -> dict[str, Any]:
 # ── intervals ──
 
 
-def forests(results: Results) -> dict[str, list[Chart]]:
-    """Charts of intervals, a path each: final accuracy, IQM, probability of improvement over the baseline."""
-    found: dict[str, list[Chart]] = {"final": [], "iqm": [], "improvement": []}
+def final_accuracy(results: Results) -> list[Chart]:
+    """Mean and interval of each arm's final accuracy, with its seeds: a chart a path."""
+    means = {arm.name: 100 * results.scores(arm).mean(axis=1) for arm in results.arms}
+    return _forests(
+        results,
+        "Final accuracy",
+        "Mean over the benchmarks, pass@1: the mean over the seeds with Student's 95 % interval; small dots are the "
+        "seeds, the dashed line is the baseline's mean.",
+        "final accuracy, %",
+        {name: found for name, values in means.items() if (found := statistics.mean_interval(values))},
+        {name: values.tolist() for name, values in means.items()},
+    )
+
+
+def interquartile_means(results: Results) -> list[Chart]:
+    """IQM of each arm: a chart a path."""
+    scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}
+    return _forests(
+        results,
+        "Interquartile mean",
+        "Mean of the middle half of all final accuracies, of every seed and benchmark, with a 95 % bootstrap interval "
+        "over the seeds; dashed: the baseline's.",
+        "interquartile mean of final accuracy, %",
+        {name: statistics.iqm_interval(values) for name, values in scores.items() if len(values)},
+    )
+
+
+def improvements(results: Results) -> list[Chart]:
+    """Probability of improvement of each arm over its path's baseline: a chart a path that has more than one arm."""
+    estimates = {}
     for path in results.paths:
         baseline, *others = results.of_path(path)
-        of_path = [baseline, *others]
-        name = PATHS.get(path, path)
-        scores = {arm.name: 100 * results.scores(arm) for arm in of_path}
-        means = {arm.name: scores[arm.name].mean(axis=1) for arm in of_path}
-        found["final"].append(
-            _forest(
-                results, "Final accuracy", "Mean over the benchmarks, pass@1: the mean over the seeds with Student's "
-                "95 % interval; small dots are the seeds, the dashed line is the baseline's mean.",
-                name, of_path, {arm: statistics.mean_interval(values) for arm, values in means.items()},
-                "final accuracy, %", {arm: values.tolist() for arm, values in means.items()}, baseline=baseline,
-            )
-        )  # fmt: skip
-        there = {arm: found_scores for arm, found_scores in scores.items() if len(found_scores)}
-        found["iqm"].append(
-            _forest(
-                results, "Interquartile mean", "Mean of the middle half of all final accuracies, of every seed and "
-                "benchmark, with a 95 % bootstrap interval over the seeds; dashed: the baseline's.",
-                name, of_path, {arm: statistics.iqm_interval(values) for arm, values in there.items()},
-                "interquartile mean of final accuracy, %", baseline=baseline,
-            )
-        )  # fmt: skip
-        base = there.get(baseline.name)
-        if others:
-            found["improvement"].append(
-                _forest(
-                    results, "Probability of improvement", f"Chance that a run of the arm ends above one of "
-                    f"{results.labels[baseline.name]}, averaged over the benchmarks, with a 95 % bootstrap interval; "
-                    "dashed: as likely as not.",
-                    name, others,
-                    {arm.name: statistics.improvement(there[arm.name], base) for arm in others if arm.name in there}
-                    if base is not None else {},
-                    "probability of improvement", reference=0.5,
-                )
-            )  # fmt: skip
-    return found
+        base = results.scores(baseline)
+        for arm in others:
+            scores = results.scores(arm)
+            if len(scores) and len(base):
+                estimates[arm.name] = statistics.improvement(scores, base)
+    return _forests(
+        results,
+        "Probability of improvement",
+        "Chance that a run of the arm ends above one of the baseline, averaged over the benchmarks, with a 95 % "
+        "bootstrap interval; dashed: as likely as not.",
+        "probability of improvement",
+        estimates,
+        domain=(0.0, 1.0),
+        reference=0.5,
+    )
 
 
-def _forest(
+def _forests(
     results: Results,
     title: str,
     says: str,
-    path: str,
-    arms: Sequence[Arm],
-    estimates: dict[str, Estimate | None],
     x: str,
+    estimates: dict[str, Estimate],
     single: dict[str, list[float]] | None = None,
     *,
-    baseline: Arm | None = None,
+    domain: tuple[float, float] | None = None,
     reference: float | None = None,
-) -> Chart:
-    there = [(results.labels[arm.name], estimate, arm) for arm in arms if (estimate := estimates.get(arm.name))]
-    if not there:
-        return Chart(title, says, None, run=path, missing=["no run has a final accuracy"])
-    if baseline and (base := estimates.get(baseline.name)):
-        reference = base.value
-    rows = [
-        IntervalRow(
-            on_axis(name), found.value, found.low, found.high, charts.MUTED if arm == baseline else charts.PALETTE[0],
-            (single or {}).get(arm.name, []),
+) -> list[Chart]:
+    """Intervals of the arms, a chart a path, all with the same axis.
+
+    Args:
+        estimates: by arm.
+        single: values of the seeds, by arm.
+        reference: what is drawn across; the baseline's value if None, else the baseline itself is left out.
+    """
+    ends = [end for found in estimates.values() for end in (found.value, found.low, found.high) if end is not None]
+    ends += [value for values in (single or {}).values() for value in values]
+    domain = domain or (min(ends, default=0.0), max(ends, default=1.0))
+    drawn = []
+    for path in results.paths:
+        baseline, *others = results.of_path(path)
+        arms = [baseline, *others] if reference is None else others
+        if not arms:
+            continue
+        there = [arm for arm in arms if arm.name in estimates]
+        if not there:
+            why = "no run has a final accuracy"
+            drawn.append(Chart(title, says, None, run=PATHS.get(path, path), missing=[why]))
+            continue
+        base = estimates.get(baseline.name)
+        rows = [_row(results, arm, estimates[arm.name], arm == baseline, (single or {}).get(arm.name)) for arm in there]
+        across = base.value if reference is None and base else reference
+        lacking = [results.labels[arm.name] for arm in arms if arm not in there]
+        named = [(results.labels[arm.name], estimates[arm.name]) for arm in there]
+        drawn.append(
+            Chart(
+                title,
+                says,
+                charts.intervals(rows, x=x, domain=domain, reference=across),
+                summary="; ".join(f"{name}: {_in_words(found)}" for name, found in named) + ".",
+                table=Table(
+                    ["arm", x, "from", "to", "runs"],
+                    [[name, found.value, found.low, found.high, found.count] for name, found in named],
+                ),
+                run=PATHS.get(path, path),
+                missing=[f"{', '.join(lacking)}: no final accuracy"] if lacking else [],
+                wide=True,
+                height=60 + LINE * len(rows),
+            )
         )
-        for name, found, arm in there
-    ]  # fmt: skip
-    lacking = [results.labels[arm.name] for arm in arms if not estimates.get(arm.name)]
-    words = [f"{name}: {_in_words(found)}" for name, found, _ in there]
-    table = [[name, found.value, found.low, found.high, found.count] for name, found, _ in there]
-    return Chart(
-        title,
-        says,
-        charts.intervals(rows, x=x, reference=reference),
-        summary="; ".join(words) + ".",
-        table=Table(["arm", x, "from", "to", "runs"], table),
-        run=path,
-        missing=[f"{', '.join(lacking)}: no final accuracy"] if lacking else [],
-        wide=True,
-        height=60 + LINE * len(rows),
-    )
+    return drawn
+
+
+def _row(results: Results, arm: Arm, found: Estimate, is_baseline: bool, single: Sequence[float] | None) -> IntervalRow:
+    colour = charts.MUTED if is_baseline else charts.PALETTE[0]
+    return IntervalRow(on_axis(results.labels[arm.name]), found.value, found.low, found.high, colour, single or ())
 
 
 def on_axis(name: str) -> str:
@@ -409,6 +436,7 @@ def phases(results: Results) -> list[Chart]:
     names = [name for name in names if any(found.get(name) for found in costs.values())]
     colours = [charts.PALETTE[place] for place in (0, 1, 2, 6, 4, 5, 3)]
     colours = [colours[place % len(colours)] for place in range(len(names))]
+    top = max((sum(found.values()) for found in costs.values()), default=1.0)
     says = "Seconds of all steps of a run, by what they were spent on: the mean over the seeds."
     for path in results.paths:
         arms = [arm for arm in results.of_path(path) if costs[arm.name]]
@@ -424,7 +452,9 @@ def phases(results: Results) -> list[Chart]:
             Chart(
                 title,
                 says,
-                charts.level_bars([on_axis(label) for label in labels], amounts, colours, x="seconds in a run"),
+                charts.level_bars(
+                    [on_axis(label) for label in labels], amounts, colours, x="seconds in a run", top=top
+                ),
                 summary="; ".join(totals) + ".",
                 table=Table(["arm", *words], [[label, *row] for label, row in zip(labels, amounts, strict=True)]),
                 paper="Table 2",

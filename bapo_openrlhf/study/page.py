@@ -40,11 +40,10 @@ def build(study: Study, runs: Sequence[StudyRun], provenance: Mapping[str, Any])
     last = [_configuration(results), _provenance(provenance)]
     if not runs:
         return [*first, *last]
-    intervals = figures.forests(results)
     return [
         *first,
-        _final(results, intervals["final"]),
-        _aggregates(results, [*intervals["iqm"], *intervals["improvement"]]),
+        _final(results),
+        _aggregates(results),
         _learning(results),
         _targets(results),
         _cost(results),
@@ -91,25 +90,27 @@ def _overview(results: Results) -> Section:
     return Section("overview", "At a glance", tables=[tables.overview(results)], notes=[*notes[:1], *missing])
 
 
-def _final(results: Results, drawn: Sequence[Chart]) -> Section:
+def _final(results: Results) -> Section:
     intro = (
         "Held-out accuracy after the last step. p is of a sign-flip test: were an arm like the baseline, each seed's "
         "difference could as well have the other sign; p is the share of all flips that are at least as extreme, "
         "two-sided. With few seeds it cannot be small, whatever is true; Holm's correction is over the arms of a path. "
         "Mind the intervals first."
     )
+    drawn = figures.final_accuracy(results)
     return Section(
         "final", "Final accuracy", intro, drawn, tables=tables.tests(results), folded=[tables.every_run(results)]
     )
 
 
-def _aggregates(results: Results, drawn: Sequence[Chart]) -> Section:
+def _aggregates(results: Results) -> Section:
     intro = (
         "After Agarwal et al. 2021 (rliable, arXiv 2108.13264): all seeds and benchmarks of an arm at once. The "
         "bootstrap draws whole runs, for a run's accuracies on the benchmarks rise and fall together; with 5 seeds its "
         "95 % cover some 80 to 85 %."
     )
-    return Section("aggregates", "Seeds and benchmarks together", intro, [*drawn, *figures.profiles(results)])
+    drawn = [*figures.interquartile_means(results), *figures.improvements(results), *figures.profiles(results)]
+    return Section("aggregates", "Seeds and benchmarks together", intro, drawn)
 
 
 def _learning(results: Results) -> Section:

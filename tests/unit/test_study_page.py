@@ -326,7 +326,7 @@ def test_small_multiples_share_axes_and_show_the_band():
 def test_names_never_reach_an_expression():
     arms = (PLAIN, Arm("x", "group", HOSTILE, {}))
     results = Results(study_of(arms=arms), [run_of(arm, seed, [0.1 * seed]) for arm in arms for seed in (1, 2)])
-    spec = json.dumps(figures.forests(results)["final"][0].spec)
+    spec = json.dumps(figures.final_accuracy(results)[0].spec)
     assert "script" in spec  # as data
     for expression in re.findall(r'"(?:labelExpr|filter)": "((?:[^"\\]|\\.)*)"', spec):
         assert "script" not in expression
