@@ -10,6 +10,7 @@ from scipy import stats
 
 from bapo_openrlhf.study import statistics
 
+UNTIMED = settings(deadline=None, max_examples=60)
 VALUES = st.lists(st.integers(-8, 8).map(lambda value: value / 8), min_size=1, max_size=7)
 SCORES = st.integers(1, 6).flatmap(
     lambda runs: st.integers(1, 3).flatmap(
@@ -23,6 +24,7 @@ SCORES = st.integers(1, 6).flatmap(
 # ── means and ratios ──
 
 
+@UNTIMED
 @given(VALUES)
 def test_the_mean_has_students_interval(values):
     found = statistics.mean_interval(values)
@@ -48,6 +50,7 @@ def test_the_interval_covers_what_it_says():
     assert sum(one.low <= 3 <= one.high for one in found) / 3000 == pytest.approx(0.95, abs=0.015)
 
 
+@UNTIMED
 @given(st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=6))
 def test_ratios_are_symmetric(ratios):
     found, other = statistics.ratio_interval(ratios), statistics.ratio_interval([1 / ratio for ratio in ratios])
@@ -66,12 +69,13 @@ def interquartile_mean(values):
     return sum(middle) / len(middle)
 
 
+@UNTIMED
 @given(SCORES)
 def test_iqm_is_the_mean_of_the_middle_half(scores):
     assert statistics.iqm(np.array(scores)) == pytest.approx(interquartile_mean(itertools.chain(*scores)))
 
 
-@settings(deadline=None, max_examples=20)
+@UNTIMED
 @given(SCORES)
 def test_the_interval_of_the_iqm_is_within_the_scores(scores):
     found = statistics.iqm_interval(np.array(scores))
@@ -99,6 +103,7 @@ def test_the_bootstrap_of_many_runs_covers():
     assert 0.89 <= covered / 200 <= 0.99
 
 
+@UNTIMED
 @given(SCORES)
 def test_the_profile_counts_scores_above(scores):
     at = np.array([-1.0, 0.0, 1.5, 2.0, 9.0])
@@ -107,7 +112,7 @@ def test_the_profile_counts_scores_above(scores):
     assert statistics.profile(np.array(scores), at).tolist() == pytest.approx(expected)
 
 
-@settings(deadline=None)
+@UNTIMED
 @given(st.data(), st.integers(1, 3))
 def test_improvement_is_mann_whitneys_u(data, tasks):
     row = st.lists(st.integers(0, 4).map(float), min_size=tasks, max_size=tasks)
@@ -153,7 +158,7 @@ def flips_at_least_as_far(differences):
     return sum(far) / len(flips)
 
 
-@settings(deadline=None)
+@UNTIMED
 @given(VALUES)
 def test_the_sign_flip_test_counts_all_flips(differences):
     assert statistics.sign_flip_p(differences) == pytest.approx(flips_at_least_as_far(differences))
@@ -179,6 +184,7 @@ def test_no_pair_has_no_p_and_many_pairs_have_one():
     assert drawn == pytest.approx(normal, abs=0.01)
 
 
+@UNTIMED
 @given(st.lists(st.floats(0, 1), max_size=7))
 def test_holms_correction(p_values):
     found = statistics.holm(p_values)
