@@ -28,7 +28,6 @@ from bapo_openrlhf.study.definition import Arm
 from bapo_openrlhf.study.statistics import Estimate
 
 MAX_POINTS = 48  # of a curve: there are many
-PLACES = 24  # of a curve over what was spent
 FEW = 5  # arms in a chart, beside the baseline
 SMALL = 185  # pixels high is a chart that many are of
 LINE = 29  # and a line of a chart with a line an arm
@@ -142,15 +141,13 @@ def reward_kind(spent: str = "") -> Kind:
 
 def against_baseline(results: Results, kind: Kind) -> list[Chart]:
     """An arm a chart, each with the baseline of its path in grey: median and interquartile band over the seeds."""
-    width = run_data.bin_width(_steps(results), MAX_POINTS)
-    curves = {arm.name: [_curve(kind, found, width) for found in results.by_arm[arm.name]] for arm in results.arms}
-    there = [point for of_arm in curves.values() for curve in of_arm for point in curve]
-    if not there:
+    most = MAX_POINTS // 2 if kind.spent else MAX_POINTS  # each curve has its own places there, and rows of the table
+    width = run_data.bin_width(_steps(results), most)
+    bands = {arm.name: _band(kind, results.by_arm[arm.name], width) for arm in results.arms}
+    places = [spread.x for spreads in bands.values() for spread in spreads]
+    if not places:
         return [Chart(kind.title, kind.says, None, missing=[kind.why])]
-    steps = _steps(results)
-    last = max(x for x, _ in there)
-    domain = (0.0, last or 1.0) if kind.spent else (min(1.0, *(x for x, _ in there)), float(max(steps, last, 2)))
-    bands = {name: band(of_arm, _places(kind, of_arm, domain)) for name, of_arm in curves.items()}
+    domain = (0.0, max(places) or 1.0) if kind.spent else (min(1.0, *places), float(max(_steps(results), *places, 2)))
     ends = [value for spreads in bands.values() for spread in spreads for value in (spread.low, spread.high)]
     y_domain = (min(ends), max(ends)) if min(ends) < max(ends) else None
     return [
@@ -166,18 +163,20 @@ def _with_baseline(arms: Sequence[Arm]) -> list[tuple[Arm | None, Arm]]:
     return [(baseline, arm) for arm in others] or [(None, baseline)]
 
 
-def _curve(kind: Kind, found: StudyRun, width: int) -> list[Point]:
-    curve = [(x, kind.scale * y) for x, y in kind.curve(found)]
-    if kind.spent:
-        return over(found.run, curve, kind.spent)
-    return curve if len(curve) <= MAX_POINTS else run_data.binned(curve, width)
-
-
-def _places(kind: Kind, curves: Sequence[Sequence[Point]], domain: tuple[float, float]) -> list[float]:
-    """Where the seeds are compared: at their own steps, or evenly over what was spent."""
-    if kind.spent:
-        return np.linspace(*domain, PLACES + 1).tolist()
-    return sorted({x for curve in curves for x, _ in curve})
+def _band(kind: Kind, runs: Sequence[StudyRun], width: int) -> list[Spread]:
+    """Over the steps; or each step's spread at what the seeds had spent by then, the median."""
+    curves = [[(x, kind.scale * y) for x, y in kind.curve(found)] for found in runs]
+    if max(map(len, curves)) > MAX_POINTS // 2:
+        curves = [run_data.binned(curve, width) for curve in curves]
+    spreads = band(curves, sorted({x for curve in curves for x, _ in curve}))
+    if not kind.spent:
+        return spreads
+    result = []
+    for spread in spreads:
+        spent = [x for found in runs for x, _ in over(found.run, [(spread.x, 0.0)], kind.spent)]
+        if spent:
+            result.append(replace(spread, x=float(np.median(spent))))
+    return result
 
 
 def _multiple(

@@ -66,13 +66,13 @@ def _claims(results: Results) -> Section:
         return Section("claims", "Claims", notes=["The study makes no claim."])
     found = []
     for verdict in claims.judge(results):
-        measured = (
-            f"{claims.effect_in_words(verdict)}, 95 % interval {claims.interval_in_words(verdict)}, "
-            if verdict.effect
-            else ""
-        )
-        pairs = verdict.effect.count if verdict.effect else 0
-        note = "; ".join([f"{measured}{pairs} pair{'s' if pairs != 1 else ''}", *verdict.notes])
+        parts = []
+        if verdict.effect:
+            parts.append(claims.effect_in_words(verdict))
+            if verdict.effect.low is not None:
+                parts.append(f"95 % interval {claims.interval_in_words(verdict)}")
+        parts.append(tables.count_of(verdict.effect.count if verdict.effect else 0, "pair"))
+        note = "; ".join([", ".join(parts), *verdict.notes])
         found.append(Condition(f"{claims.sentence(verdict)} ({verdict.claim.source}).", verdict.holds, note))
     return Section(
         "claims", "Claims", intro, verdicts=[Verdict("", found, "", VERDICTS)], folded=[claims.table_of(results)]

@@ -104,8 +104,8 @@ def tests(results: Results) -> list[Table]:
         head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
         most = max(len(pairs[arm.name]) for arm in compared)
         title = (
-            f"{PATHS.get(path, path)}: against {base}, paired by seed. {most} pairs can reach no p below "
-            f"{statistics.smallest_p(most):.3g}, and {len(compared)} arms none below "
+            f"{PATHS.get(path, path)}: against {base}, paired by seed. {count_of(most, 'pair')} can reach no p below "
+            f"{statistics.smallest_p(most):.3g}, and {count_of(len(compared), 'arm')} none below "
             f"{min(1.0, len(compared) * statistics.smallest_p(most)):.3g} after Holm's correction"
         )
         found.append(Table(head, rows, title[0].upper() + title[1:]))
@@ -134,6 +134,11 @@ def points(found: Estimate | None) -> str:
         return "–"
     interval = "" if found.low is None or found.high is None else f" [{signed(found.low)}, {signed(found.high)}]"
     return f"{signed(found.value)}{interval}"
+
+
+def count_of(count: int, what: str) -> str:
+    """1 pair, 2 pairs."""
+    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def signed(value: float) -> str:

@@ -57,7 +57,7 @@ ABOVE = Claim("BAPO ends above GRPO", "Table 1", "bapo-group", "plain-group", "a
 
 
 def test_bands_are_medians_and_quartiles_where_half_of_the_seeds_are():
-    curves = [[(0, 0.0), (10, 10.0)], [(0, 1.0), (5, 1.0)], [(0, 2.0), (10, 2.0)], [(0, 5.0)]]
+    curves = [[(0, 0.0), (12, 12.0)], [(0, 1.0), (5, 1.0)], [(0, 2.0), (10, 2.0)], [(0, 5.0)]]
     found = data.band(curves, [0, 4, 5, 8, 10, 11])
     assert [spread.x for spread in found] == [0, 4, 5, 8, 10]
     assert (found[0].low, found[0].median, found[0].high) == tuple(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
@@ -183,6 +183,8 @@ def test_claims_of_rollouts_are_ratios_and_fewer_is_better():
     assert verdict(fewer, rollouts([140, 144, 141], [100, 100, 100])).holds is False
     assert verdict(fewer, rollouts([100, 100, 100], [100, 100, 100])).holds is False  # exactly as many: not fewer
     assert verdict(fewer, rollouts([50, 200, 100], [100, 100, 100])).holds is None
+    halfway = [run_of(BAPO, 4, [], rollouts=1, planned=9), run_of(PLAIN, 4, [], rollouts=100)]
+    assert verdict(fewer, [*rollouts([40, 44, 41], [100, 100, 100]), *halfway]).effect.count == 3
     equal = replace(fewer, margin=0.1)
     assert verdict(equal, rollouts([100, 100, 100], [100, 100, 100])).holds is True
     assert verdict(equal, rollouts([100, 101, 99], [100, 100, 100])).holds is True
@@ -193,6 +195,7 @@ def solving(arm, seed, right):
     """Four prompts of which none is solved at first, and `right` are later."""
     groups = [{"step": 1, "prompt": str(k), "mean": 0.0, "responses": 8, "source": "fresh"} for k in range(4)]
     groups += [{"step": 2, "prompt": str(k), "mean": k < right, "responses": 8, "source": "fresh"} for k in range(4)]
+    groups += [{**group, "step": 3} for group in groups[:4]]  # and forgotten again
     return run_of(arm, seed, [], groups=groups)
 
 
@@ -225,6 +228,19 @@ def test_an_arm_that_did_not_get_there_is_never_the_sooner_one():
     assert found.effect.value == pytest.approx(10 / 200) and found.holds is None
     other = verdict(replace(SOONER, better="plain-group", than="bapo-group"), runs, targets=(0.5,))
     assert other.effect.value == pytest.approx(200 / 10) and other.holds is None
+
+
+def test_about_as_soon_is_not_decided_by_runs_that_did_not_get_there():
+    runs = [run_of(BAPO, seed, [0.1, 0.5], steps=2) for seed in (1, 2)]
+    runs += [run_of(PLAIN, seed, [0.1, 0.2], steps=2) for seed in (1, 2)]
+    found = verdict(replace(SOONER, margin=0.1), runs, targets=(0.5,))
+    assert found.effect.value == pytest.approx(1) and found.holds is None
+
+
+def test_a_run_that_was_interrupted_says_nothing_of_getting_there():
+    runs = [run_of(BAPO, seed, [0.1, 0.5]) for seed in (1, 2, 3)]
+    runs += [run_of(PLAIN, 1, [0.1, 0.5]), run_of(PLAIN, 2, [0.5]), run_of(PLAIN, 3, [0.1], planned=9)]
+    assert verdict(SOONER, runs, targets=(0.5,)).effect.count == 2
 
 
 def test_pairs_that_both_did_not_get_there_are_left_out():
@@ -301,7 +317,9 @@ def test_many_arms_are_shared_out_over_charts_with_their_baseline():
     assert max(len(part) for _, part in parts) - min(len(part) for _, part in parts) <= 1
     drawn = figures.compared(results, "entropy_loss")
     assert {chart.keys[0].colour for chart in drawn} == {"var(--muted)"}
-    assert len({json.dumps(chart.spec["encoding"]["y"]["scale"]) for chart in drawn}) == 1
+    (domain,) = {tuple(chart.spec["encoding"]["y"]["scale"]["domain"]) for chart in drawn}
+    values = [row["y"] for chart in drawn for row in chart.spec["data"]["values"]]
+    assert domain == (0, max(values))
     for chart in drawn:
         looks = [(key.colour, key.dash) for key in chart.keys]
         assert len(set(looks)) == len(looks)
@@ -321,6 +339,36 @@ def test_small_multiples_share_axes_and_show_the_band():
     assert (band[-1]["y"], band[-1]["y2"]) == pytest.approx((low, high))
     assert drawn[0].table.rows[-1][3] == pytest.approx(median)
     assert [key.name for key in drawn[0].keys] == ["GRPO", "BAPO-GRPO"]
+
+
+def test_over_what_was_spent_a_curve_keeps_its_points():
+    runs = [run_of(BAPO, seed, [0.1, 0.2 + seed / 100], rollouts=value) for seed, value in ((1, 10), (2, 12), (3, 50))]
+    results = Results(study_of(arms=(BAPO,), seeds=(1, 2, 3)), runs)
+    (drawn,) = figures.against_baseline(results, figures.accuracy_kind(results, "rollouts/total"))
+    places, medians = zip(*((row[0], row[1]) for row in drawn.table.rows), strict=True)
+    assert places == (12, 24) and medians == pytest.approx((10, 22))  # medians of 10, 12, 50 and of 20, 24, 100
+    assert drawn.domain == (0, 24)
+
+
+def test_intervals_and_times_are_of_finished_runs_and_share_axes():
+    study = make_study(seeds=(1, 2))
+    runs = [make_run(arm, seed) for arm in study.arms for seed in study.seeds]
+    runs.append(replace(make_run(PLAIN, 3, planned=99), arm=study.arms[0]))
+    results = Results(study, runs)
+    final = figures.final_accuracy(results)
+    assert [chart.run for chart in final] == ["group-relative advantages", "critic (GAE)"]
+    of_seeds = [np.mean(results.final(found)) * 100 for found in results.by_arm["bapo-group"]]
+    assert final[0].table.rows[1][:2] == ["BAPO-GRPO", pytest.approx(np.mean(of_seeds))]
+    assert final[0].table.rows[0][4] == 2  # the third run of GRPO has not finished
+    chances = figures.improvements(results)
+    for chart, baseline in ((final[0], True), (chances[0], False)):
+        assert [row[0] for row in chart.table.rows] == ["GRPO", "BAPO-GRPO", "MoPPS (group)"][not baseline :]
+    domains = [
+        [layer["encoding"]["x"]["scale"]["domain"] for layer in chart.spec["layer"]] for chart in (*final, *chances)
+    ]
+    assert domains[0] == domains[1] and domains[2][0] == [0, 1]
+    finished = [run_data.cost(found.run).seconds["generation"] for found in results.by_arm["plain-group"][:2]]
+    assert figures.mean_seconds(results, study.arms[0])["generation"] == pytest.approx(np.mean(finished))
 
 
 def test_names_never_reach_an_expression():
