@@ -1,7 +1,8 @@
 """Charts: from numbers to Vega-Lite specifications, with what a reader who does not see them needs.
 
 A specification holds numbers and the words of `figures` only: names of runs, which anybody may have written, stay in
-`Key` and `Table`, and the page escapes them. Colours are CSS variables of the page, so charts follow its dark mode.
+`Key` and `Table`, and the page escapes them. Those of `intervals` and `level_bars` are data, never part of an
+expression, and Vega escapes what it draws. Colours are CSS variables of the page, so charts follow its dark mode.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Chart:
         missing: what is not there, and why.
         domain: of the x axis, where the table's first column is on it.
         wide: worth more room than others.
+        height: in pixels; 0 for that of the others.
     """
 
     title: str
@@ -78,6 +80,7 @@ class Chart:
     missing: Sequence[str] = ()
     domain: tuple[float, float] | None = None
     wide: bool = False
+    height: int = 0
 
     @property
     def row(self) -> str:
@@ -92,6 +95,26 @@ class Curve:
     key: Key
     points: Sequence[Point]
     faint: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """What lies between two curves: (x, low, high)."""
+
+    colour: str
+    points: Sequence[tuple[float, float, float]]
+
+
+@dataclass(frozen=True)
+class IntervalRow:
+    """A line of `intervals`; low and high are None where there is no interval."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    colour: str
+    single: Sequence[float] = ()
 
 
 def number(value: Any) -> str:
@@ -129,11 +152,13 @@ def lines(
     y_domain: tuple[float, float] | None = None,
     zero: bool = False,
     log: bool = False,
+    bands: Sequence[Band] = (),
 ) -> dict[str, Any]:
     """Lines over a common axis; curves of few points have these marked.
 
     Args:
         curves: as they are drawn, thinned already.
+        bands: under the lines.
         x, y: what the axes say, with units.
         y_domain: from the data if None.
         zero: the y axis starts at 0.
@@ -176,11 +201,122 @@ def lines(
         {"transform": [{"filter": "!datum.faint"}], "mark": bold},
     ]
     few = {str(index) for index, curve in enumerate(curves) if len(curve.points) <= FEW}
+    for band in reversed(bands):
+        layers.insert(0, _band(band, encoding))
     if few:
         marked = {"filter": {"field": "s", "oneOf": sorted(few)}}
         layers.append({"transform": [marked], "mark": {"type": "point", "filled": True, "size": 30, "opacity": 1}})
         layers[-1]["encoding"] = {"strokeDash": {"value": []}}
     return {"data": {"values": data}, "encoding": encoding, "layer": layers}
+
+
+def _band(band: Band, encoding: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "data": {"values": [{"x": x, "y": low, "y2": high} for x, low, high in band.points]},
+        "mark": {"type": "area", "opacity": 0.22, "color": band.colour, "line": False},
+        "encoding": {"x": encoding["x"], "y": encoding["y"], "y2": {"field": "y2"}, "color": {"value": band.colour},
+                     "strokeDash": {"value": []}},
+    }  # fmt: skip
+
+
+def intervals(
+    rows: Sequence[IntervalRow], *, x: str, domain: tuple[float, float], reference: float | None = None
+) -> dict[str, Any]:
+    """A line a row: a value with its interval, and smaller and fainter the single values behind it.
+
+    Args:
+        rows: from above.
+        x: what the axis says, with its unit.
+        domain: of the axis, at least.
+        reference: a value to compare with, drawn as a line across.
+    """
+    shown = [
+        {"name": row.name, "x": row.value, "low": row.low, "high": row.high, "s": str(place)}
+        for place, row in enumerate(rows)
+    ]
+    single = [{"name": row.name, "x": value} for row in rows for value in row.single]
+    colour = {
+        "field": "s", "type": "nominal", "legend": None,
+        "scale": {"domain": [row["s"] for row in shown], "range": [row.colour for row in rows]},
+    }  # fmt: skip
+    place = {
+        "field": "x",
+        "type": "quantitative",
+        "scale": {"domain": list(domain), "nice": True},
+        "axis": {**_x_axis(x), "grid": True},
+    }
+    layers: list[dict[str, Any]] = [
+        {
+            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+            "mark": {"type": "rule", "strokeWidth": 2.5},
+            "encoding": {"x": {**place, "field": "low"}, "x2": {"field": "high"}, "y": _names(), "color": colour},
+        },
+        {
+            "data": {"values": single},
+            "mark": {
+                "type": "point",
+                "filled": True,
+                "size": 20,
+                "opacity": 1,
+                "color": INK,
+                "stroke": "var(--card)",
+                "strokeWidth": 1,
+            },
+            "encoding": {"x": place, "y": _names()},
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+            "encoding": {"x": place, "y": _names(), "color": colour},
+        },
+    ]
+    if reference is not None:
+        mark = {"type": "rule", "color": MUTED, "strokeDash": [4, 3]}
+        layers.insert(0, {"data": {"values": [{"x": reference}]}, "mark": mark, "encoding": {"x": place}})
+    return {"data": {"values": shown}, "layer": layers}
+
+
+def level_bars(
+    names: Sequence[str], amounts: Sequence[Sequence[float]], colours: Sequence[str], *, x: str, top: float
+) -> dict[str, Any]:
+    """A level bar a name, from above, its parts side by side.
+
+    Args:
+        amounts: (names, parts).
+        top: of the x axis, the same for all charts to be compared.
+    """
+    data = []
+    for name, parts in zip(names, amounts, strict=True):
+        base = 0.0
+        for part, amount in enumerate(parts):
+            data.append({"name": name, "x": base, "x2": base + amount, "s": part})
+            base += amount
+    return {
+        "data": {"values": data},
+        "mark": {"type": "bar"},
+        "encoding": {
+            "x": {
+                "field": "x",
+                "type": "quantitative",
+                "scale": {"domain": [0, top], "nice": True},
+                "axis": {**_x_axis(x), "grid": True},
+            },
+            "x2": {"field": "x2"},
+            "y": {**_names(), "scale": {"paddingInner": 0.25}},
+            "color": {
+                "field": "s",
+                "type": "ordinal",
+                "scale": {"domain": list(range(len(colours))), "range": list(colours)},
+                "legend": None,
+            },
+        },
+    }
+
+
+def _names() -> dict[str, Any]:
+    """A level line a name; where it holds ends of lines, it is written in several."""
+    axis = {"title": None, "labelLimit": 200, "ticks": False, "domain": False, "labelColor": INK}
+    axis |= {"labelExpr": "split(datum.label, '\\n')", "labelLineHeight": 13}
+    return {"field": "name", "type": "nominal", "sort": None, "axis": axis}
 
 
 def areas(

@@ -280,13 +280,22 @@ def _area_chart(
 
 
 def accuracy(page: Comparison) -> list[Chart]:
-    """For each run: prompts by accuracy over the passes, then where they went."""
+    """For each run: prompts by accuracy over the passes, then where they went, until each third of the steps."""
+    return [*accuracy_bins(page), *migrations(page, data.thirds(page.last_step))]
+
+
+def accuracy_bins(page: Comparison) -> list[Chart]:
+    """Prompts by accuracy over the passes: a figure a run, all with the same axes."""
     reasons = [why_no_bins(run) for run in page.runs]
     found = [None if why else data.passes(run.groups) for run, why in zip(page.runs, reasons, strict=True)]
     top = max((sum(counts) for one in found if one for counts in one.counts), default=1)
-    drawn = [_passes(page, *parts, top) for parts in zip(page.runs, found, reasons, strict=True)]
-    migrations = [_migrations(page, run, why) for run, why in zip(page.runs, reasons, strict=True)]
-    return drawn + [chart for charts_of_step in zip(*migrations, strict=True) for chart in charts_of_step]
+    return [_passes(page, *parts, top) for parts in zip(page.runs, found, reasons, strict=True)]
+
+
+def migrations(page: Comparison, steps: Sequence[int]) -> list[Chart]:
+    """Where prompts went until each of the steps: for each step a figure a run."""
+    of_runs = [_migrations(page, run, steps, why_no_bins(run)) for run in page.runs]
+    return [chart for of_step in zip(*of_runs, strict=True) for chart in of_step]
 
 
 def why_no_bins(run: Run) -> str:
@@ -327,9 +336,8 @@ def _passes(page: Comparison, run: Run, found: data.Passes | None, why: str, top
     )
 
 
-def _migrations(page: Comparison, run: Run, why: str) -> list[Chart]:
-    """After each third of the steps; a third without two groups of any prompt has no drawing."""
-    steps = data.thirds(page.last_step)
+def _migrations(page: Comparison, run: Run, steps: Sequence[int], why: str) -> list[Chart]:
+    """A step without two groups of any prompt until then has no drawing."""
     if why:
         return [_migration(page, run, step, None, why) for step in steps]
     return [_migration(page, run, found.step, found, "") for found in data.migrations(run.groups, steps)]

@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 from bapo_openrlhf.report.charts import THEME, Chart, Key, number
 from bapo_openrlhf.report.data import step_ranges
 from bapo_openrlhf.report.runs import Run
-from bapo_openrlhf.report.sections import build
+from bapo_openrlhf.report.sections import Section, build
 
 NARROW, WIDE = (330, 235), (700, 245)  # pixels that a chart is laid out for; the page scales it a little
 MAX_OPEN = 400  # characters of an answer that are shown before it is unfolded
@@ -30,20 +30,40 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def make_page(runs: Sequence[Run], progress: Callable[[Iterable[Chart], int], Iterable[Chart]] | None = None) -> str:
-    """The whole page.
+    """The report of runs.
 
     Args:
         runs: at least one, of different names.
         progress: wraps the charts (and their number) while they are drawn.
     """
-    sections = build(runs)
+    return render([run.name for run in runs], build(runs), title="report", made_by="report", progress=progress)
+
+
+def render(
+    names: Sequence[str],
+    sections: Sequence[Section],
+    *,
+    title: str,
+    made_by: str,
+    progress: Callable[[Iterable[Chart], int], Iterable[Chart]] | None = None,
+) -> str:
+    """Sections as a whole page.
+
+    Args:
+        names: what it is about; the heading.
+        title: what follows them in the browser's title.
+        made_by: the command.
+        progress: wraps the charts (and their number) while they are drawn.
+    """
     todo = [chart for section in sections for chart in section.charts if chart.spec]
     drawings = {id(chart): drawings_of(chart) for chart in (progress(todo, len(todo)) if progress else todo)}
     return (
         _environment()
         .get_template("page.html.jinja")
         .render(
-            runs=runs,
+            names=names,
+            title=title,
+            made_by=made_by,
             sections=sections,
             drawings=drawings,
             style=_text("page.css"),
@@ -56,7 +76,7 @@ def make_page(runs: Sequence[Run], progress: Callable[[Iterable[Chart], int], It
 def drawings_of(chart: Chart) -> list[Markup]:
     """The chart as SVG: one drawing, or for a wide chart a narrow one and a wide one, of which the page shows one."""
     sizes = {"narrow": NARROW, "wide": WIDE} if chart.wide else {"": NARROW}
-    return [_drawing(chart, *size, name) for name, size in sizes.items()]
+    return [_drawing(chart, width, chart.height or height, name) for name, (width, height) in sizes.items()]
 
 
 def _drawing(chart: Chart, width: int, height: int, name: str) -> Markup:

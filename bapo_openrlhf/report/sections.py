@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bapo_openrlhf.report import charts, data, figures, tables
 from bapo_openrlhf.report.charts import Chart, Key, Table
@@ -21,11 +21,14 @@ NO_ANSWERS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The theorem's conditions for a run; `run` is empty where there is one only."""
+    """Conditions, such as the theorem's for a run, and whether they held; `run` is empty where there is one only."""
 
     run: str
     conditions: Sequence[data.Condition]
     missing: str
+    words: Mapping[str, str] = field(
+        default_factory=lambda: {"held": "Held", "unknown": "Not known", "broken": "Did not hold"}
+    )
 
 
 @dataclass(frozen=True)
