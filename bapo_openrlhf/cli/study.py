@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,11 +111,39 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
 
 
 def _write(study, planned: Sequence, out: Path) -> int:
-    from bapo_openrlhf.study.table import write_table
+    """Table, page, and what became of the claims."""
+    from bapo_openrlhf.report.runs import read_run
+    from bapo_openrlhf.run import record
+    from bapo_openrlhf.study.claims import claim_table
+    from bapo_openrlhf.study.data import StudyRun
+    from bapo_openrlhf.study.page import make_study_page
+    from bapo_openrlhf.study.tidy import write_table
 
-    for path in write_table(planned, out):
-        print(path)
+    begun = [run for run in planned if record.read_metrics(run.folder)]
+    if not begun:
+        raise ConfigError(f"study: no run in {out}/runs has made a step yet")
+    runs = [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in begun]
+    paths = write_table(planned, out)
+    commits = sorted({str(found.run.fact("commit")) for found in runs})
+    about = {
+        **record.provenance(),
+        "commits of the runs": ", ".join(commits),
+        "seeds": ", ".join(map(str, study.seeds)),
+    }
+    paths.append(out / "report.html")
+    paths[-1].write_text(make_study_page(study, runs, about, progress=_progress), encoding="utf-8")
+    for row in claim_table(study, runs).rows:
+        says, source, verdict, measured, interval, *_ = row
+        print(f"{verdict:<15} {says} ({source}): {measured}, 95 % {interval}")
+    for path in paths:
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _progress(charts: Iterable, total: int) -> Iterable:
+    from tqdm import tqdm
+
+    return tqdm(charts, total=total, desc="charts", leave=False)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         if folder.resolve() in seen:
             raise ConfigError(f"run {str(folder)!r} is given twice; name each run once")
         seen[folder.resolve()] = folder
-    runs = [_read(folder) for folder in folders]
+    runs = [read_run(folder) for folder in folders]
     names = [run.name for run in runs]
     return [
         Run(str(folder), *_parts(run)) if names.count(run.name) > 1 else run
@@ -74,7 +74,12 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     ]
 
 
-def _read(folder: Path) -> Run:
+def read_run(folder: Path) -> Run:
+    """Read one run.
+
+    Raises:
+        ConfigError: the folder is not there or no run's; or a file in it is broken.
+    """
     if not folder.is_dir():
         raise ConfigError(f"run {str(folder)!r} is no folder; give a run's folder, runs/NAME unless --run.dir moved it")
     try:

@@ -73,6 +73,11 @@ def test_one_table_has_all_steps(study):
     assert len(pandas.read_csv(study / "table.csv")) == 4
 
 
+def test_the_page_shows_both(study):
+    page = (study / "report.html").read_text()
+    assert "BA-PPO" in page and "GRPO" in page and "2 of 2 runs are there" in page
+
+
 def test_what_is_done_is_not_run_again(study, workspace):
     before = {path: path.stat().st_mtime_ns for path in study.glob("runs/*/*")}
     done = subprocess.run(COMMAND, cwd=workspace, capture_output=True, text=True, timeout=300)

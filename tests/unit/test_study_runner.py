@@ -13,7 +13,7 @@ from bapo_openrlhf.study import runner
 from bapo_openrlhf.study.definition import Arm, Study
 from bapo_openrlhf.study.progress import Watching, on_terminal
 from bapo_openrlhf.study.runner import Planned, Running, only_one, plan, require_same, run_all
-from bapo_openrlhf.study.table import study_table, write_table
+from bapo_openrlhf.study.tidy import study_table, write_table
 
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
 STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})
