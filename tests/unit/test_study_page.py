@@ -352,7 +352,7 @@ def test_over_what_was_spent_a_curve_keeps_its_points():
 
 def test_intervals_and_times_are_of_finished_runs_and_share_axes():
     study = make_study(seeds=(1, 2))
-    runs = [make_run(arm, seed) for arm in study.arms for seed in study.seeds]
+    runs = [make_run(arm, seed, gain=0.3 * (arm.method != "plain")) for arm in study.arms for seed in study.seeds]
     runs.append(replace(make_run(PLAIN, 3, planned=99), arm=study.arms[0]))
     results = Results(study, runs)
     final = figures.final_accuracy(results)
