@@ -74,6 +74,8 @@ def describe(args: SimpleNamespace, arithmetic, prompts: int | None) -> list[tup
             )
     if adapt.enabled:
         rows += _adaptation(args, arithmetic)
+    if args.train.async_enable:
+        rows.append(("record", "run.json and OpenRLHF's own logs alone: its asynchronous trainer is used as it is"))
     rows += _epoch(args, prompts)
     return rows
 

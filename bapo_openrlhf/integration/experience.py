@@ -85,10 +85,24 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """As OpenRLHF's; and what the loss takes of each source is noted."""
+        """As OpenRLHF's, then the sources are weighed; and what the loss takes of each is noted."""
         experiences = super().make_experience_batch(rollout_samples)
+        self._weigh(experiences)
         self.tokens = {source: self._tokens_of(source, experiences) for source in SOURCES}
         return experiences
+
+    def _weigh(self, experiences: Sequence[Experience]) -> None:
+        """Scale the advantages of a source by its weight, after they were computed and whitened.
+
+        PPO's clipped objective is positively homogeneous in A: min(rho c A, clip(rho) c A) = c min(rho A, clip(rho) A)
+        for c > 0, also with the dual clip and for GSPO. So this weighs the source in the policy loss; the critic's
+        returns stay.
+        """
+        weights = {"reevaluated": self.args.adapt.reevaluated_weight, "replayed": self.args.adapt.replayed_weight}
+        for experience in experiences:
+            factors = torch.tensor([weights.get(self.origins[index].source, 1.0) for index in experience.index])
+            if (factors != 1).any():
+                experience.advantages = experience.advantages * factors.unsqueeze(-1)
 
     def _tokens_of(self, source: str, experiences: Sequence[Experience]) -> SourceTokens:
         parts: list[tuple[torch.Tensor, ...]] = []
