@@ -49,8 +49,8 @@ class AdaptConfig:
     method: str = _flag(
         "none",
         "how training batches are made: none (plain OpenRLHF), bapo, bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
-        "whatever the flags say: no thresholds to tune), one of the neighbouring methods mopps, dots, repo and remix, "
-        "or FILE.py:CLASS",
+        "whatever the flags say: no thresholds to tune), bapo_prioritized (prioritised replay and re-evaluation), one "
+        "of the neighbouring methods mopps, dots, repo and remix, or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2",
     )
     options: list[str] | None = _flag(

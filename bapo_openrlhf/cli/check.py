@@ -120,7 +120,7 @@ def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:
         ("replay buffer", f"at most {groups} groups, {size}"),
     ]
     # Of another method, the layer knows what it draws; the rest is the method's own business.
-    rows = sources if registry.method_class(adapt.method) is BAPO else []
+    rows = sources if issubclass(registry.method_class(adapt.method), BAPO) else []
     if adapt.candidates > 1:
         rows = [("prompts drawn", f"{adapt.candidates} for each one that is generated for"), *rows]
     rows += [("importance ratio", adapt.ratio)]

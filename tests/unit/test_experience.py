@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import itertools
 import math
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
@@ -33,6 +34,7 @@ from bapo_openrlhf.integration.experience import (  # noqa: E402
     AdaptedExperienceMaker,
     NothingToTrain,
     SampleOrigin,
+    group_errors,
     old_log_probs,
     row_of,
     token_log_ratios,
@@ -1097,6 +1099,30 @@ class TestWeights:
         assert by_sample(found, "returns") == by_sample(wanted, "returns")
         for source, factor in factors.items():
             assert weighed.tokens[source].advantages == pytest.approx(factor * plain.tokens[source].advantages)
+
+    @pytest.mark.parametrize("critic", [True, False])
+    def test_errors_of_groups_are_without_them(self, critic):
+        """Token by token; samples of a group may be in different experiences."""
+        batches = forward([whole_batch(12)])
+        whole = batches[0]
+        whole.index = list(range(12))
+        whole.advantages = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(1))
+        whole.returns = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(2))
+        whole.values = whole.returns * 2 + 1 if critic else None
+        wanted = []
+        for group in range(3):
+            errors = []
+            for row, place in itertools.product(range(4 * group, 4 * group + 4), range(whole.action_mask.shape[1])):
+                if whole.action_mask[row, place]:
+                    error = (
+                        whole.values[row, place] - whole.returns[row, place] if critic else whole.advantages[row, place]
+                    )
+                    errors.append(abs(float(error)))
+            wanted.append(sum(errors) / len(errors))
+        order = [7, 0, 11, 3, 1, 2, 4, 5, 6, 8, 9, 10]
+        rows = [row_of(whole, index) for index in order]
+        assert group_errors([whole], 4) == pytest.approx(wanted, rel=1e-6)
+        assert group_errors(rows, 4) == pytest.approx(wanted, rel=1e-6)
 
     @pytest.mark.parametrize("loss", [{}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"}], ids=str)
     def test_a_factor_on_the_advantages_is_one_on_the_loss(self, loss):
