@@ -49,8 +49,8 @@ class AdaptConfig:
     method: str = _flag(
         "none",
         "how training batches are made: none (plain OpenRLHF), bapo, bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
-        "whatever the flags say: no thresholds to tune), one of the neighbouring methods mopps, dots, repo, remix, "
-        "arpo, exgrpo, luffy and relift, or FILE.py:CLASS",
+        "whatever the flags say: no thresholds to tune), bapo_prioritized (prioritised replay and re-evaluation), one "
+        "of the neighbouring methods mopps, dots, repo, remix, arpo, exgrpo, luffy and relift, or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2",
     )
     options: list[str] | None = _flag(
@@ -163,6 +163,10 @@ class AdaptConfig:
     max_importance_weight: float = _flag(
         5.0, "largest weight prox/alpha of a token in decoupled mode", source="arXiv 2505.24298", type=float
     )
+    reevaluated_weight: float = _flag(
+        1.0, "factor on the advantages of re-evaluated samples, which weighs their part of the policy loss", type=float
+    )
+    replayed_weight: float = _flag(1.0, "the same for replayed samples", type=float)
     kl_target: str = _flag(
         "reference",
         "policy that --algo.kl.init_coef pulls towards: reference, or behaviour (Eq. 3; no reference model is loaded)",
@@ -234,6 +238,9 @@ class AdaptConfig:
                 f"adapt.vtrace_rho_max is {self.vtrace_rho_max} and adapt.vtrace_c_max is {self.vtrace_c_max}; the "
                 "first must not be below the second"
             )
+        for name in ("reevaluated_weight", "replayed_weight"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"adapt.{name} is {getattr(self, name)}; it must be finite and above 0")
         for name in ("gaussian_std", "max_importance_weight", "eps", "vtrace_c_max"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"adapt.{name} is {getattr(self, name)}; it must be above 0")

@@ -150,8 +150,8 @@ TV and surrogate are averaged over, which biases both a little. K1 bounds groups
 bounds X2 as long as c1 is at most 1/G. With the filters `uniform` and `none`, or a larger c1, read them as the paper's
 formula and no more. With c1 = 0, as in the mini-test, K2 is 999 (at the default eps) and its bound says nothing.
 
-**Plain `ppo` and `grpo`** generate what they train on: `groups/fresh` is `groups/generated`, and `rollouts/*` leave out
-what `--algo.dynamic_filtering_enable` dropped.
+**Plain `ppo` and `grpo`**: `groups/generated` is `groups/fresh` and `groups/filtered`, which
+`--algo.dynamic_filtering_enable` dropped. Groups of a batch that was dropped whole count in the next step.
 """
 
 

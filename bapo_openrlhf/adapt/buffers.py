@@ -146,14 +146,31 @@ class ReplayBuffer:
             self._groups.popleft()
             self.counts["expired"] += 1
 
-    def sample(self, count: int, rng: np.random.Generator, accept: Callable[[Group], bool]) -> list[Group]:
-        """S(B_high, min(|B_high|, count)) of Eq. 7: uniform, without replacement, among the accepted groups.
+    def sample(
+        self,
+        count: int,
+        rng: np.random.Generator,
+        accept: Callable[[Group], bool],
+        priority: Callable[[Group], float] | None = None,
+    ) -> list[Group]:
+        """S(B_high, min(|B_high|, count)) of Eq. 7: without replacement, among the accepted groups.
 
         The groups stay in the buffer and come back in the order in which they were stored.
+
+        Args:
+            count: most groups drawn.
+            rng: the generator of the draw.
+            accept: which groups may be drawn.
+            priority: above 0; each draw takes one of the groups left with probability proportional to it. None:
+                uniform.
         """
         eligible = [group for group in self._groups if accept(group)]
         count = min(len(eligible), max(count, 0))
-        chosen = sorted(rng.choice(len(eligible), size=count, replace=False).tolist()) if count else []
+        odds = None
+        if priority is not None and count:
+            weights = np.array([priority(group) for group in eligible])
+            odds = weights / weights.sum()
+        chosen = sorted(rng.choice(len(eligible), size=count, replace=False, p=odds).tolist()) if count else []
         self.counts["sampled"] += count
         return [eligible[index] for index in chosen]
 

@@ -1,7 +1,8 @@
-"""From a YAML file and a command line to OpenRLHF's arguments plus this project's.
+"""From YAML files and a command line to OpenRLHF's arguments plus this project's.
 
 A YAML file holds the same flags, nested at the dots or written with dots. Precedence, low to high: what the algorithm
-stands for, YAML, command line. An `--algorithm` on the command line also overrules a file written for another one.
+stands for, the YAML files in their order, command line. An `--algorithm` on the command line, or in a later file, also
+overrules a file written for another one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     """OpenRLHF's parser with `--config` and this project's flags added."""
     parser = openrlhf_cli.build_parser()
     parser.prog = prog
-    parser.add_argument("--config", metavar="YAML", help="file of flags; the command line wins over it")
+    parser.add_argument("--config", metavar="YAML", nargs="+", action="extend", help="files of flags; a later one wins "
+                        "over an earlier one, the command line over all")  # fmt: skip
     config.add_flags(parser)
     parser.error = refuse  # type: ignore[method-assign]
     return parser
@@ -40,24 +42,30 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
     """
     parser = build_parser(prog)
     given = parser.parse_args(list(argv))
-    settings = list(_settings(Path(given.config))) if given.config else []
-    algorithm = given.algorithm or dict(settings).get("algorithm")
-    layers = list(_as_argv(parser, settings, given.config))
+    files = {path: dict(_settings(Path(path))) for path in given.config or []}
+    written = {name: path for path, settings in files.items() for name in settings}  # a later file has the last word
+    settings = {name: files[path][name] for name, path in written.items()}
+    algorithm = given.algorithm or settings.get("algorithm")
+    layers: list[str] = []
+    for path, file in files.items():
+        layers += _as_argv(parser, [(name, file[name]) for name in file if written[name] == path], path)
     if algorithm is not None:
         if algorithm not in config.ALGORITHMS:
             raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {', '.join(config.ALGORITHMS)}")
-        layers += _meaning(config.ALGORITHMS[algorithm], dict(settings), switched=given.algorithm is not None)
+        named = {file["algorithm"] for file in files.values() if "algorithm" in file}
+        switched = given.algorithm is not None or len(named) > 1
+        layers += _meaning(config.ALGORITHMS[algorithm], settings, switched=switched)
     flat = parser.parse_args(layers + list(argv))
     flat.algorithm = algorithm
     return _complete(flat)
 
 
 def _meaning(algorithm: config.Algorithm, settings: dict[str, Any], *, switched: bool) -> Iterator[str]:
-    """What the algorithm stands for, where the YAML file has not chosen another of its variants.
+    """What the algorithm stands for, where the YAML files have not chosen another of its variants.
 
     Args:
-        settings: the YAML file's.
-        switched: whether the algorithm comes from the command line: then it overrules a file written for another one.
+        settings: the YAML files'.
+        switched: whether the algorithm overrules that of a file: on the command line, or in a later file.
     """
     estimator, method = settings.get("algo.advantage.estimator"), settings.get("adapt.method")
     if estimator is None or (switched and estimator not in algorithm.estimators):
@@ -150,7 +158,7 @@ def _dotted(node: dict, prefix: str) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str | None) -> Iterator[str]:
+def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str) -> Iterator[str]:
     """YAML settings as the words of a command line, so that argparse checks types and choices."""
     known = parser._option_string_actions
     for name, value in settings:

@@ -74,6 +74,8 @@ def describe(args: SimpleNamespace, arithmetic, prompts: int | None) -> list[tup
             )
     if adapt.enabled:
         rows += _adaptation(args, arithmetic)
+    if args.train.async_enable:
+        rows.append(("record", "run.json and OpenRLHF's own logs alone: its asynchronous trainer is used as it is"))
     rows += _epoch(args, prompts)
     return rows
 
@@ -118,7 +120,7 @@ def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:
         ("replay buffer", f"at most {groups} groups, {size}"),
     ]
     # Of another method, the layer knows what it draws; the rest is the method's own business.
-    rows = sources if registry.method_class(adapt.method) is BAPO else []
+    rows = sources if issubclass(registry.method_class(adapt.method), BAPO) else []
     if adapt.candidates > 1:
         rows = [("prompts drawn", f"{adapt.candidates} for each one that is generated for"), *rows]
     rows += [("importance ratio", adapt.ratio)]

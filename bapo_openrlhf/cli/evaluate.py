@@ -62,11 +62,11 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse
     return args
 
 
-def _as_trained(config: Path) -> dict[str, Any]:
+def _as_trained(config: Sequence[str]) -> dict[str, Any]:
     """What a training configuration says of the model that it leaves, and of how it is asked."""
     from bapo_openrlhf.cli.arguments import parse as parse_training
 
-    trained = parse_training(["--config", str(config)])
+    trained = parse_training(["--config", *config])
     chat = trained.data.apply_chat_template
     return {
         "model": trained.ckpt.output_dir,
@@ -89,7 +89,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
-    add("--config", type=Path, help="the configuration that a model was trained with: evaluate what it leaves, asked "
+    add("--config", nargs="+", help="the configuration that a model was trained with: evaluate what it leaves, asked "
         "as in training (model, markup, --max-new-tokens, --temperature, --top-p); other flags win")  # fmt: skip
     add("--model", help="model folder, or name on the model hub")
     add("--benchmarks", required=True, help="names with commas between: aime24,amc,... or NAME=FILE.jsonl (--reward)")

@@ -49,7 +49,8 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
     """OpenRLHF's experience maker for a batch of three sources.
 
     `origins` is set before each batch: one entry a sample, in the order of the samples. `log_ratios` holds afterwards,
-    by sample, log pi_today(y|x) - log alpha(y|x) summed over tokens; `tokens`, by source, what the loss will take.
+    by sample, log pi_today(y|x) - log alpha(y|x) summed over tokens; `tokens`, by source, what the loss will take;
+    `errors`, see `group_errors`.
 
     Args:
         review: called with the log-ratios of all samples, (N,); returns the positions of those to train on, in order.
@@ -68,6 +69,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         self.origins: Sequence[SampleOrigin] = ()
         self.log_ratios = np.zeros(0)
         self.tokens: dict[str, SourceTokens] = {}
+        self.errors = np.zeros(0)
         self._token_log_ratios: list[np.ndarray] = []  # (B, A) of each experience, for the V-trace returns
         self._loss_log_ratios: list[torch.Tensor] = []  # (B, A) of each experience
 
@@ -88,10 +90,25 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """As OpenRLHF's; and what the loss takes of each source is noted."""
+        """As OpenRLHF's, then the sources are weighed; and what the loss takes of each is noted."""
         experiences = super().make_experience_batch(rollout_samples)
+        self.errors = group_errors(experiences, self.args.rollout.n_samples_per_prompt)
+        self._weigh(experiences)
         self.tokens = {source: self._tokens_of(source, experiences) for source in SOURCES}
         return experiences
+
+    def _weigh(self, experiences: Sequence[Experience]) -> None:
+        """Scale the advantages of a source by its weight, after they were computed and whitened.
+
+        PPO's clipped objective is positively homogeneous in A: min(rho c A, clip(rho) c A) = c min(rho A, clip(rho) A)
+        for c > 0, also with the dual clip and for GSPO. So this weighs the source in the policy loss; the critic's
+        returns stay.
+        """
+        weights = {"reevaluated": self.args.adapt.reevaluated_weight, "replayed": self.args.adapt.replayed_weight}
+        for experience in experiences:
+            factors = torch.tensor([weights.get(self.origins[index].source, 1.0) for index in experience.index])
+            if (factors != 1).any():
+                experience.advantages = experience.advantages * factors.unsqueeze(-1)
 
     def _tokens_of(self, source: str, experiences: Sequence[Experience]) -> SourceTokens:
         parts: list[tuple[torch.Tensor, ...]] = []
@@ -226,6 +243,22 @@ def token_log_ratios(experience: Experience) -> torch.Tensor:
     """log pi_today - log alpha of each generated token, (B, A), float64; 0 elsewhere."""
     difference = experience.action_log_probs.double() - experience.rollout_log_probs.double()
     return torch.where(experience.action_mask.bool(), difference, 0.0)
+
+
+def group_errors(experiences: Sequence[Experience], size: int) -> np.ndarray:
+    """How wrong the model still is about each group, in the order of their samples: (N / size,).
+
+    The mean over a group's tokens of |value - return| under a critic, else of |A|.
+    """
+    count = sum(len(experience.index) for experience in experiences) // size
+    total, tokens = np.zeros(count), np.zeros(count)
+    for experience in experiences:
+        error = experience.advantages if experience.values is None else experience.values - experience.returns
+        mask = experience.action_mask.bool()
+        places = np.array(experience.index) // size
+        np.add.at(total, places, torch.where(mask, error.double().abs(), 0.0).sum(-1).numpy())
+        np.add.at(tokens, places, mask.sum(-1).numpy())
+    return total / np.maximum(tokens, 1)
 
 
 def row_of(experience: Experience, row: int) -> Experience:

@@ -424,6 +424,8 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             status = self._finetune()
             self.broadcast_to_vllm()
             return status | {"skipped_update": 1}, global_step + 1
+        trained = (group.uid for _, group in self.batch.with_sources())  # without those that a limit took out
+        self.method.observe(self.step - 1, dict(zip(trained, self.experience_maker.errors.tolist(), strict=True)))
         log_ratios, eps = self.experience_maker.log_ratios, self.args.adapt.eps
         status |= off_policy(self.batch, log_ratios, self.method.constants(), eps)
         actor = self.args.actor

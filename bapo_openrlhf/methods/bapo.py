@@ -7,7 +7,7 @@ advantages are made.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Self
@@ -86,8 +86,16 @@ class BAPO(Method):
         """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
         self.replay.expire(step)
         most = self.config.max_reevaluated_prompts if due(step, self.config.reevaluate_every) else 0
-        self._named = [entry.prompt for entry in self.hard.oldest(most)]
+        self._named = self.draw_hard(most)
         return list(self._named)
+
+    def draw_hard(self, count: int) -> list[Prompt]:
+        """Up to `count` hard prompts to generate again: the oldest."""
+        return [entry.prompt for entry in self.hard.oldest(count)]
+
+    def draw_replay(self, count: int, accept: Callable[[Group], bool]) -> list[Group]:
+        """Up to `count` stored groups that are accepted: at random, each as likely (Eq. 7)."""
+        return self.replay.sample(count, self.rng, accept)
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """Lines 8-9, 11 and 14-17."""
@@ -123,7 +131,7 @@ class BAPO(Method):
         quantum, capacity = config.quantum, config.capacity - config.capacity % config.quantum
         selected = min(len(x1) + len(x2), capacity)
         available = sum(map(replayable, self.replay))
-        x3 = self.replay.sample(replay_room(capacity, selected, available, quantum), self.rng, replayable)
+        x3 = self.draw_replay(replay_room(capacity, selected, available, quantum), replayable)
         total = selected + len(x3)
         batch = cut_to(total - total % quantum - len(x3), x1, x2)
         batch.replayed, batch.filtered, batch.unimproved, batch.solved = x3, filtered, unimproved, solved

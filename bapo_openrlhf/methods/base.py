@@ -20,7 +20,8 @@ class Method(ABC):
 
     A step t is: `choose_prompts(t, ...)` takes the prompts to generate for, where more are drawn than needed;
     `begin_step(t)` names prompts to generate again with today's policy; the caller generates; then
-    `build_batch(t, fresh, reevaluated)` takes what was generated and returns the batch.
+    `build_batch(t, fresh, reevaluated)` takes what was generated and returns the batch; `observe(t, errors)` tells what
+    the experience of its groups was like.
 
     Attributes:
         candidates: prompts drawn from the data for each one that is generated for. With 1 nothing is chosen.
@@ -94,6 +95,16 @@ class Method(ABC):
         Called once a step, after `build_batch`. The groups may be of any size and number; they are in no batch.
         """
         return ()
+
+    def observe(self, step: int, errors: Mapping[int, float]) -> None:
+        """Called after `build_batch`, where the step trains.
+
+        Args:
+            step: trainer step.
+            errors: of each group that is trained on, by uid, before the update: mean |value - return| over its tokens
+                under a critic, else mean |A|, without the weight of its source.
+        """
+        return
 
     def constants(self) -> tuple[float, float, float]:
         """K1, K2, K3 of Theorem 3.2 for the theory monitor (Eq. 11-13); nan where the theorem says nothing."""

@@ -21,6 +21,7 @@ from bapo_openrlhf.methods.base import Method
 METHODS = {
     "bapo": "bapo_openrlhf.methods.bapo:BAPO",
     "bapo_mini_test": "bapo_openrlhf.methods.bapo:BAPO",
+    "bapo_prioritized": "bapo_openrlhf.methods.prioritized:PrioritizedBAPO",
     "mopps": "bapo_openrlhf.methods.mopps:MoPPS",
     "dots": "bapo_openrlhf.methods.dots:DOTS",
     "repo": "bapo_openrlhf.methods.repo:RePO",

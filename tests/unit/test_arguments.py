@@ -22,6 +22,7 @@ from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.config import AdaptConfig, RunConfig, VerifierConfig
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, BAPOConfig
+from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 # OpenRLHF's defaults ask for 8 actor GPUs and one response a prompt; `run_name` holds the time of the call.
@@ -449,6 +450,8 @@ RANGES = [
     ("batch_size", [None, 1], [0, -1], "at least 1"),
     ("replay_buffer_size", [None, 1], [0, -1], "at least 1"),
     ("gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")], "above 0"),
+    ("reevaluated_weight", [1e-9, 100.0], [0.0, -1.0, float("inf"), float("nan")], "finite and above 0"),
+    ("replayed_weight", [1e-9, 100.0], [0.0, -1.0, float("inf"), float("nan")], "finite and above 0"),
     ("max_importance_weight", [1e-9, float("inf")], [0.0, -1.0, float("nan")], "above 0"),
     ("eps", [1e-12], [0.0, -1e-6, float("nan")], "above 0"),
     ("vtrace_c_max", [1e-9, 1.0], [0.0, -1.0], "above 0"),
@@ -630,7 +633,7 @@ MARKS = {
 }
 # About running a method, not about the method: no paper has a word for these.
 UNMARKED = {
-    "adapt": {"max_failed_share"},
+    "adapt": {"max_failed_share", "reevaluated_weight", "replayed_weight"},
     "verifier": numbers(VerifierConfig),
     "run": {"name", "dir", "logs", "answer_chars"},
 }
@@ -707,6 +710,61 @@ class TestCommands:
         assert refused.returncode == 2 and refused.stdout == "" and len(refused.stderr.splitlines()) == 1
 
 
+# --- several files ----------------------------------------------------------------------------------------------------
+
+
+class TestSeveralFiles:
+    def parse(self, yaml_file, *texts, more=()):
+        paths = [yaml_file(text, f"{number}.yaml") for number, text in enumerate(texts)]
+        return parse("--config", *paths, *more)
+
+    def test_a_later_one_wins_and_the_command_line_over_all(self, yaml_file):
+        first = "adapt: {buffer_size: 3, c1: 1/4, c2: [1/8, 1/2], replay_steps: 2}"
+        adapt = self.parse(
+            yaml_file,
+            first,
+            "adapt.buffer_size: 4\nadapt.c2: 3/8\nadapt.replay_steps: 5",
+            more=["--adapt.replay_steps=6"],
+        ).adapt
+        assert (adapt.buffer_size, adapt.c1, adapt.c2, adapt.replay_steps) == (4, "1/4", ["3/8"], 6)
+        again = self.parse(yaml_file, "adapt.buffer_size: 4", first, "adapt.c1: 1/8").adapt
+        assert (again.buffer_size, again.c1) == (3, "1/8")
+
+    def test_may_be_named_one_by_one(self, yaml_file):
+        first, second = yaml_file("adapt.buffer_size: 3", "a.yaml"), yaml_file("adapt.buffer_size: 4", "b.yaml")
+        assert parse("--config", first, "--config", second).adapt.buffer_size == 4
+        assert parse("--config", second, "--config", first).adapt.buffer_size == 3
+
+    def test_a_switch_is_undone_and_a_value_taken_back(self, yaml_file):
+        first = "train.colocate_all: true\nadapt.buffer_size: 3\nactor.muon.nesterov: false"
+        args = self.parse(yaml_file, first, "train: {colocate_all: false}\nadapt.buffer_size: null\n"
+                          "actor.muon.nesterov: true")  # fmt: skip
+        assert (args.train.colocate_all, args.actor.muon.nesterov) == (False, True)
+        assert args.adapt.buffer_size == AdaptConfig().buffer_size
+
+    def test_a_later_algorithm_overrules_a_file_written_for_another(self, yaml_file):
+        first = "algorithm: ba_ppo\nalgo.advantage.estimator: gae\nadapt.method: bapo_mini_test"
+        args = self.parse(yaml_file, first, "algorithm: grpo")
+        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == ("grpo", "group_norm", "none")
+        args = self.parse(yaml_file, first, "algorithm: bapo_grpo\nalgo.advantage.estimator: rloo")
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_mini_test")
+        args = self.parse(yaml_file, first, "algorithm: grpo", more=["--algorithm", "bapo_grpo"])
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("group_norm", "bapo_mini_test")
+
+    def test_one_algorithm_twice_still_contradicts_its_file(self, yaml_file):
+        with pytest.raises(ConfigError, match="contradict each other"):
+            self.parse(yaml_file, "algorithm: grpo\nalgo.advantage.estimator: gae", "algorithm: grpo")
+
+    @pytest.mark.parametrize("wrong", [0, 1])
+    def test_an_error_names_its_own_file(self, yaml_file, wrong):
+        texts = ["adapt.buffer_size: 1", "adapt.buffer_size: 2"]
+        texts[wrong] += "\nadapt.bufer_size: 3"
+        with pytest.raises(ConfigError, match=rf"{wrong}\.yaml: unknown flag adapt\.bufer_size; did you mean"):
+            self.parse(yaml_file, *texts)
+        with pytest.raises(ConfigError, match=r"config none\.yaml cannot be read"):
+            parse("--config", yaml_file("adapt.buffer_size: 1"), "none.yaml")
+
+
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -723,6 +781,46 @@ TABLE_3 = {
     "algo.kl.init_coef": 0.001,
     "algo.advantage.lambd": 1.0,
 }
+
+
+METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
+# What another algorithm or method brings with it.
+FOLLOWS = {"config", "algorithm", "algo.advantage.estimator", "adapt.method", "critic.model_name_or_path",
+           "rollout.vllm_generate_batch_size"}  # fmt: skip
+
+
+def flags_in(node, prefix=""):
+    """Dotted names of a YAML file's flags, with their values."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from flags_in(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+class TestMethodFiles:
+    @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+    def test_change_what_they_name_and_nothing_else(self, path, preset):
+        base = config.flags_of(arguments.parse(["--config", str(preset)]))
+        laid_over = config.flags_of(arguments.parse(["--config", str(preset), str(path)]))
+        named = dict(flags_in(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        changed = {name for name in base if base[name] != laid_over[name]}
+        assert changed <= named.keys() | FOLLOWS
+        for name, value in named.items():
+            got = laid_over[name]
+            assert got == value or got == [value] or got == str(value), name
+
+    def test_there_are_as_many_as_methods_and_more(self):
+        assert {*METHODS_BY_NAME} - {"bapo"} <= {path.stem for path in METHODS} and len(METHODS) >= 11
+
+    def test_shares_of_the_batch_are_those_of_the_methods(self):
+        def sizes(name):
+            args = arguments.parse(["--config", *(str(ROOT / "configs" / file) for file in ("quickstart.yaml", name))])
+            return F(args.rollout.batch_size, args.adapt.batch_size)
+
+        assert sizes("methods/dots.yaml") == sizes("methods/repo.yaml") == sizes("methods/exgrpo.yaml") == F(1, 2)
+        assert sizes("methods/remix.yaml") == F(3, 5)
 
 
 class TestPresets:

@@ -182,3 +182,19 @@ def test_masked_tokens_have_no_part(trained, policies):
     found = trained(arguments_of("decoupled"), policies)
     assert found[0] == wanted[0] and np.array_equal(found[1], wanted[1])
     assert not found[1][MASK == 0].any()
+
+
+def test_decoupled_is_a_clip_around_the_centre(trained, policies):
+    """pi/alpha clipped around prox/alpha, with a window in proportion to it: the same objective, below the cap."""
+    args = arguments_of("decoupled", "--adapt.max_importance_weight", "1e9")
+    loss, gradient = trained(args, policies)
+    ratio, centre = np.exp(policies.pi - policies.alpha), np.exp(policies.prox - policies.alpha)
+    clipped = np.clip(ratio, centre * (1 - LOW), centre * (1 + HIGH))
+    objective = np.minimum(ratio * policies.advantages, clipped * policies.advantages)
+    assert loss == pytest.approx(-(objective * MASK).sum() / MASK.sum(), rel=1e-6)
+    free = ratio * policies.advantages <= clipped * policies.advantages
+    wanted = -np.where(free, ratio * policies.advantages, 0) * MASK / MASK.sum()
+    assert gradient == pytest.approx(wanted, rel=1e-5, abs=1e-9)
+    # A window of fixed width around the centre, as in the authors' code, is another objective.
+    fixed = np.minimum(ratio * policies.advantages, np.clip(ratio, centre - LOW, centre + HIGH) * policies.advantages)
+    assert abs(loss + (fixed * MASK).sum() / MASK.sum()) > 0.01

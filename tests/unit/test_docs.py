@@ -49,7 +49,7 @@ def test_flags_and_presets_exist(page):
     known = arguments.build_parser("docs")._option_string_actions
     flags = set(re.findall(r"(?<![\w-])--[a-z_]+\.[a-z0-9_.]*[a-z0-9_]", text))
     assert flags <= set(known)
-    for name in re.findall(r"configs/[\w.]+\.yaml", text):
+    for name in re.findall(r"configs/[\w./]+\.yaml", text):
         assert (ROOT / name).is_file(), name
 
 
@@ -190,6 +190,12 @@ class TestExample:
     def test_another_state_is_an_error(self, kind):
         with pytest.raises(ValueError, match="no state of this method"):
             kind(capacity=3).load_state_dict({"method": "bapo", "version": 1})
+
+
+def test_every_method_file_has_its_line():
+    text = (ROOT / "docs" / "methods.md").read_text().split("## One file for each")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)\.yaml` ", text, re.M)
+    assert sorted(rows) == sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
 
 
 # ── Presets, their scripts, and the page about them ──

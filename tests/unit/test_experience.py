@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import itertools
 import math
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
@@ -33,6 +34,7 @@ from bapo_openrlhf.integration.experience import (  # noqa: E402
     AdaptedExperienceMaker,
     NothingToTrain,
     SampleOrigin,
+    group_errors,
     old_log_probs,
     row_of,
     token_log_ratios,
@@ -47,7 +49,14 @@ def maker(estimator: str = "group_norm", *, size: int = 4, kl: float = 0.0, arit
     """An experience maker of these arguments, without models, workers or Ray."""
     args = SimpleNamespace(
         adapt=SimpleNamespace(
-            eps=EPS, ratio="behaviour", kl_target="reference", returns="gae", vtrace_rho_max=1.0, vtrace_c_max=1.0
+            eps=EPS,
+            ratio="behaviour",
+            kl_target="reference",
+            returns="gae",
+            vtrace_rho_max=1.0,
+            vtrace_c_max=1.0,
+            reevaluated_weight=1.0,
+            replayed_weight=1.0,
         ),
         algo=SimpleNamespace(
             advantage=SimpleNamespace(
@@ -1121,3 +1130,85 @@ class TestTokensOfTheLoss:
     def test_a_source_without_samples_has_no_numbers(self):
         made, _ = self.experience(origins=[SampleOrigin("fresh", True)] * 12)
         assert {name.split("/")[1][:5] for name in first_update(made.tokens, Clip(0.2, 0.2))} == {"fresh"}
+
+
+class TestWeights:
+    """`adapt.reevaluated_weight` and `adapt.replayed_weight`, against the same batch without them."""
+
+    @pytest.mark.parametrize("estimator", ["group_norm", "gae", "rloo"])
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_scale_advantages_of_their_source_and_nothing_else(self, estimator, dynamic):
+        parts = [[0, 7, 9], [1, 2, 3, 4], [5, 6, 8, 10, 11]] if dynamic else [list(range(12))]
+
+        def made(**changed):
+            samples = [generated(n) for n in range(12)]
+            made = maker(estimator, arithmetic=BatchArithmetic(4, 64, 64, 8, {"actor": 1}, 1, 5), kl=0.1, **changed)
+            made.origins = origins_of(12)
+
+            def models(self, batches):
+                ready = forward(batches)
+                for batch in ready:
+                    batch.values = batch.values if estimator == "gae" else None
+                return ready
+
+            def shares(self, samples):
+                for index, sample in enumerate(samples):
+                    sample.index = [index]
+                return [Experience.concat_experiences([samples[n] for n in part], 9) for part in parts]
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(RemoteExperienceMaker, "make_experience", models)
+                patch.setattr(AdaptedExperienceMaker, "split_rollout_samples", shares)
+                return made, made.make_experience_batch(samples)
+
+        weights = {"adapt__reevaluated_weight": 2.0, "adapt__replayed_weight": 0.5}
+        (plain, wanted), (weighed, found) = made(), made(**weights)
+        factors = {"fresh": 1.0, "reevaluated": 2.0, "replayed": 0.5}
+        before, after = by_sample(wanted, "advantages"), by_sample(found, "advantages")
+        assert len(after) == 12
+        for index, advantages in before.items():
+            factor = factors[plain.origins[index].source]
+            assert any(advantages) and after[index] == [factor * advantage for advantage in advantages]
+        assert by_sample(found, "returns") == by_sample(wanted, "returns")
+        for source, factor in factors.items():
+            assert weighed.tokens[source].advantages == pytest.approx(factor * plain.tokens[source].advantages)
+
+    @pytest.mark.parametrize("critic", [True, False])
+    def test_errors_of_groups_are_without_them(self, critic):
+        """Token by token; samples of a group may be in different experiences."""
+        batches = forward([whole_batch(12)])
+        whole = batches[0]
+        whole.index = list(range(12))
+        whole.advantages = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(1))
+        whole.returns = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(2))
+        whole.values = whole.returns * 2 + 1 if critic else None
+        wanted = []
+        for group in range(3):
+            errors = []
+            for row, place in itertools.product(range(4 * group, 4 * group + 4), range(whole.action_mask.shape[1])):
+                if whole.action_mask[row, place]:
+                    error = (
+                        whole.values[row, place] - whole.returns[row, place] if critic else whole.advantages[row, place]
+                    )
+                    errors.append(abs(float(error)))
+            wanted.append(sum(errors) / len(errors))
+        order = [7, 0, 11, 3, 1, 2, 4, 5, 6, 8, 9, 10]
+        rows = [row_of(whole, index) for index in order]
+        assert group_errors([whole], 4) == pytest.approx(wanted, rel=1e-6)
+        assert group_errors(rows, 4) == pytest.approx(wanted, rel=1e-6)
+
+    @pytest.mark.parametrize("loss", [{}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"}], ids=str)
+    def test_a_factor_on_the_advantages_is_one_on_the_loss(self, loss):
+        generator = torch.Generator().manual_seed(0)
+        new, old, advantages = (torch.randn(6, 9, generator=generator, dtype=torch.double) for _ in range(3))
+        mask = (torch.rand(6, 9, generator=generator) < 0.8).long()
+        for factor in (0.5, 2.0, 3.7):
+            rows = []
+            for weight in (1.0, factor):
+                log_probs = new.clone().requires_grad_()
+                value, clipped, *_ = PolicyLoss(0.2, 0.28, **loss)(log_probs, old, weight * advantages, mask)
+                value.backward()
+                rows.append((value.item(), log_probs.grad, clipped.item()))
+            (value, gradient, share), (weighed, weighed_gradient, weighed_share) = rows
+            assert weighed == pytest.approx(factor * value, rel=1e-9) and gradient.abs().sum() > 0
+            assert torch.allclose(weighed_gradient, factor * gradient, rtol=1e-9) and weighed_share == share > 0

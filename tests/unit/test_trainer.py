@@ -586,6 +586,45 @@ class TestRun:
         assert made.trainer.kl_ctl.value == 0.02 and made.args.algo.kl.init_coef == 0.0
 
 
+class TestObserve:
+    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+    def test_the_method_hears_of_each_group_that_was_trained_on(self, world, algorithm):
+        words = {"adapt.max_tv_fresh": 0.02, "adapt.replayed_weight": 3}
+        made = world(algorithm=algorithm, prompts=40, **words)
+        heard = []
+
+        def observe(step, errors):
+            groups = [group for _, group in made.trainer.batch.with_sources()]
+            heard.append((step, errors, groups, made.trainer.experience_maker.tokens))
+
+        made.trainer.method.observe = observe
+        made.trainer.fit()
+        rows = made.metrics()
+        assert [step for step, *_ in heard] == [row["step"] - 1 for row in rows if "skipped_update" not in row]
+        for _, errors, groups, tokens in heard:
+            assert list(errors) == [group.uid for group in groups]
+            sizes = [sum(len(response.log_probs) for response in group.responses) for group in groups]
+            total = sum(error * size for error, size in zip(errors.values(), sizes, strict=True))
+            kind = "value_errors" if algorithm == "ba_ppo" else "advantages"
+            weights = {"replayed": 3 if kind == "advantages" else 1}  # errors are without the weight
+            parts = {name: np.abs(getattr(part, kind)).sum() / weights.get(name, 1) for name, part in tokens.items()}
+            assert total == pytest.approx(sum(parts.values()), rel=1e-5)
+        assert any(row["groups/too_far"] for row in rows) and any(row["groups/replayed"] for row in rows)
+
+    def test_not_of_a_step_without_an_update(self, world):
+        made = world(**{"train.num_episodes": 1})
+        made.reward = lambda *_: 1.0
+        made.trainer.method.observe = lambda *_: pytest.fail("nothing was trained on")
+        made.trainer.fit()
+
+    def test_a_run_replays_by_errors(self, world):
+        made = world(algorithm="ba_ppo", prompts=24, **{"adapt.method": "bapo_prioritized"})
+        made.trainer.fit()
+        method = made.trainer.method
+        assert method.errors and set(method.errors) <= {group.uid for group in method.replay}
+        assert any(row["groups/replayed"] for row in made.metrics())
+
+
 class TestChoice:
     def test_prompts_are_generated_for_that_the_method_chose(self, world):
         made = world(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
