@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,11 @@ from bapo_openrlhf.errors import ConfigError, RunError, refuse
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
     """Parse, check every arm, run what is not done, write table and report."""
     given = _parse(argv, prog)
+    for name in ("pandas", "pyarrow", "scipy"):
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"study needs {name}, which is not installed; it comes with `pip install '.[cuda]'` (or cpu)"
+            )
 
     from bapo_openrlhf.study import runner
     from bapo_openrlhf.study.definition import read_study

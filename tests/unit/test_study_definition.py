@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bapo_openrlhf.arithmetic import batch_arithmetic, epoch_steps
+from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.study.definition import Arm, Claim, Study, read_study
 
@@ -161,4 +163,16 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_studies_that_come_with_the_project(path):
-    assert read_study(path).arms and read_study(path, smoke=True).arms
+    """Each arm's flags parse, on its path, and all arms take the same number of steps but for DAPO."""
+    study, steps = read_study(path), {}
+    assert read_study(path, smoke=True).arms
+    for arm in study.arms:
+        args = arguments.parse(study.words(arm, 1))
+        assert (args.algo.advantage.estimator == "gae") is (arm.path == "critic")
+        if args.adapt.enabled:
+            method = args.adapt.make_method(batch_arithmetic(args), 1)
+            args.adapt.candidates = method.candidates
+        if not args.algo.dynamic_filtering_enable:
+            prompts = min(1536, args.data.max_samples)
+            steps[arm.name] = epoch_steps(args, prompts) * args.train.num_episodes
+    assert set(steps.values()) == {96}, steps
