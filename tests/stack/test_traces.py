@@ -20,10 +20,11 @@ def traces(workspace):
     return "traces=traces.jsonl"  # relative: the run makes it absolute
 
 
-def test_luffy(train, traces):
+def test_luffy(train, traces, tmp_path):
     flags = {"algorithm": "bapo_grpo", "adapt__method": "luffy", "adapt__options": traces, "adapt__rollout_delay": 1}
     scripted = Path(__file__).parent / "scripted_reward.py"
-    result = train("luffy", *CLI, run__name="luffy", reward__remote_url=scripted, **flags)
+    counts = {"PROBE_FOLDER": str(tmp_path)}
+    result = train("luffy", *CLI, environment=counts, run__name="luffy", reward__remote_url=scripted, **flags)
     assert result.status == 0, result.output[-6000:]
     trained = [row for row in result.metrics if row["groups/fresh"]]
     assert len(trained) >= 4 and all(row["traces/mixed"] == 8 and row["traces/prompts"] == 48 for row in result.metrics)

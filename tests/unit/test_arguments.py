@@ -784,9 +784,9 @@ TABLE_3 = {
 
 
 METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
-# What another algorithm or method brings with it.
+# What another algorithm or method brings with it; and the last one has the time of day.
 FOLLOWS = {"config", "algorithm", "algo.advantage.estimator", "adapt.method", "critic.model_name_or_path",
-           "rollout.vllm_generate_batch_size"}  # fmt: skip
+           "rollout.vllm_generate_batch_size", "logger.wandb.run_name"}  # fmt: skip
 
 
 def flags_in(node, prefix=""):

@@ -2147,7 +2147,9 @@ class TestFiniteLoss:
             "actor": (ppo_actor.ActorPPOTrainer, workers.WholeBatchActorTrainer),
             "critic": (ppo_critic.CriticPPOTrainer, workers.WholeBatchCriticTrainer),
         }[request.param]
-        monkeypatch.setattr(module, "__init__", lambda self, strategy, *_, **__: setattr(self, "strategy", strategy))
+        monkeypatch.setattr(
+            module, "__init__", lambda self, strategy, *_, **__: vars(self).update(strategy=strategy, actor_loss_fn=None)
+        )
         return kind(strategy), calls
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
