@@ -117,6 +117,14 @@ class AdaptConfig:
         5, "the rollout engines get the actor's weights every this many trainer steps; 1: every step", symbol="v",
         source="Algorithm 1, line 3", type=int,
     )  # fmt: skip
+    max_tv_rollout: float | None = _flag(
+        None,
+        "the rollout engines get the actor's weights before v steps are over, once the fresh groups' sampled total "
+        "variation distance to today's policy is above this on average; default: no limit",
+        symbol="v",
+        source="beyond the paper",
+        type=float,
+    )
     reevaluate_every: int = _flag(
         5, "hard prompts are generated again with today's weights every this many steps; 0 turns X2 off",
         symbol="m", source="Algorithm 1, line 13", type=int,
@@ -228,7 +236,7 @@ class AdaptConfig:
         for name in ("batch_size", "replay_buffer_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"adapt.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("max_tv_fresh", "max_tv_replayed"):
+        for name in ("max_tv_rollout", "max_tv_fresh", "max_tv_replayed"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"adapt.{name} is {getattr(self, name)}; it must be in [0, 1]")
         if not 0 <= self.max_failed_share <= 1:

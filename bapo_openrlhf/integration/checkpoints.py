@@ -102,9 +102,14 @@ class WholeCheckpoints:
         return states
 
     def resume_engines(self) -> None:
-        """Give the engines the weights they held when the checkpoint was written; today's where v has changed since."""
+        """Give the engines the weights they held when the checkpoint was written; today's where v has changed since.
+
+        With --adapt.max_tv_rollout they may be of any step since the last multiple of v.
+        """
         saved, self.resumed_engine_step = self.resumed_engine_step, None
-        if saved == self.step or saved != self.schedule.rollout_step(self.step):
+        first = self.schedule.rollout_step(self.step)
+        usable = saved == first if self.args.adapt.max_tv_rollout is None else saved >= first
+        if saved == self.step or not usable:
             self._sync_engines()
         else:
             self._engines("load_weights", str(self.checkpoints.folder(self.args.adapt.resume_tag)))

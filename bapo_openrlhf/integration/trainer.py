@@ -201,6 +201,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         self.engine_step = 0  # updates behind the weights that the rollout engines hold
         self.generated = 0  # groups generated so far
         self.phase = "starting"  # for the message when the run fails
+        self.rollout_tv = 0.0  # of this step's fresh groups: from the policy that generated them to today's
         self.batch = Batch()
         self._hard_prompts: list[Prompt] = []
         self._along = False  # whether they are generated together with the fresh prompts
@@ -258,13 +259,17 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
     # ── Rollout policy: which weights the engines hold ──
 
     def broadcast_to_vllm(self) -> None:
-        """Called by OpenRLHF after each update: sync at multiples of v only (Algorithm 1, lines 3-5)."""
+        """Called by OpenRLHF after each update: sync at multiples of v only (Algorithm 1, lines 3-5).
+
+        And before that, where the rollout policy was further from the actor than --adapt.max_tv_rollout allows.
+        """
         self.phase = "syncing weights"
         if self.resumed_engine_step is not None:
             self.resume_engines()  # once at the start of a resumed run: no update was made
         else:
             self.step += 1
-            if self.schedule.sync_due(self.step):
+            limit = self.args.adapt.max_tv_rollout
+            if self.schedule.sync_due(self.step) or (limit is not None and self.rollout_tv > limit):
                 self._sync_engines()
                 self._keep_if_needed()
         self.phase = "finishing the step"
@@ -331,6 +336,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """Algorithm 1, lines 7-18, on what line 6 generated."""
         step, rollout_step = self.step, self.engine_step
+        self.rollout_tv = 0.0
         timing: dict[str, float] = {}
         start = self.generated
         fresh = self._groups(rollout_samples, rollout_step)
@@ -450,6 +456,8 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         tv = group_tv(np.where(today, 0.0, log_ratios), size, external)
         distances = dict(zip((group.uid for group in groups), tv, strict=True))
         fresh = {group.uid: distances[group.uid] for group in self.batch.fresh}
+        known = [distances[group.uid] for group in self.batch.fresh if group.uid not in broken]
+        self.rollout_tv = float(np.mean(known)) if known else 0.0
         replayed = {group.uid: distances[group.uid] for group in self.batch.replayed}
         too_far = beyond(fresh, adapt.max_tv_fresh) | beyond(replayed, adapt.max_tv_replayed)
         if too_far or broken:

@@ -459,6 +459,7 @@ RANGES = [
     ("reward_ema", [0.0, 0.999], [1.0, -0.1, float("nan")], r"in \[0, 1\)"),
     ("gaussian_mean", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
     ("max_failed_share", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
+    ("max_tv_rollout", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
     ("max_tv_fresh", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
     ("max_tv_replayed", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
 ]
@@ -621,6 +622,7 @@ MARKS = {
     "rollout_delay": "v, Algorithm 1, line 3",
     "reevaluate_every": "m, Algorithm 1, line 13",
     "max_reevaluated_prompts": "Table 3",
+    "max_tv_rollout": "v, beyond the paper",
     "max_tv_fresh": "delta_1, Eq. 9",
     "max_tv_replayed": "delta_3, Eq. 10",
     "returns": "A.9; arXiv 1802.01561",

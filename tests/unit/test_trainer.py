@@ -517,6 +517,22 @@ class TestRun:
             rewards = [made.reward(request.prompt, request.weights, n) for request in fresh for n in range(4)]
             assert row["reward/fresh_mean"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-12)
 
+    @pytest.mark.parametrize("limit", [0.0, 0.008, 0.012, 1.0])
+    def test_weights_come_early_where_the_rollout_policy_is_far(self, world, limit):
+        """By the distances that the run itself logs: after a step above the limit, and at multiples of v."""
+        words = {"adapt.rollout_delay": 6, "adapt.reevaluate_every": 0, "adapt.max_tv_rollout": limit}
+        made = world(prompts=32, **words)
+        made.trainer.fit()
+        held, early = 0, 0
+        for step, row in enumerate(made.metrics()):
+            assert {request.weights for request in made.requests if request.step == step} == {held}
+            assert row["staleness/rollout_policy"] == step - held
+            far = held < step and row.get("tv/fresh", 0.0) > limit
+            if (step + 1) % 6 == 0 or far:
+                early += (step + 1) % 6 != 0
+                held = step + 1
+        assert (early > 0) is (limit < 1)
+
     def test_hard_prompts_go_along_where_no_sync_is_saved(self, world):
         # v = 2, m = 3: in step 3 the engines hold older weights, in step 6 today's
         made = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
@@ -1682,6 +1698,21 @@ class TestResumeEngines:
             resuming(made, step=step, saved=step - step % before)
             self.goes_on(made, delay=delay, again=again, evaluation=evaluation)
 
+    @pytest.mark.parametrize(
+        ("step", "saved", "events"),
+        [
+            (11, 8, [("load", 8)]),  # synced at a multiple of v = 4
+            (11, 10, [("load", 10)]),  # and here before that
+            (9, 7, [("sync", 9)]),  # v was greater
+            (10, 10, [("sync", 10)]),
+        ],
+    )
+    def test_weights_that_came_early_are_used(self, world, step, saved, events):
+        words = {"adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "adapt.max_tv_rollout": 0.5}
+        made = resuming(world(**words), step=step, saved=saved)
+        made.trainer.broadcast_to_vllm()
+        assert made.events == events and made.trainer.engine_step == events[0][1]
+
     @staticmethod
     def goes_on(made: World, *, delay: int, again: int, evaluation: int) -> None:
         run, (engine,), start = made.trainer, made.engines, made.trainer.step
@@ -1931,6 +1962,7 @@ class TestResume:
         {"prompts": 12, "algorithm": "ba_ppo", "adapt.returns": "vtrace", "adapt.max_tv_replayed": 0.1},
         {"prompts": 16, "adapt.rollout_delay": 1, "adapt.filter": "gaussian", "eval.steps": 3, "evaluation": 1},
         {"prompts": 27, "adapt.method": CHOOSING},
+        {"prompts": 16, "adapt.rollout_delay": 7, "adapt.max_tv_rollout": 0.0},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},
         {"prompts": 16, "adapt.method": "luffy", "adapt.options": [TRACES]},
@@ -2148,7 +2180,9 @@ class TestFiniteLoss:
             "critic": (ppo_critic.CriticPPOTrainer, workers.WholeBatchCriticTrainer),
         }[request.param]
         monkeypatch.setattr(
-            module, "__init__", lambda self, strategy, *_, **__: vars(self).update(strategy=strategy, actor_loss_fn=None)
+            module,
+            "__init__",
+            lambda self, strategy, *_, **__: vars(self).update(strategy=strategy, actor_loss_fn=None),
         )
         return kind(strategy), calls
 
