@@ -1,0 +1,235 @@
+"""The layer with a million prompts, without a model: whether buffers, thresholds and re-evaluation stay in bounds.
+
+    python benchmarks/simulation.py            # writes benchmarks/results/simulation.{json,md,png}; about 15 minutes
+    python benchmarks/simulation.py --prompts 20000 --methods bapo --results /tmp    # a short one
+
+The real methods, filters, buffers and ledger are driven as the trainer drives them; only responses are made up. Prompt
+i is solved with probability sigmoid(skill + bonus_i - difficulty_i). Each trained group raises the skill a little and
+its own prompt's bonus more, so that success probabilities rise with training and hard prompts become solvable. Each
+method runs in a process of its own, whose memory is measured. What a method keeps for each prompt of the data grows
+with the data: that is said, not hidden.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.arithmetic import BatchArithmetic
+from bapo_openrlhf.config import AdaptConfig
+from bapo_openrlhf.methods import Method
+from bapo_openrlhf.run.record import provenance
+
+RESULTS = Path(__file__).parent / "results"
+METHODS = ("bapo", "bapo_prioritized", "mopps", "dots", "remix", "exgrpo", "repo", "arpo")
+BATCH, SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 8, 16, 48  # prompts a step, G, tokens
+DELAY, AGAIN = 5, 5  # v, m
+EXTRAS = {"info": {}, "score": None, "truncated": False, "mm_train_inputs": None}
+LEARNED, GENERAL = 1.0, 2.0  # of a trained group: to its prompt's bonus; of all prompts' groups together: to the skill
+EVERY = 20  # steps between two rows of the course
+
+
+class World:
+    """A million prompts, and a policy that solves each with a probability that rises as it is trained."""
+
+    def __init__(self, prompts: int, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.difficulty = self.rng.normal(1.0, 2.0, prompts).astype(np.float32)
+        self.bonus = np.zeros(prompts, dtype=np.float32)
+        self.skill, self.uid = 0.0, 0
+        self.order = self.rng.permutation(prompts)
+        self.at = 0
+
+    def draw(self, count: int) -> list[Prompt]:
+        """The next prompts of the data, in a random order; from its start again at its end."""
+        places = np.take(self.order, range(self.at, self.at + count), mode="wrap")
+        self.at += count
+        return [Prompt(f"prompt {place}", "1") for place in places]
+
+    def groups(self, prompts: list[Prompt], step: int, policy_step: int) -> list[Group]:
+        """A group of G made-up responses to each prompt."""
+        places = [int(prompt.text[7:]) for prompt in prompts]
+        chance = 1 / (1 + np.exp(self.difficulty[places] - self.bonus[places] - self.skill))
+        right = self.rng.random((len(prompts), SIZE)) < chance[:, None]
+        tokens = self.rng.integers(0, 150_000, (len(prompts), SIZE, PROMPT_TOKENS + RESPONSE_TOKENS), dtype=np.int32)
+        log_probs = self.rng.normal(-1, 1, (len(prompts), SIZE, RESPONSE_TOKENS)).astype(np.float32)
+        spans = ((PROMPT_TOKENS, PROMPT_TOKENS + RESPONSE_TOKENS),)
+        made = []
+        for row, prompt in enumerate(prompts):
+            responses = tuple(
+                # copies: a stored response must not keep the whole step's array alive
+                Response(tokens[row, n].copy(), spans, log_probs[row, n].copy(), float(right[row, n]), EXTRAS)
+                for n in range(SIZE)
+            )
+            made.append(Group(self.uid, prompt, responses, step, policy_step))
+            self.uid += 1
+        return made
+
+    def learn(self, groups: list[Group]) -> None:
+        """What an update on these groups does."""
+        places = [int(group.prompt.text[7:]) for group in groups]
+        np.add.at(self.bonus, places, LEARNED)
+        self.skill += GENERAL * len(groups) / len(self.difficulty)
+
+    def mean_chance(self) -> float:
+        """Success probability over all prompts."""
+        return float(np.mean(1 / (1 + np.exp(self.difficulty - self.bonus - self.skill))))
+
+
+def resident() -> float:
+    """Memory of this process, MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def simulate(name: str, prompts: int, passes: float, seed: int) -> dict:
+    """One method: a row every EVERY steps."""
+    config = AdaptConfig(method=name, batch_size=BATCH, buffer_size=256, rollout_delay=DELAY, reevaluate_every=AGAIN)
+    arithmetic = BatchArithmetic(SIZE, BATCH, BATCH, BATCH * SIZE, {"actor": 8}, 8, 8)
+    method: Method = config.make_method(arithmetic, seed)
+    world, ledger = World(prompts, seed), Ledger()
+    steps = max(int(passes * prompts / BATCH / method.candidates), 2 * AGAIN)
+    rows, layer, began, before = [], 0.0, time.perf_counter(), resident()
+    for step in range(steps):
+        drawn = world.draw(BATCH * method.candidates)
+        clock = time.perf_counter()
+        if method.candidates > 1:
+            drawn = [drawn[place] for place in method.choose_prompts(step, drawn, BATCH)]
+        hard = method.begin_step(step)
+        layer += time.perf_counter() - clock
+        fresh = world.groups(drawn, step, step - step % DELAY)
+        again = world.groups(hard, step, step)
+        clock = time.perf_counter()
+        batch = method.build_batch(step, fresh, again)
+        ledger.settle(fresh + again, batch)
+        trained = [group for _, group in batch.with_sources()]
+        method.observe(step, {group.uid: float(group.variance) for group in trained})
+        layer += time.perf_counter() - clock
+        world.learn(trained)
+        if step % EVERY == 0 or step == steps - 1 or (hard and step < 3 * AGAIN):
+            metrics = method.metrics()
+            mean = mean_reward(fresh)
+            rows.append(
+                {
+                    "step": step,
+                    "reward": float(mean or 0),
+                    "solved": world.mean_chance(),
+                    "trained": len(trained),
+                    "replayed": len(batch.replayed),
+                    "attempts": len(again),
+                    "improved": len(batch.reevaluated),
+                    "resident": resident(),
+                    **{key: metrics[key] for key in metrics if key.startswith(("buffer/", "threshold/", "cache/"))},
+                }
+            )
+    return {
+        "method": name,
+        "prompts": prompts,
+        "steps": steps,
+        "milliseconds_a_step": 1000 * layer / steps,
+        "seconds": time.perf_counter() - began,
+        "start_mib": before,
+        "rows": rows,
+    }
+
+
+def apart(name: str, prompts: int, passes: float, seed: int) -> dict:
+    """`simulate` in a process of its own."""
+    words = ["--one", name, "--prompts", str(prompts), "--passes", str(passes), "--seed", str(seed)]
+    done = subprocess.run([sys.executable, __file__, *words], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def markdown(results: list[dict], about: dict) -> str:
+    """The page."""
+    head = [
+        "method",
+        "prompts",
+        "steps",
+        "layer, ms a step",
+        "memory at a tenth, MiB",
+        "at the end",
+        "reward",
+        "solved",
+    ]
+    lines = ["# A million prompts", "", (__doc__ or "").split("\n\n")[2].rstrip(), ""]
+    lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for found in results:
+        rows = found["rows"]
+        tenth = rows[len(rows) // 10]
+        grown = [f"{row['resident'] - found['start_mib']:,.0f}" for row in (tenth, rows[-1])]
+        lines.append(
+            f"| `{found['method']}` | {found['prompts']:,} | {found['steps']:,} | {found['milliseconds_a_step']:.1f} | "
+            f"{grown[0]} | {grown[1]} | {rows[0]['reward']:.2f} to {rows[-1]['reward']:.2f} | "
+            f"{rows[0]['solved']:.2f} to {rows[-1]['solved']:.2f} |"
+        )
+    lines += [
+        "",
+        f"{BATCH} prompts a step, G = {SIZE}, {RESPONSE_TOKENS} tokens a response, v = {DELAY}, m = {AGAIN}, the other "
+        "flags at their defaults. Memory is what the process has beyond its start, with the made-up world's arrays and "
+        "a step's groups in it. `solved` is the mean success probability over all prompts.",
+        "",
+        "![BAPO's buffers, thresholds and memory over the steps](simulation.png)",
+        "",
+        f"Commit {about['commit']}, {about['machine']}, Python {about['versions']['python']}; `{about['command']}`",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def draw(found: dict, path: Path) -> None:
+    """BAPO over the steps."""
+    import matplotlib.pyplot as plt
+
+    rows = found["rows"]
+    steps = [row["step"] for row in rows]
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    shown = (
+        ("entries", {"buffer/hard": "hard prompts", "buffer/replay": "replay groups", "replayed": "replayed a step"}),
+        ("group mean reward", {"reward": "fresh", "threshold/c2": "c2", "threshold/c3": "c3"}),
+        ("MiB", {"resident": "memory of the process"}),
+    )
+    for (unit, curves), place in zip(shown, axes, strict=True):
+        for key, label in curves.items():
+            place.plot(steps, [row.get(key, np.nan) for row in rows], label=label)
+        place.set(xlabel="step", ylabel=unit, ylim=(0, None))
+        place.legend(frameon=False)
+        place.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Parse, simulate, write."""
+    parser = argparse.ArgumentParser(description="The layer with a million made-up prompts.")
+    parser.add_argument("--prompts", type=int, default=1_000_000)
+    parser.add_argument("--passes", type=float, default=1.0, help="through the prompts")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(simulate(given.one, given.prompts, given.passes, given.seed)))
+        return
+    results = []
+    for name in given.methods:
+        results.append(apart(name, given.prompts, given.passes, given.seed))
+        print(f"{name}: {results[-1]['milliseconds_a_step']:.1f} ms a step, {results[-1]['seconds']:.0f} s")
+    about = {**provenance(), "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}"}
+    (given.results / "simulation.json").write_text(json.dumps({"about": about, "results": results}, indent=1) + "\n")
+    (given.results / "simulation.md").write_text(markdown(results, about))
+    draw(results[0], given.results / "simulation.png")
+
+
+if __name__ == "__main__":
+    main()
