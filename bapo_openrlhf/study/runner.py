@@ -26,6 +26,7 @@ from bapo_openrlhf.study.definition import Arm, Study
 RUNS = "runs"
 COMMAND = "command.json"
 OUTPUT = "output.log"
+PLACE = ("--run.dir=", "--ckpt.path=", "--ckpt.output_dir=")
 POLL = 0.5  # seconds between two looks at the running processes
 TRAIN = (sys.executable, "-m", "bapo_openrlhf.cli.train")
 
@@ -98,19 +99,24 @@ def plan(study: Study, out: Path) -> list[Planned]:
 
 
 def require_same(planned: Sequence[Planned]) -> None:
-    """Raise ConfigError where a run that has begun was begun with other flags."""
+    """Raise ConfigError where a run that has begun was begun with other flags. Where it lies does not count."""
     for run in planned:
         file = run.folder / COMMAND
         if not file.exists():
             continue
-        before = json.loads(file.read_text(encoding="utf-8"))
-        if before != list(run.words):
-            gone = [word for word in before if word not in run.words]
-            new = [word for word in run.words if word not in before]
+        before, now = (_wherever(words) for words in (json.loads(file.read_text(encoding="utf-8")), run.words))
+        if before != now:
+            gone = [word for word in before if word not in now]
+            new = [word for word in now if word not in before]
             raise ConfigError(
                 f"study: run {run.name} in {run.folder.parent} was begun with {' '.join(gone) or 'fewer flags'}, now "
                 f"there is {' '.join(new) or 'none of it'}; give another --output, or delete that run's folder"
             )
+
+
+def _wherever(words: Sequence[str]) -> list[str]:
+    """A run's words without its place, and files by their names: a study's folder may be moved."""
+    return [Path(word).name if word.startswith("/") else word for word in words if not word.startswith(PLACE)]
 
 
 def run_all(

@@ -117,6 +117,18 @@ def test_a_run_begun_with_other_flags_is_refused(tmp_path):
     require_same(changed[1:])  # not begun
 
 
+def test_a_study_may_be_moved(tmp_path):
+    """Its folder, and the project's with its configuration files."""
+    go(plan(Study("tiny", ARMS, seeds=(3,), config=("/here/quickstart.yaml",)), tmp_path / "old"))
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/quickstart.yaml",)), tmp_path / "new")
+    require_same(moved)
+    assert all(run.done for run in moved)
+    other = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/other.yaml",)), tmp_path / "new")
+    with pytest.raises(ConfigError, match=r"begun with quickstart\.yaml, now there is other\.yaml"):
+        require_same(other)
+
+
 def test_one_process_at_a_time(tmp_path):
     refused = pytest.raises(ConfigError, match="being run by another process")
     with only_one(tmp_path / "new"), refused, only_one(tmp_path / "new"):
