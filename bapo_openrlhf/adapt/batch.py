@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -66,6 +66,22 @@ def cut_to(size: int, fresh: list[Group], reevaluated: list[Group]) -> Batch:
         reevaluated=[group for group in reevaluated if group.uid in kept],
         cut=[group for group in fresh + reevaluated if group.uid not in kept],
     )
+
+
+def fresh_alone(groups: Sequence[Group], keep: Sequence[bool], capacity: int, quantum: int) -> Batch:
+    """X1 alone: of the kept groups as many whole quanta as fit (see `cut_to`); the others are filtered.
+
+    Args:
+        groups: the fresh groups of the step.
+        keep: for each of them, whether it may be trained on.
+        capacity: B, groups a batch holds at most.
+        quantum: a batch holds a multiple of this many groups.
+    """
+    x1 = [group for group, kept in zip(groups, keep, strict=True) if kept]
+    size = min(len(x1), capacity)
+    batch = cut_to(size - size % quantum, x1, [])
+    batch.filtered = [group for group, kept in zip(groups, keep, strict=True) if not kept]
+    return batch
 
 
 def replay_room(capacity: int, selected: int, available: int, quantum: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to
+from bapo_openrlhf.adapt.batch import Batch, fresh_alone
 from bapo_openrlhf.adapt.buffers import ResponseCache
 from bapo_openrlhf.adapt.filters import make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
@@ -85,11 +85,7 @@ class ARPO(Method):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1 alone: fresh groups, some with a stored success in them, that the filter keeps."""
         helped = [self._helped(group) for group in fresh]
-        keep = self.fresh_filter(helped, self.rng)
-        x1 = [group for group, kept in zip(helped, keep, strict=True) if kept]
-        size = min(len(x1), self.capacity)
-        batch = cut_to(size - size % self.quantum, x1, [])
-        batch.filtered = [group for group, kept in zip(helped, keep, strict=True) if not kept]
+        batch = fresh_alone(helped, self.fresh_filter(helped, self.rng), self.capacity, self.quantum)
 
         for group in fresh:  # last, and as generated: what is stored is from earlier steps, each response once
             right = tuple(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to
+from bapo_openrlhf.adapt.batch import Batch, fresh_alone
 from bapo_openrlhf.adapt.filters import make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.traces import external_response
@@ -81,11 +81,7 @@ class LUFFY(Method):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps, with a trace each where there is one."""
         groups = [self.mixed(group) for group in fresh]
-        keep = self.fresh_filter(groups, self.rng)
-        x1 = [group for group, kept in zip(groups, keep, strict=True) if kept]
-        size = min(len(x1), self.capacity)
-        batch = cut_to(size - size % self.quantum, x1, [])
-        batch.filtered = [group for group, kept in zip(groups, keep, strict=True) if not kept]
+        batch = fresh_alone(groups, self.fresh_filter(groups, self.rng), self.capacity, self.quantum)
         self._metrics = {
             "groups/capacity": self.capacity,
             "traces/prompts": len(self.trace_of),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to
+from bapo_openrlhf.adapt.batch import Batch, fresh_alone
 from bapo_openrlhf.adapt.difficulty import SuccessCounts, forecast_metrics
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
@@ -98,10 +98,8 @@ class MoPPS(Method):
         predicted = counts[:, 0] / counts.sum(axis=1)  # the posterior's mean
         self.posteriors.update(fresh)
 
-        kept = [group for group in fresh if self.keep_uninformative or has_signal(group)]
-        size = min(len(kept), self.capacity)
-        batch = cut_to(size - size % self.quantum, kept, [])
-        batch.filtered = [] if self.keep_uninformative else [group for group in fresh if not has_signal(group)]
+        keep = [self.keep_uninformative or has_signal(group) for group in fresh]
+        batch = fresh_alone(fresh, keep, self.capacity, self.quantum)
         self._metrics = {
             "groups/capacity": self.capacity,
             "prompts/known": len(self.posteriors),

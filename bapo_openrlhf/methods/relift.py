@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to
+from bapo_openrlhf.adapt.batch import Batch, fresh_alone
 from bapo_openrlhf.adapt.filters import make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.state import group_from_state, group_state
@@ -79,11 +79,7 @@ class ReLIFT(Method):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. Unsolved prompts start to wait."""
-        keep = self.fresh_filter(fresh, self.rng)
-        x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
-        size = min(len(x1), self.capacity)
-        batch = cut_to(size - size % self.quantum, x1, [])
-        batch.filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
+        batch = fresh_alone(fresh, self.fresh_filter(fresh, self.rng), self.capacity, self.quantum)
 
         unsolved = [group for group in fresh if max(group.rewards) <= 0]
         for group in unsolved:
