@@ -31,14 +31,15 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
     from bapo_openrlhf.report.page import make_page
     from bapo_openrlhf.report.runs import read_runs
 
-    page = make_page(read_runs(args.runs), progress=_progress)
+    page = make_page(read_runs(args.runs), progress=charts_bar)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
 
 
-def _progress(charts: Iterable, total: int) -> Iterable:
+def charts_bar(charts: Iterable, total: int) -> Iterable:
+    """A bar while a page's charts are drawn."""
     from tqdm import tqdm
 
     return tqdm(charts, total=total, desc="charts", leave=False)

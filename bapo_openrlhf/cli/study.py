@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +118,7 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
 
 def _write(study, planned: Sequence, out: Path) -> int:
     """Table, page, and what became of the claims."""
+    from bapo_openrlhf.cli.report import charts_bar
     from bapo_openrlhf.report.runs import read_run
     from bapo_openrlhf.run import record
     from bapo_openrlhf.study.claims import claim_table
@@ -137,19 +138,13 @@ def _write(study, planned: Sequence, out: Path) -> int:
         "seeds": ", ".join(map(str, study.seeds)),
     }
     paths.append(out / "report.html")
-    paths[-1].write_text(make_study_page(study, runs, about, progress=_progress), encoding="utf-8")
+    paths[-1].write_text(make_study_page(study, runs, about, progress=charts_bar), encoding="utf-8")
     for row in claim_table(study, runs).rows:
         says, source, verdict, measured, interval, *_ = row
         print(f"{verdict:<15} {says} ({source}): {measured}, 95 % {interval}")
     for path in paths:
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-def _progress(charts: Iterable, total: int) -> Iterable:
-    from tqdm import tqdm
-
-    return tqdm(charts, total=total, desc="charts", leave=False)
 
 
 if __name__ == "__main__":

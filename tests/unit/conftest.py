@@ -1,8 +1,9 @@
-"""A builder of groups that the unit tests share."""
+"""What the unit tests share: a builder of groups, and pages without their charts."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,3 +50,11 @@ def make_group() -> Callable[..., Group]:
         return Group(uid, prompt, responses, step, step if policy_step is None else policy_step)
 
     return build
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts of pages are not drawn, which takes its time; everything else is made."""
+    from bapo_openrlhf.report import page
+
+    monkeypatch.setattr(page.vl_convert, "vegalite_to_svg", lambda spec: json.dumps(spec) and "<svg><g></g></svg>")

@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +17,10 @@ from bapo_openrlhf.report import charts, page, sections
 from bapo_openrlhf.report.runs import read_runs
 from bapo_openrlhf.run.record import SOURCES
 
+sys.path.insert(0, str(Path(__file__).parent))
+from page_parts import Page
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-VOID = {"meta", "link", "img", "br", "hr", "input"}
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> <!-- & "
     "\u2028 \u202e {{ 7 * 7 }} {% for %} \"'><svg onload=alert(1)> \x00\x1b\ud800"
@@ -78,45 +80,6 @@ def write_run(folder, *, steps=6, size=4, adapted=True, critic=True, groups=True
     return folder
 
 
-class Page(HTMLParser):
-    """A page taken apart: its elements, each with its attributes, depth of open elements, and text."""
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.elements, self.text, self.open, self.texts = [], "", [], {}
-        self.declared = None
-        self.feed(text)
-        self.close()
-
-    def handle_decl(self, decl):
-        self.declared = decl
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append((tag, len(self.elements) - 1))
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open[-1][0] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_comment(self, data):
-        raise AssertionError(f"a comment: {data[:80]}")
-
-    def handle_data(self, data):
-        for _, index in self.open:
-            self.texts[index] = self.texts.get(index, "") + data
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    def words(self, tag):
-        return [" ".join(self.texts.get(k, "").split()) for k, (name, _) in enumerate(self.elements) if name == tag]
-
-
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
@@ -127,12 +90,6 @@ def html(tmp_path_factory):
 @pytest.fixture(scope="module")
 def parsed(html):
     return Page(html)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Charts are not drawn, which takes its time; everything else is made."""
-    monkeypatch.setattr(page.vl_convert, "vegalite_to_svg", lambda spec: json.dumps(spec) and "<svg><g></g></svg>")
 
 
 def made(*folders):

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.report import data as run_data
-from bapo_openrlhf.report import page as report_page
 from bapo_openrlhf.report.runs import Run
 from bapo_openrlhf.study import claims, data, figures, page, tables
 from bapo_openrlhf.study.data import Results, StudyRun
@@ -22,10 +20,10 @@ from bapo_openrlhf.study.definition import Arm, Claim
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_study import make_arms, make_run, make_study
+from page_parts import Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PLAIN, BAPO = Arm("plain", "group", "GRPO", {}), Arm("bapo", "group", "BAPO-GRPO", {"adapt.method": "bapo"})
-VOID = {"meta", "link", "img", "br", "hr", "input"}
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)> {{ 7 * 7 }} ']\"+\x00 \u202e"
 
 
@@ -381,47 +379,6 @@ def test_names_never_reach_an_expression():
 
 
 # ── the page ──
-
-
-class Page(HTMLParser):
-    """A page taken apart: its elements with attributes and text; closes what it opens."""
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.elements, self.open, self.texts = [], [], {}
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append((tag, len(self.elements) - 1))
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open[-1][0] == tag, f"</{tag}> closes {self.open[-3:]}"
-        self.open.pop()
-
-    def handle_data(self, data):
-        for _, index in self.open:
-            self.texts[index] = self.texts.get(index, "") + data
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    def words(self, tag):
-        return [" ".join(self.texts.get(k, "").split()) for k, (name, _) in enumerate(self.elements) if name == tag]
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Charts are not drawn, which takes its time; everything else is made."""
-    monkeypatch.setattr(
-        report_page.vl_convert, "vegalite_to_svg", lambda spec: json.dumps(spec) and "<svg><g></g></svg>"
-    )
 
 
 @pytest.fixture(scope="module")
