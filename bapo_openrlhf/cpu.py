@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import importlib.metadata
 import os
 import sys
@@ -43,6 +44,7 @@ from types import ModuleType
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.prefork import client, server, serving
 
 SWITCH = "BAPO_OPENRLHF_CPU"
 SHARED_RAY = "BAPO_OPENRLHF_RAY"  # address of a Ray on this machine that several runs share (integration/cluster.py)
@@ -150,6 +152,7 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
         )
     prepare_environment()
     shared = os.environ.get(SHARED_RAY)
+    variables = [*_defaults(), *([client.ADDRESS] if os.environ.get(client.ADDRESS) else [])]
     own = {
         "address": "local",
         "num_gpus": num_logical_gpus,
@@ -163,7 +166,8 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
         "logging_level": "warning",
         "runtime_env": {
             "worker_process_setup_hook": "bapo_openrlhf.cpu.set_up_ray_worker",
-            "env_vars": {name: os.environ[name] for name in _defaults()},
+            "env_vars": {name: os.environ[name] for name in variables},
+            "py_executable": serving.python(),
         },
     }
 
@@ -543,7 +547,56 @@ def set_up_ray_worker() -> None:
     if not active():
         return
     install()
+    serving.use_in_multiprocessing()  # by which vLLM starts its own process
     atexit.register(_leave)
+
+
+# What the processes of a run import, as far as it does not import Ray: Ray's core reads a worker's settings when it is
+# loaded, so a process with Ray in it cannot become a worker.
+_STACK = (
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "deepspeed",
+    "datasets",
+    "peft",
+    "transformers.models.qwen3.modeling_qwen3",
+    "vllm.engine.arg_utils",
+    "vllm.model_executor.models.qwen3",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.worker.cpu_worker",
+)
+
+
+def _in_forked_child() -> None:
+    """What an import would have done anew: threads of this process, a random state of its own."""
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", _threads())))
+    np.random.seed()
+
+
+def warm_up() -> server.Prepared:
+    """Import the stack, in a process from which others fork."""
+    prepare_environment()
+    install()
+    for name in _STACK:
+        importlib.import_module(name)
+    if "ray" in sys.modules:
+        raise RuntimeError(f"one of {', '.join(_STACK)} imports Ray, which must not be loaded before a fork")
+    return server.Prepared(fixed=[name for name in _defaults() if name != "OMP_NUM_THREADS"], in_child=_in_forked_child)
+
+
+@contextmanager
+def forked_processes() -> Iterator[None]:
+    """For the time of the block, processes of runs fork from one that has imported the stack. With a GPU, nothing."""
+    if not active():
+        yield
+        return
+    prepare_environment()
+    with serving.serving("bapo_openrlhf.cpu:warm_up"):
+        yield
 
 
 def vllm_plugin() -> None:

@@ -26,13 +26,14 @@ def shared_ray(devices: int) -> Iterator[dict[str, str]]:
 
     import ray
 
-    if cpu.active():
-        context = ray.init(**cpu.ray_init_kwargs(devices))
-        name = cpu.SHARED_RAY
-    else:
-        context = ray.init(address="local", include_dashboard=False, logging_level="warning")
-        name = "RAY_ADDRESS"
-    try:
-        yield {name: context.address_info["gcs_address"]}
-    finally:
-        ray.shutdown()
+    with cpu.forked_processes():
+        if cpu.active():
+            context = ray.init(**cpu.ray_init_kwargs(devices))
+            name = cpu.SHARED_RAY
+        else:
+            context = ray.init(address="local", include_dashboard=False, logging_level="warning")
+            name = "RAY_ADDRESS"
+        try:
+            yield {name: context.address_info["gcs_address"]}
+        finally:
+            ray.shutdown()

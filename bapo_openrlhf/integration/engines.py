@@ -17,6 +17,8 @@ from typing import Any
 import ray
 import torch
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf import cpu
 from bapo_openrlhf.config import VerifierConfig
@@ -96,6 +98,7 @@ class RolloutEngine(plain_class(RolloutRayActor)):
             kwargs["max_num_seqs"] = 1
         if kwargs.get("distributed_executor_backend") == "ray" and cpu.active():
             kwargs["distributed_executor_backend"] = "mp"  # tensor parallel: vLLM has no Ray workers on the CPU
+        kwargs.setdefault("disable_log_stats", True)  # counted at each token, and read by nobody
         os.environ[ENGINE] = str(os.getpid())
         await super().__init__(*args, **kwargs)
         self.rewards: RewardPool | None = None
@@ -127,6 +130,17 @@ class RolloutEngine(plain_class(RolloutRayActor)):
             seeded.seed = request_seed(seed, sample)
             tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
         return [response for responses in await asyncio.gather(*tasks) for response in responses]
+
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        """OpenRLHF's, which reads the last output alone: vLLM need not make one, nor text, at each token.
+
+        OpenRLHF's own executor reads tokens and log-probs; one of the user's, and stop strings, may need the text.
+        """
+        last = copy(sampling_params)
+        last.output_kind = RequestOutputKind.FINAL_ONLY
+        if type(self.executor) is SingleTurnAgentExecutor and not last.stop:
+            last.detokenize = False
+        return await super().generate(prompt_token_ids, last, *args, **kwargs)
 
     def reward_failures(self) -> dict[str, int]:
         """Calls of the reward function that failed so far, by kind; empty where it runs in no process of its own."""

@@ -62,7 +62,8 @@ def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
     }
     record.begin_run(folder, about, resumes=_resumes(args))
     quiet = args.run.logs == "progress"
-    with progress_bar(folder, steps, f"{args.run.name}: {_label(args)}") if quiet else nullcontext():
+    bar = progress_bar(folder, steps, f"{args.run.name}: {_label(args)}") if quiet else nullcontext()
+    with cpu.forked_processes(), bar:
         _train(args)
     summary = {
         **{name: about[name] for name in ("algorithm", "seed", "commit", "command", "versions")},

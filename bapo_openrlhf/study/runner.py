@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.prefork import serving
 from bapo_openrlhf.run import record
 from bapo_openrlhf.study.definition import Arm, Study
 
@@ -28,7 +28,7 @@ COMMAND = "command.json"
 OUTPUT = "output.log"
 PLACE = ("--run.dir=", "--ckpt.path=", "--ckpt.output_dir=")
 POLL = 0.5  # seconds between two looks at the running processes
-TRAIN = (sys.executable, "-m", "bapo_openrlhf.cli.train")
+TRAIN = ("-m", "bapo_openrlhf.cli.train")  # of Python
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def run_all(
     environment: dict[str, str],
     until: float | None,
     seen: Callable[[Sequence[Running], Sequence[Planned]], None] = lambda running, ended: None,
-    command: Sequence[str] = TRAIN,
+    command: Sequence[str] | None = None,
 ) -> Outcome:
     """Run what is not done.
 
@@ -136,8 +136,9 @@ def run_all(
         environment: added to that of the runs' processes.
         until: time.monotonic() after which none is begun; None for no limit.
         seen: called now and then with the runs that go on, and those that have ended since the last call.
-        command: what is called with a run's words.
+        command: what is called with a run's words; None for training.
     """
+    command = command or (serving.python(), *TRAIN)
     outcome = Outcome(done=sum(run.done for run in planned))
     waiting = [run for run in planned if not run.done]
     running: list[Running] = []

@@ -6,11 +6,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from bapo_openrlhf import cpu
+from bapo_openrlhf.prefork.serving import python
 
 HERE = Path(__file__).parent
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
@@ -64,6 +66,13 @@ class Result:
         return json.loads((self.folder / "summary.json").read_text())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_processes():
+    """The runs of all tests fork from one process."""
+    with cpu.forked_processes():
+        yield
+
+
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory):
     """A folder with model/ (random weights) and data.jsonl (48 prompts, labels from always to never solved)."""
@@ -112,7 +121,7 @@ def train(workspace):
         words += [f"--{switch}" for switch in (*SWITCHES, *switches)]
         python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         process = subprocess.Popen(
-            [sys.executable, *command, *words],
+            [python(), *command, *words],
             cwd=workspace,
             env=os.environ | {"PYTHONPATH": python_path} | (environment or {}),
             stdout=subprocess.PIPE,

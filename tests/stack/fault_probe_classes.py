@@ -28,9 +28,8 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
             "trainer": os.getpid(),
             "engine": process_id(self.vllm_engines[-1]),
         }
-        self.victims["core"] = max(
-            psutil.Process(self.victims["engine"]).children(), key=lambda child: child.memory_info().rss
-        ).pid
+        relatives = psutil.Process(self.victims["engine"]).parent().children(recursive=True)
+        self.victims["core"] = next(process.pid for process in relatives if "EngineCore" in process.cmdline()[0])
         groups = {
             "actor": self.actor_model_group,
             "critic": self.critic_model_group,

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from bapo_openrlhf.prefork import client
+
 pytestmark = pytest.mark.stack
 
 HERE = Path(__file__).parent
@@ -36,6 +38,11 @@ SWITCHES = ("train.full_determinism_enable",)
 # OpenRLHF averages the critic's norm over micro-batches, of which the first report that of the step before; a new
 # process has none.
 NOT_COMPARED = ("critic_grad_norm",)
+
+
+def marked(mark):
+    """A run whose processes can be found: those of the tests' common server would carry that one's environment."""
+    return {"MARK": mark, client.ADDRESS: ""}
 
 
 def survivors(mark):
@@ -77,11 +84,11 @@ def stops_and_resumes(train, name, fault, run, reference, *, says, resumes_at, *
     """Run into the fault; check what it says, what is left of it and where it resumes; go on to the end."""
     first, second = uuid.uuid4().hex, uuid.uuid4().hex
     values = RUN | run | flags | {"run__name": name}
-    stopped = train(name, *PROBE, switches=SWITCHES, environment={"FAULT": fault, "MARK": first}, **values)
+    stopped = train(name, *PROBE, switches=SWITCHES, environment={"FAULT": fault, **marked(first)}, **values)
     assert stopped.status != 0
     for text in says:
         assert text in stopped.output, stopped.output[-4000:]
-    resumed = train(name, *CLI, switches=(*SWITCHES, "ckpt.load_enable"), environment={"MARK": second}, **values)
+    resumed = train(name, *CLI, switches=(*SWITCHES, "ckpt.load_enable"), environment=marked(second), **values)
     assert resumed.status == 0, resumed.output[-6000:]
     found = re.search(r"resuming from global_step(\d+)", resumed.output)
     start = int(found.group(1)) if found else 0
@@ -175,7 +182,7 @@ def test_verifiers_that_fail_cost_their_group_alone(train, workspace):
     result = train(
         "verifiers",
         *CLI,
-        environment={"MARK": mark},
+        environment=marked(mark),
         **RUN | GRPO | {"train__num_episodes": 1, "ckpt__save_steps": -1},
         reward__remote_url=HERE / "faulty_reward.py",
         verifier__timeout=3,
@@ -198,9 +205,7 @@ def test_verifiers_that_fail_cost_their_group_alone(train, workspace):
 @pytest.mark.slow
 def test_reward_function_that_always_fails_stops_the_run(train):
     mark = uuid.uuid4().hex
-    result = train(
-        "broken", *CLI, environment={"MARK": mark}, **RUN | GRPO, reward__remote_url=HERE / "broken_reward.py"
-    )
+    result = train("broken", *CLI, environment=marked(mark), **RUN | GRPO, reward__remote_url=HERE / "broken_reward.py")
     assert result.status == 1
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
     assert "step 0, generating: RuntimeError: 8 of 8 groups gave no reward" in error

@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.metadata
 import inspect
+import multiprocessing.spawn
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from bapo_openrlhf import cpu
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.prefork import client, serving
 
 VARIABLES = list(cpu._defaults())
 
@@ -22,7 +24,7 @@ VARIABLES = list(cpu._defaults())
 @pytest.fixture(autouse=True)
 def untouched_process(monkeypatch):
     """No variable of a CPU run set, the right versions installed, nothing to patch; what a test installs is undone."""
-    for name in [*VARIABLES, "RAY_ADDRESS"]:
+    for name in [*VARIABLES, "RAY_ADDRESS", client.ADDRESS]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(cpu, "_PATCHES", {})
     monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not cpu._PatchOnImport])
@@ -143,6 +145,50 @@ def test_ray_init_kwargs(monkeypatch):
     assert set(kwargs["runtime_env"]["env_vars"]) == set(VARIABLES)
     module, _, function = kwargs["runtime_env"]["worker_process_setup_hook"].rpartition(".")
     assert getattr(importlib.import_module(module), function) is cpu.set_up_ray_worker
+
+
+def test_ray_starts_its_workers_by_the_python_that_forks(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    assert cpu.ray_init_kwargs(2)["runtime_env"]["py_executable"] == sys.executable
+    monkeypatch.setenv(client.ADDRESS, "/tmp/forking")
+    environment = cpu.ray_init_kwargs(2)["runtime_env"]
+    assert environment["py_executable"] == "/tmp/forking/python"
+    assert environment["env_vars"][client.ADDRESS] == "/tmp/forking"
+
+
+def test_multiprocessing_in_a_worker_starts_its_processes_by_the_python_that_forks(package, monkeypatch):
+    before = multiprocessing.spawn.get_executable()
+    try:
+        monkeypatch.setenv(client.ADDRESS, "/tmp/forking")
+        cpu.set_up_ray_worker()
+        assert os.fsdecode(multiprocessing.spawn.get_executable()) == "/tmp/forking/python"
+    finally:
+        multiprocessing.set_executable(before)
+
+
+def test_processes_fork_from_one_that_has_the_stack_and_not_ray(monkeypatch):
+    """With the threads and the random state of a process of its own."""
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    program = (
+        "import sys; there = [name in sys.modules for name in ('deepspeed', 'vllm', 'transformers', 'ray')]; "
+        "import torch, numpy; print(*there, torch.get_num_threads(), torch.cuda.synchronize.__module__, "
+        "numpy.random.random())"
+    )
+
+    def child():
+        return subprocess.run([serving.python(), "-c", program], capture_output=True, text=True).stdout.split()
+
+    with cpu.forked_processes():
+        first, second = child(), child()
+    assert first[:-1] == ["True", "True", "True", "False", "3", "bapo_openrlhf.cpu"]
+    assert first[-1] != second[-1]
+
+
+def test_with_a_gpu_no_process_is_forked(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "0")
+    with cpu.forked_processes():
+        assert serving.python() == sys.executable
 
 
 def test_ray_init_kwargs_of_a_run_that_shares_a_ray(monkeypatch):

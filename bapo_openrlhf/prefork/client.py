@@ -1,0 +1,85 @@
+"""In the place of `python ARGUMENTS`: the same, in a process forked by the server. Standard library alone.
+
+The child gets this process's arguments, environment, working folder and open files. Signals go down to it, its exit
+status comes up, and it is killed when this process is. Where no server answers, or the server was prepared under
+another environment, Python itself is started: slower, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+ADDRESS = "BAPO_OPENRLHF_PREFORK"  # environment variable: the server's folder
+SOCKET = "socket"  # in that folder
+HEAD = 8  # bytes of the request's length, big-endian; the open files go with them
+REFUSED = "refused"
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def inherited_files() -> list[int]:
+    """Descriptors that a child process of this one would inherit."""
+    files = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # of the listing's own, closed by now
+            if os.get_inheritable(int(name)):
+                files.append(int(name))
+    return sorted(files)
+
+
+def ask(arguments: list[str]) -> tuple[int, socket.socket] | None:
+    """The pid of a forked child, and the connection on which its wait status will come; None where there is none."""
+    files = inherited_files()
+    request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "files": files}
+    data = json.dumps(request).encode()
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(os.path.join(os.environ[ADDRESS], SOCKET))
+        socket.send_fds(connection, [len(data).to_bytes(HEAD, "big")], files)
+        connection.sendall(data)
+        return int(read_line(connection)), connection
+    except (OSError, KeyError, ValueError):
+        connection.close()
+        return None
+
+
+def read_line(connection: socket.socket) -> str:
+    """Up to the next newline; what there is where the connection ends."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = connection.recv(1)
+        if not part:
+            break
+        line += part
+    return line.decode().strip()
+
+
+def main() -> None:
+    """Be the child, seen from outside."""
+    forked = ask(sys.argv[1:])
+    if forked is None:
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    child, connection = forked
+
+    def forward(number: int, frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    line = read_line(connection)
+    status = int(line) if line else signal.SIGKILL  # no line: the server is gone, and has killed its children
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main()
