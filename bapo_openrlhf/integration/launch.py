@@ -158,4 +158,5 @@ def _train(args: SimpleNamespace) -> None:
         raise RunError(_brief(error)) from error
     finally:
         if own_ray:
+            time.sleep(0.5)  # for the last lines of the workers' logs, which come some tenths of a second late
             ray.shutdown()

@@ -8,6 +8,7 @@ server ends, and its children with it, when its standard input is closed: when w
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -191,6 +192,7 @@ def become(request: Request, prepared: Prepared, inherited: dict[str, str]) -> N
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:
             sys.path.insert(0, place)
+    atexit.register(gc.unfreeze)  # or libraries that count what is left at the end would find all of it
     prepared.in_child()
     run(request.arguments)
 

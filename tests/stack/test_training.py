@@ -249,8 +249,8 @@ COMPARED = (
 
 
 def same_losses(result, plain):
-    assert len(result.logged) == len(plain.logged) == 8
-    for step, (ours, theirs) in enumerate(zip(result.logged, plain.logged, strict=True)):
+    assert len(result.metrics) == len(plain.logged) == 8
+    for step, (ours, theirs) in enumerate(zip(result.metrics, plain.logged, strict=True)):
         for name in COMPARED:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-7), (step, name)
 
