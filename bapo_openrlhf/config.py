@@ -298,10 +298,18 @@ class RunConfig:
         choices=["full", "progress"],
     )
 
+    profile_steps: int = _flag(
+        0,
+        "steps that are traced in all processes, after the first two: DIR/NAME/profile has where their time went, and "
+        "traces for Perfetto; 0: none",
+        type=int,
+    )
+
     def check(self) -> None:
         """Raise ConfigError for a value out of its range."""
-        if self.answer_chars < 0:
-            raise ConfigError(f"run.answer_chars is {self.answer_chars}; it must be at least 0")
+        for name in ("answer_chars", "profile_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"run.{name} is {getattr(self, name)}; it must be at least 0")
 
 
 @dataclass

@@ -22,6 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf import cpu
 from bapo_openrlhf.config import VerifierConfig
+from bapo_openrlhf.integration import profiling
 from bapo_openrlhf.integration.checksums import digests
 from bapo_openrlhf.integration.engine_core import ENGINE
 from bapo_openrlhf.integration.pinned import plain_class
@@ -149,6 +150,15 @@ class RolloutEngine(plain_class(RolloutRayActor)):
     async def weight_checksums(self) -> dict[str, str]:
         """Digest of each weight tensor by vLLM's name, from the first worker of this engine."""
         return (await self.llm.collective_rpc(_worker_digests))[0]
+
+    async def start_trace(self) -> None:
+        """Start torch's profiler in this engine's workers."""
+        await self.llm.collective_rpc(profiling.start_in_engine)
+
+    async def stop_trace(self, folder: str, number: int) -> list[profiling.Trace]:
+        """Stop it and write their traces, under this engine's number."""
+        traces = await self.llm.collective_rpc(profiling.stop_in_engine, args=(folder, number))
+        return [profiling.Trace(*trace) for trace in traces]
 
     async def keep_weights(self) -> int:
         """Keep today's weights in host memory, in the place of those kept before; returns their bytes."""

@@ -11,9 +11,14 @@ def prepare_adaptation(args: SimpleNamespace) -> None:
     """Turn this project's flags into OpenRLHF's where OpenRLHF already has the mechanism.
 
     Raises:
-        ConfigError: a flag of OpenRLHF that batch adaptation cannot be combined with.
+        ConfigError: a flag of OpenRLHF that batch adaptation, or a profile, cannot be combined with.
     """
     adapt = args.adapt
+    if args.run.profile_steps and args.train.async_enable:
+        raise ConfigError(
+            f"run.profile_steps is {args.run.profile_steps}; with train.async_enable it must be 0: OpenRLHF's "
+            "asynchronous trainer keeps no record, and its steps overlap"
+        )
     if not adapt.enabled:
         return
     refused = {

@@ -35,6 +35,7 @@ from bapo_openrlhf.integration.checkpoints import WholeCheckpoints
 from bapo_openrlhf.integration.experience import AdaptedExperienceMaker, NothingToTrain, SampleOrigin
 from bapo_openrlhf.integration.pinned import plain_class
 from bapo_openrlhf.integration.preflight import read_traces
+from bapo_openrlhf.integration.profiling import Profile
 from bapo_openrlhf.integration.recorded import GeneratedGroup, answers_of, filter_reasons, generated_groups, has_reward
 from bapo_openrlhf.integration.rollout import (
     AdaptedSamplesGenerator,
@@ -67,6 +68,13 @@ class RecordedPPOTrainer(plain_class(PPOTrainer)):
         self.tokens = {"generated": 0, "trained": 0}  # so far
         self.recorded_step = 0  # last step that the record has
         self.filtered: list[Any] = []  # responses that dynamic filtering dropped, and that are in no step yet
+        groups = {
+            "actor": self.actor_model_group,
+            "critic": self.critic_model_group,
+            "reference": self.reference_model_group,
+            "reward": self.reward_model_group,
+        }
+        self.profile = Profile(self.folder, self.args.run.profile_steps, groups, self.traced_engines())
         self.samples_generator = RecordedSamplesGenerator(
             strategy=strategy,
             prompts_dataloader=self.prompts_dataloader,
@@ -75,6 +83,10 @@ class RecordedPPOTrainer(plain_class(PPOTrainer)):
             vllm_engines=self.vllm_engines,
             filtered=self.filtered,
         )
+
+    def traced_engines(self) -> Sequence[Any]:
+        """Rollout engines that a profile can trace: OpenRLHF's own cannot be."""
+        return []
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """OpenRLHF's; the record goes on where the checkpoint was written."""
@@ -91,6 +103,7 @@ class RecordedPPOTrainer(plain_class(PPOTrainer)):
     def fit(self, global_step: int = 0) -> None:
         """Train. Where the data ends in a batch that was filtered whole, OpenRLHF takes no step: a row counts it."""
         super().fit(global_step)
+        self.profile.finish()
         if self.filtered:
             step = self.recorded_step + 1
             self.record.append(step, {"skipped_update": 1, **self._counts([], step)})
@@ -175,6 +188,7 @@ class RecordedPPOTrainer(plain_class(PPOTrainer)):
         numbers = {key: value for key, value in (logs_dict or {}).items() if isinstance(value, (int, float))}
         self.record.append(global_step, numbers)
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        self.profile.step_ended()
 
 
 class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
@@ -228,6 +242,10 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             arithmetic=self.arithmetic,
             review=self._review,
         )
+
+    def traced_engines(self) -> Sequence[Any]:
+        """All."""
+        return self.vllm_engines
 
     def get_max_steps(self) -> int:
         """Optimizer steps that the learning-rate schedule spans: the most there can be, or a cosine would rise again.

@@ -27,6 +27,7 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from bapo_openrlhf.integration.checksums import digests, stacked
 from bapo_openrlhf.integration.dynamic_batch import WholeBatchReplayBuffer
 from bapo_openrlhf.integration.pinned import plain_class, rebound
+from bapo_openrlhf.integration.profiling import Traced
 from bapo_openrlhf.integration.samples import EXTERNAL
 
 
@@ -205,7 +206,7 @@ class _Resumable:
             torch.cuda.set_rng_state(states[1])
 
 
-class PolicyWorker(_Resumable, _OwnPort, plain_class(ppo_actor.PolicyModelActor)):
+class PolicyWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_actor.PolicyModelActor)):
     """OpenRLHF's actor worker on batches of any size."""
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -227,7 +228,7 @@ class PolicyWorker(_Resumable, _OwnPort, plain_class(ppo_actor.PolicyModelActor)
         return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
 
 
-class CriticWorker(_Resumable, _OwnPort, plain_class(ppo_critic.CriticModelActor)):
+class CriticWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_critic.CriticModelActor)):
     """OpenRLHF's critic worker on batches of any size."""
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -237,19 +238,19 @@ class CriticWorker(_Resumable, _OwnPort, plain_class(ppo_critic.CriticModelActor
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
 
 
-class ReferenceWorker(_OwnPort, plain_class(launcher.ReferenceModelActor)):
+class ReferenceWorker(Traced, _OwnPort, plain_class(launcher.ReferenceModelActor)):
     """OpenRLHF's reference worker."""
 
 
-class RewardWorker(_OwnPort, plain_class(launcher.RewardModelActor)):
+class RewardWorker(Traced, _OwnPort, plain_class(launcher.RewardModelActor)):
     """OpenRLHF's reward worker."""
 
 
-class PlainPolicyWorker(_OwnPort, plain_class(ppo_actor.PolicyModelActor)):
+class PlainPolicyWorker(Traced, _OwnPort, plain_class(ppo_actor.PolicyModelActor)):
     """OpenRLHF's actor worker, for a run without batch adaptation."""
 
 
-class PlainCriticWorker(_OwnPort, plain_class(ppo_critic.CriticModelActor)):
+class PlainCriticWorker(Traced, _OwnPort, plain_class(ppo_critic.CriticModelActor)):
     """OpenRLHF's critic worker, for a run without batch adaptation."""
 
 

@@ -637,7 +637,7 @@ MARKS = {
 UNMARKED = {
     "adapt": {"max_failed_share", "reevaluated_weight", "replayed_weight"},
     "verifier": numbers(VerifierConfig),
-    "run": {"name", "dir", "logs", "answer_chars"},
+    "run": {"name", "dir", "logs", "answer_chars", "profile_steps"},
 }
 
 
