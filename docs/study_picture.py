@@ -1,4 +1,7 @@
-"""docs/images/study.png from a study's table: python docs/study_picture.py runs/studies/countdown"""
+"""docs/images/study.png, and each run's last numbers, from a study's table.
+
+python docs/study_picture.py runs/studies/countdown benchmarks/results/countdown_study.csv
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ COLOURS = {"GRPO": "#6b6b6b", "BAPO-GRPO": "#0072B2", "DAPO": "#D55E00", "PPO": 
 STYLES = {"PPO": "--", "BA-PPO": "--"}
 
 
-def main(folder: Path) -> None:
-    """Held-out accuracy over the responses generated, and at the end."""
+def main(folder: Path, runs: Path) -> None:
+    """Held-out accuracy over the responses generated, and at the end; a row a run in `runs`."""
     table = pandas.read_parquet(folder / "table.parquet")
     table = table[table["done"]]
     evaluations = [name for name in table.columns if name.startswith("eval_cd") and name.endswith("_pass1")]
@@ -22,6 +25,12 @@ def main(folder: Path) -> None:
     seen = table.dropna(subset=evaluations)
     last = seen.sort_values("step").groupby(["label", "seed"], as_index=False).last()
     order = [label for label in dict.fromkeys(table["label"])]
+
+    ended = (
+        table.sort_values("step").groupby(["label", "seed"], as_index=False).last()
+    )  # the last number of each column
+    columns = ["method", "path", "label", "seed", "step", *evaluations, "rollouts/total", "tokens/trained_total"]
+    ended[columns].to_csv(runs, index=False, float_format="%.5g")
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for label in SHOWN:
@@ -46,4 +55,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

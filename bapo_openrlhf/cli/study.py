@@ -51,7 +51,8 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Run a grid of methods, advantage paths and seeds on the real stack, several runs in one Ray, and "
-        "compare them: one table (parquet and CSV) and one HTML page. The same command goes on where it was stopped.",
+        "compare them: one table (parquet and CSV), one HTML page, its tables in Markdown. The same command goes on "
+        "where it was stopped.",
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
@@ -126,6 +127,7 @@ def _write(study, planned: Sequence, out: Path) -> int:
     from bapo_openrlhf.study.claims import claim_table
     from bapo_openrlhf.study.data import StudyRun
     from bapo_openrlhf.study.page import make_study_page
+    from bapo_openrlhf.study.summary import summary
     from bapo_openrlhf.study.tidy import write_table
 
     begun = [run for run in planned if record.read_metrics(run.folder)]
@@ -139,7 +141,8 @@ def _write(study, planned: Sequence, out: Path) -> int:
         "commits of the runs": ", ".join(commits),
         "seeds": ", ".join(map(str, study.seeds)),
     }
-    paths.append(out / "report.html")
+    paths += [out / "summary.md", out / "report.html"]
+    paths[-2].write_text(summary(study, runs, about), encoding="utf-8")
     paths[-1].write_text(make_study_page(study, runs, about, progress=charts_bar), encoding="utf-8")
     for row in claim_table(study, runs).rows:
         says, source, verdict, measured, interval, *_ = row

@@ -17,6 +17,7 @@ from bapo_openrlhf.report.runs import Run
 from bapo_openrlhf.study import claims, data, figures, page, tables
 from bapo_openrlhf.study.data import Results, StudyRun
 from bapo_openrlhf.study.definition import Arm, Claim
+from bapo_openrlhf.study.summary import summary
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_study import make_arms, make_run, make_study
@@ -277,6 +278,29 @@ def test_the_tests_against_the_baseline():
     assert (rows["x"]["p"], rows["x"]["p, Holm"]) == ("0.250", "0.500")
     assert (rows["y"]["p"], rows["y"]["p, Holm"], rows["y"]["b, points"]) == ("1.000", "1.000", "-0.3")
     assert "3 pairs can reach no p below 0.25" in table.title and "2 arms none below 0.5" in table.title
+
+
+def test_summary_has_the_tables_as_markdown():
+    runs = [run_of(PLAIN, seed, [0.2], rollouts=1000) for seed in (1, 2, 4)] + [
+        run_of(BAPO, 1, [0.3], rollouts=1500)
+    ]  # a step, of 4
+    text = summary(study_of(ABOVE), runs, {"commit": "0123abc", "versions": {"torch": "2"}})
+    assert "- commit: 0123abc\n" in text and "versions" not in text
+    assert "- GRPO: no run of seed 3, 5.\n" in text and "- BAPO-GRPO: no run of seed 2, 3, 4, 5.\n" in text
+    rows = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, body = section.partition("\n")
+        cells = [line[2:-2].split(" | ") for line in body.splitlines() if line.startswith("| ")]
+        head, below, *content = cells
+        assert all(len(row) == len(head) for row in cells) and set("".join(below)) <= set("-:")
+        rows[title] = [dict(zip(head, row, strict=True)) for row in content]
+    arms = {row["arm"]: row for row in rows["Arms"]}
+    assert arms["GRPO"]["seeds"] == "3 of 5" and arms["GRPO"]["responses generated"] == "4,000"
+    assert arms["GRPO"]["final accuracy, mean of the benchmarks, %"].startswith("20.0")
+    assert arms["BAPO-GRPO"]["responses generated"] == "6,000"
+    (claim,) = rows["Claims"]
+    assert (claim["claim"], claim["measured"], claim["pairs"]) == ("BAPO ends above GRPO", "+10.0 points", "1")
+    assert len(rows["Runs"]) == 4 and set(rows) == {"Arms", "Claims", "Where the groups came from", "Seconds", "Runs"}
 
 
 def test_no_minus_before_a_zero():
