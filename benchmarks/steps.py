@@ -1,0 +1,226 @@
+"""A step of the real stack: with the layer and without, method against method, and beside TRL.
+
+    python benchmarks/steps.py                          # writes benchmarks/results/steps.{json,md}
+    python benchmarks/steps.py --trl /path/to/python    # with TRL's GRPOTrainer, from an environment that has it
+
+Runs of a few steps, each kind in turn and all of them several times, so that a machine that gets slower does so for
+all. Ratios are within a round, to the plain OpenRLHF run of the same advantages. Setting: the quickstart's model and
+prompts, 32 prompts x 8 responses and one optimizer step a trainer step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bapo_openrlhf import cpu
+from bapo_openrlhf.prefork import serving
+from bapo_openrlhf.run.record import provenance, read_metrics
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+WARM_UP = 4  # steps that are not measured: the first have what happens once, and BAPO's buffers are empty
+SETTING = {
+    "train.batch_size": 256,
+    "actor.lr_scheduler": "constant_with_warmup",
+    "critic.lr_scheduler": "constant_with_warmup",
+    "run.answer_chars": 0,
+}
+DAPO = {
+    "algo.dynamic_filtering_enable": "",
+    "algo.dynamic_filtering_range": "0.01 0.99",
+    "actor.eps_clip_low_high": "0.2 0.28",
+    "train.num_episodes": 5,
+}
+THROUGH = {
+    "adapt.filter": "none",
+    "adapt.replay_steps": 0,
+    "adapt.reevaluate_every": 0,
+    "adapt.rollout_delay": 1,
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is run.
+
+    Attributes:
+        base: name of the kind that it is compared with.
+        flags: of `bapo-openrlhf train`; none for TRL.
+    """
+
+    name: str
+    base: str
+    algorithm: str = ""
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+KINDS = (
+    Kind("GRPO, plain OpenRLHF", "GRPO, plain OpenRLHF", "grpo"),
+    Kind("the layer with nothing to adapt", "GRPO, plain OpenRLHF", "bapo_grpo", THROUGH),
+    Kind("BAPO-GRPO", "GRPO, plain OpenRLHF", "bapo_grpo"),
+    Kind("DAPO, plain OpenRLHF", "GRPO, plain OpenRLHF", "grpo", DAPO),
+    Kind("PPO, plain OpenRLHF", "PPO, plain OpenRLHF", "ppo"),
+    Kind("BA-PPO", "PPO, plain OpenRLHF", "ba_ppo"),
+)
+TRL = Kind("GRPO, TRL", "GRPO, plain OpenRLHF")
+
+
+def train(kind: Kind, folder: Path, steps: int, seed: int) -> dict[str, float]:
+    """One run of the stack; means over its steps after the first."""
+    flags = SETTING | {
+        "data.max_samples": 32 * steps,
+        "train.num_episodes": 1,
+        "train.seed": seed,
+        "run.dir": folder,
+        "run.name": "run",
+        "ckpt.path": folder / "checkpoints",
+        "ckpt.output_dir": folder / "model",
+    }
+    flags |= kind.flags
+    words = [word for name, value in flags.items() for word in (f"--{name}", *str(value).split())]
+    config = ["--config", "configs/quickstart.yaml", "--algorithm", kind.algorithm]
+    with (folder / "output.log").open("w") as output:
+        status = subprocess.run(
+            [serving.python(), "-m", "bapo_openrlhf.cli.train", *config, *words], stdout=output, stderr=output
+        ).returncode
+    if status:
+        raise RuntimeError(f"{kind.name} failed:\n{(folder / 'output.log').read_text()[-4000:]}")
+    rows = read_metrics(folder / "run")[WARM_UP:steps]
+    names = {"seconds": "timing/step_total", "responses": "rollouts/step", "trained": "tokens/trained"}
+    return {ours: statistics.mean(row[theirs] for row in rows) for ours, theirs in names.items()}
+
+
+def train_trl(python: str, folder: Path, steps: int, seed: int, options: dict[str, Any]) -> dict[str, float]:
+    """The same by TRL."""
+    settings = {
+        "model": "runs/base_model",
+        "data": "runs/data/train.jsonl",
+        "out": str(folder / "trl.jsonl"),
+        "steps": steps,
+        "seed": seed,
+        "prompts": 32,
+        "responses": 8,
+        "max_new_tokens": 24,
+        "learning_rate": 5e-4,
+        **options,
+    }
+    (folder / "settings.json").write_text(json.dumps(settings))
+    words = [python, str(HERE / "trl_grpo.py"), str(folder / "settings.json")]
+    here = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": here}, stdout=subprocess.DEVNULL)
+    rows = [json.loads(line) for line in (folder / "trl.jsonl").read_text().splitlines()]
+    seconds = (rows[-1]["seconds"] - rows[WARM_UP - 1]["seconds"]) / (len(rows) - WARM_UP)
+    return {
+        "seconds": seconds,
+        "responses": 256.0,
+        "trained": 256 * statistics.mean(r["tokens"] for r in rows[WARM_UP:]),
+    }
+
+
+def measure(rounds: int, steps: int, trl: str | None, options: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    """Every kind in every round; lists over the rounds."""
+    kinds = [*KINDS, *([TRL] if trl else [])]
+    found: dict[str, list[dict[str, float]]] = {kind.name: [] for kind in kinds}
+    subprocess.run([sys.executable, "-m", "bapo_openrlhf.quickstart", "--only-prepare"], check=True)
+    with cpu.forked_processes(), tqdm(total=rounds * len(kinds), unit="run") as done:
+        for seed in range(1, rounds + 1):
+            for kind in kinds if seed % 2 else reversed(kinds):
+                with tempfile.TemporaryDirectory() as name:
+                    folder = Path(name)
+                    found[kind.name].append(
+                        train_trl(trl or "", folder, steps, seed, options)
+                        if kind is TRL
+                        else train(kind, folder, steps, seed)
+                    )
+                done.update()
+    return found
+
+
+def ratios(found: dict[str, list[dict[str, float]]], kind: Kind, name: str) -> list[float]:
+    """To the base, round by round."""
+    return [ours[name] / theirs[name] for ours, theirs in zip(found[kind.name], found[kind.base], strict=True)]
+
+
+def with_spread(values: list[float], digits: int = 2) -> str:
+    """Median, and the smallest and largest."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The page."""
+    found, kinds = result["runs"], [kind for kind in (*KINDS, TRL) if kind.name in result["runs"]]
+    lines = [
+        "# A step of the real stack",
+        "",
+        f"Means over the steps of a run after the first {WARM_UP}, of {result['steps']}; median over "
+        f"{result['rounds']} rounds, in brackets the smallest and the largest. Each ratio is to the plain run of the "
+        "same round. "
+        f"{result['machine']}; commit {result['commit']}.",
+        "",
+        f"`{result['command']}`",
+        "",
+        "| | seconds a step | ratio | samples a second | responses a step | tokens trained a step |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for kind in kinds:
+        runs = found[kind.name]
+        seconds = [run["seconds"] for run in runs]
+        speed = [run["responses"] / run["seconds"] for run in runs]
+        counts = [f"{statistics.median(run[name] for run in runs):,.0f}" for name in ("responses", "trained")]
+        ratio = with_spread(ratios(found, kind, "seconds")) if kind.name != kind.base else "1"
+        cells = [kind.name, with_spread(seconds), ratio, with_spread(speed, 0), *counts]
+        lines.append(f"| {' | '.join(cells)} |")
+    if TRL.name in found:
+        options = ", ".join(f"{name} {value}" for name, value in result["trl"].items())
+        lines += [
+            "",
+            f"TRL {result['trl_version']}: transformers generates (vLLM under TRL needs a GPU), {options}; both have "
+            "bf16 forward passes, and the KL and entropy terms of configs/quickstart.yaml. TRL no longer has a trainer "
+            "with a replay buffer.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with TRL")
+    parser.add_argument("--trl-options", type=json.loads, default={}, metavar="JSON", help="micro, dtype, ...")
+    given = parser.parse_args()
+    options = {"micro": 64, "dtype": "float32", "attention": "sdpa", "threads": 2} | given.trl_options
+    about = provenance()
+    result = {
+        "steps": given.steps,
+        "rounds": given.rounds,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}",
+        "commit": about["commit"],
+        "versions": about["versions"],
+        "command": " ".join(["python", "benchmarks/steps.py", *(["--trl PYTHON"] if given.trl else [])]),
+        "trl": options if given.trl else {},
+        "runs": measure(given.rounds, given.steps, given.trl, options),
+    }
+    if given.trl:
+        asked = [given.trl, "-c", "import importlib.metadata as m; print(m.version('trl'))"]
+        result["trl_version"] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "steps.json").write_text(json.dumps(result, indent=2) + "\n")
+    (RESULTS / "steps.md").write_text(markdown(result))
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    main()
