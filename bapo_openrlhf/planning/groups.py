@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from math import lcm
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.planning.constants import Constants
 from bapo_openrlhf.planning.settings import Method, Settings
+
+
+ROUNDING = 1e-9  # of a sum of floats, which must not cost a full batch a quantum
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,10 @@ def groups_of_step(
     chosen = min(1.0, settings.capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which
     x1, x2 = x1 * chosen, x2 * chosen
     stored = min(constants.replayable_share * prompts * settings.replay_steps, float(settings.replay_capacity))
-    x3 = min(stored, settings.capacity - x1 - x2)
+    x3 = min(stored, max(settings.capacity - x1 - x2, 0.0))
     batch = x1 + x2 + x3
     if quantum > 1:
-        batch = quantum * (batch // quantum)
+        batch = quantum * math.floor(batch / quantum + ROUNDING)
         x3 = min(x3, max(batch - x1 - x2, 0.0))
         left = min(1.0, batch / (x1 + x2)) if x1 + x2 else 1.0
         x1, x2 = x1 * left, x2 * left
@@ -130,14 +133,14 @@ def happenings(schedule: RolloutSchedule, steps: int) -> Happenings:
     """In closed form: multiples of v in 1 ... steps, of m in 1 ... steps - 1, and those of both."""
     every, last = schedule.reevaluate_every, steps - 1
     again = last // every if every else 0
-    both = last // lcm(schedule.delay, every) if every else 0
+    both = last // math.lcm(schedule.delay, every) if every else 0
     return Happenings(syncs=steps // schedule.delay, reevaluations=again, apart=again - both)
 
 
 def keeps_delayed_weights(schedule: RolloutSchedule) -> bool:
     """Whether the engines keep a host copy of the delayed weights at some sync (`RolloutSchedule.must_keep`)."""
-    period = lcm(schedule.delay, schedule.reevaluate_every or 1)
-    period = lcm(period, schedule.evaluate_every or 1)
+    period = math.lcm(schedule.delay, schedule.reevaluate_every or 1)
+    period = math.lcm(period, schedule.evaluate_every or 1)
     return any(schedule.must_keep(step) for step in range(0, period + 1, schedule.delay))
 
 

@@ -59,7 +59,7 @@ def cache_tokens(shape: ModelShape, settings: Settings, constants: Constants, te
 
 
 def tensor_parallel(shape: ModelShape, settings: Settings, constants: Constants) -> int | None:
-    """GPUs of an engine: the configuration's, doubled until one longest sequence fits too; None where none are enough."""
+    """GPUs of an engine: the configuration's, doubled until one longest sequence fits; None where none are enough."""
     size = settings.tensor_parallel
     while cache_tokens(shape, settings, constants, size) < settings.prompt_tokens + settings.response_tokens:
         size *= 2
