@@ -9,7 +9,6 @@ from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.planning.constants import Constants
 from bapo_openrlhf.planning.settings import Method, Settings
 
-
 ROUNDING = 1e-9  # of a sum of floats, which must not cost a full batch a quantum
 
 

@@ -26,21 +26,25 @@ def measured_values(directory: str | os.PathLike[str], settings: Settings) -> di
         directory: of the run, of any method; the settings' thresholds decide which of its groups count as what.
 
     Raises:
-        ConfigError: it has no groups with a mean reward.
+        ConfigError: it has no groups with a mean reward, or its files are no record.
     """
-    groups = [row for row in read_groups(directory) if row.get("mean") is not None]
+    try:
+        groups = [row for row in read_groups(directory) if row.get("mean") is not None]
+        metrics = read_metrics(directory)
+    except ValueError as error:
+        raise ConfigError(f"measured is {Path(directory)}: {error}") from None
     if not any(row["source"] == "fresh" for row in groups):
         raise ConfigError(
             f"measured is {Path(directory)}; it must be the folder of a run with groups that have rewards ({GROUPS})"
         )
-    return shares_of(groups, settings) | lengths_of(read_metrics(directory), read_run(directory).get("config", {}))
+    return shares_of(groups, settings) | lengths_of(metrics, read_run(directory).get("config", {}))
 
 
 def shares_of(groups: Rows, settings: Settings) -> dict[str, float]:
     """Shares of fresh groups and of hard prompts that were tried again.
 
     Args:
-        groups: of one run, in order: step, prompt, source, state, mean.
+        groups: of one run, in order: step, prompt, source, mean of rewards of 0 and 1.
     """
     fresh = [row for row in groups if row["source"] == "fresh"]
     means = [row["mean"] for row in fresh]

@@ -152,7 +152,7 @@ def _traffic(plan: Plan) -> str:
 
 
 def figure(plan: Plan) -> Figure:
-    """Seconds a step over GPUs: a panel a model, a line a method; a gap where it does not fit."""
+    """Seconds a step over GPUs: a panel a model, all on one scale, a line a method; a gap where it does not fit."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -160,7 +160,7 @@ def figure(plan: Plan) -> Figure:
     down = -(-len(plan.shapes) // across)
     # No pyplot: it picks a display and keeps every figure; a bare Figure saves with Agg.
     drawn = Figure(figsize=(max(4 * across, 6), 3.3 * down + 0.9), dpi=120, layout="constrained")
-    panels = list(drawn.subplots(down, across, squeeze=False).flat)
+    panels = list(drawn.subplots(down, across, squeeze=False, sharey=True).flat)
     gpus = _gpus(plan)
     for axes, shape in zip(panels, plan.shapes, strict=False):
         for name, (colour, marker) in STYLES.items():
@@ -175,6 +175,7 @@ def figure(plan: Plan) -> Figure:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(f"GPUs ({plan.gpu})")
         axes.set_ylabel("seconds a step")
+        axes.tick_params(labelleft=True)
         axes.set_title(shape.name, fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)

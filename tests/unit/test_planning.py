@@ -327,7 +327,7 @@ def test_shares_by_hand():
     assert found["signal_share"] == 9 / 12 and found["hard_share"] == 3 / 12
     assert found["replayable_share"] == 0  # of step 1 none is inside its own limits, of step 2 none either
     changed = [row(r["step"], r["prompt"], 0.3125 if r["prompt"] in "bc" else r["mean"]) for r in rows]
-    # now r of step 1 is 13/32, 0.277 to 0.402: b and c are inside, and inside those of step 2; of 8 that may be replayed
+    # Now r of step 1 is 13/32, 0.277 to 0.402: b and c are inside, and inside step 2's; of 8 that may be replayed.
     assert measured.shares_of(changed, replace(SETTINGS, replay_steps=1))["replayable_share"] == 2 / 8
     near = [0.25, 0.25, 0.375, 0.375, 0.125, 0.5, 0.5, 0.25, 0.25]
     kept = sum(math.exp(-((m - 0.5) ** 2) / (2 * 0.2**2)) for m in near) / 9
@@ -437,7 +437,9 @@ def test_what_ranks_exchange():
     found = costs(gpus=8)  # 2048 samples = 256 micro-batches of 1 a rank
     assert found.exchange_seconds("actor", 2048, 1, 4) == pytest.approx(256 * 4 * weights / inside)
     found = costs(gpus=16)
-    assert found.exchange_seconds("actor", 2047, 1, 4) == pytest.approx(128 * 4 * weights / between)  # the last is ragged
+    assert found.exchange_seconds("actor", 2047, 1, 4) == pytest.approx(
+        128 * 4 * weights / between
+    )  # the last is ragged
     second = replace(SETTINGS, zero_stage=2)  # 512 samples an optimizer step
     assert costs(settings=second).exchange_seconds("actor", 2048, 1, 3) == pytest.approx(4 * 2 * weights / inside)
     assert costs(settings=second).exchange_seconds("actor", 2048, 1, 1) == 0  # a forward pass
