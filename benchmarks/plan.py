@@ -165,6 +165,7 @@ def validate(folder: Path) -> dict[str, Any]:
     costs = {path: fit(arms[base]) for path, base in BASES.items()}
     about = read_run(arms[BASES["group"]][0])
     result: dict[str, Any] = {
+        "runs": [run.name for runs in arms.values() for run in runs],
         "study": {name: about[name] for name in ("commit", "versions")},
         "costs": {BASES[path]: vars(cost) for path, cost in costs.items()},
         "arms": {},
@@ -282,10 +283,10 @@ def markdown(result: Mapping[str, Any]) -> str:
 REMARKS = """\
 ## Where it is wrong, and why
 
-- **Seconds of most arms: up to twice too many.** The plain runs, which the costs were fitted to, were made first and
-  beside more other work; arms that ran at that time too (BAPO-GRPO, BA-PPO) are met within 25 %, those that ran later
-  are not. The same arm's runs differ by up to the last column's factor for the same work. The parts of a step, where
-  this cancels, are met within a few points.
+- **Seconds of most arms: about twice too many, of their weight syncs up to three times.** Most plain runs, which the
+  costs were fitted to, were made first and beside more other work. Arms that ran at that time too (BAPO-GRPO, BA-PPO)
+  are met within 30 %, those that ran later are not. For the same work, the runs of one arm differ by as much: the last
+  column. The parts of a step, where this cancels, are met within five points for most arms.
 - **DAPO generates more than predicted**, and so takes longer. Its ratio is 1 / signal_share with GRPO's share. DAPO
   passes the data five times instead of twice, and its own share was lower. It also waits for one replacement after
   another, which seconds in proportion to responses leave out; `plan` counts these rounds on a GPU.

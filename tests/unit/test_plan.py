@@ -194,3 +194,35 @@ def test_nothing_heavy_is_loaded():
     done = subprocess.run([sys.executable, "-c", code, *PRESET], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_the_page_quotes_the_benchmark():
+    """Each cell of docs/plan.md's two tables of results, against benchmarks/results/plan.json."""
+    result = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())
+    text = (ROOT / "docs" / "plan.md").read_text().split("## How good it is")[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    arms = {"GRPO": "plain-group", "PPO": "plain-critic", "DAPO": "dapo-group", "BAPO-GRPO": "bapo-group",
+            "BA-PPO": "bapo-critic", "BAPO without X2": "bapo_without_x2-group", "BAPO, v = 8": "bapo_v8-group",
+            "BAPO without X3": "bapo_without_x3-group", "BAPO, gaussian filter": "bapo_gaussian-group"}  # fmt: skip
+    quoted = [row for row in rows if row[0].removesuffix(" (fitted on)") in arms and len(row) == 5]
+    assert len(quoted) == len(arms)
+    for name, responses, tokens, part, seconds in quoted:
+        one = result["arms"][arms[name.removesuffix(" (fitted on)")]]
+        for cell, key, digits in (
+            (responses, "rollouts", ",.0f"),
+            (tokens, "tokens", ",.0f"),
+            (seconds, "step", ".2f"),
+        ):
+            p, m = one["predicted"][key], one["measured"][key]
+            assert cell == f"{p:{digits}} / {m:{digits}} ({p / m - 1:+.0%})"
+        work = [sum(one[kind][phase] for phase in ("generation", "experience", "training"))
+                for kind in ("predicted", "measured")]  # fmt: skip
+        assert part == " / ".join(
+            f"{one[kind]['generation'] / whole:.0%}"
+            for kind, whole in zip(("predicted", "measured"), work, strict=True)
+        )
+    for name, one in result["paper"].items():
+        (row,) = [row for row in rows if row[0] == name and len(row) == 4]
+        assert row[1] == f"{one['rollouts_to_grpo']:.2f} / {one['paper_rollouts_to_grpo']:.2f}"
+        assert row[2] == f"{one['step_seconds']:.0f} / {one['paper_step_seconds']:.0f}"
+        assert row[3] == f"{one['time_to_grpo']:.2f} / {one['paper_time_to_grpo']:.2f}"
