@@ -18,6 +18,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PRESET = ROOT / "configs" / "bapo_grpo_math_r1_distill_qwen_1.5b.yaml"
 WARM_UP = 8  # steps left out of all times
+NEAR = 30 * 60  # seconds between two starts: the machine was about as busy
 PHASES = ("generation", "experience", "training", "sync", "step")
 TIMED = {"experience": "timing/make_experience", "training": "timing/ppo_train", "sync": "timing/broadcast"}
 BASES = {"group": "plain-group", "critic": "plain-critic"}
@@ -112,6 +114,17 @@ def fit(runs: Sequence[Path]) -> LinearCosts:
     return LinearCosts(**{name: statistics.median(values) for name, values in found.items()})
 
 
+def nearest(run: Path, plain: Sequence[Path]) -> Path | None:
+    """The plain run that started nearest to a run, another one than it, and at most NEAR from it."""
+
+    def gap(other: Path) -> float:
+        started = [datetime.fromisoformat(read_run(one)["started"]) for one in (run, other)]
+        return abs((started[0] - started[1]).total_seconds())
+
+    found = min((other for other in plain if other != run), key=gap)
+    return found if gap(found) <= NEAR else None
+
+
 def shares(runs: Sequence[Path], settings: Settings) -> Constants:
     """The constants with the means of what the runs measured, by the thresholds of `settings`."""
     each = [measured_values(run, settings) for run in runs]
@@ -183,6 +196,13 @@ def validate(folder: Path) -> dict[str, Any]:
         steps = round(statistics.fmean(len(read_metrics(run)) for run in runs))
         quantum = settings.arithmetic(method, 4 if method.critic else 3).quantum if method.adapted else 1
         predicted = predict(method, settings, constants, costs[path], steps, quantum)
+        near = {run.name: (one, other) for run, one in zip(runs, each, strict=True)
+                if (other := nearest(run, arms[BASES[path]])) is not None}  # fmt: skip
+        paired = [
+            {name: value / one[name] - 1
+             for name, value in predict(method, settings, constants, fit([other]), steps, quantum).items()}
+            for one, other in near.values()
+        ]  # fmt: skip
         measured = {name: statistics.median(one[name] for one in each) for name in each[0]}
         result["arms"][arm] = {
             "runs": len(runs),
@@ -190,6 +210,8 @@ def validate(folder: Path) -> dict[str, Any]:
             "predicted": predicted,
             "measured": measured,
             "error": {name: predicted[name] / measured[name] - 1 for name in measured},
+            "near": {run: other.name for run, (_, other) in near.items()},
+            "near_error": {name: statistics.median(one[name] for one in paired) for name in PHASES} if paired else None,
             "slowest_over_fastest": max(one["step"] for one in each) / min(one["step"] for one in each),
         }
     return result
@@ -239,6 +261,11 @@ def markdown(result: Mapping[str, Any]) -> str:
         (names[a], *(cell(o, phase, ".2f") for phase in PHASES), f"x {o['slowest_over_fastest']:.1f}")
         for a, o in arms.items()
     ]
+    near = [
+        (names[a], f"{len(o['near'])} of {o['runs']}", *(f"{o['near_error'][phase]:+.0%}" for phase in PHASES))
+        for a, o in arms.items()
+        if o["near_error"] and not o["fitted_on"]
+    ]
     parts = [(names[a], *(share_cell(o, phase) for phase in PHASES[:3])) for a, o in arms.items()]
     costs = [(base, *(f"{1e3 * value:.3g} ms" for value in one.values())) for base, one in result["costs"].items()]
     published = [
@@ -263,6 +290,10 @@ def markdown(result: Mapping[str, Any]) -> str:
             "**From a shared machine of 2 cores, two runs at a time beside other work.** The last column is the step "
             "time of an arm's slowest run over that of its fastest: how much the machine alone moved it.\n",
             table(("arm", *PHASES, "seeds"), times),
+            "## Relative error of seconds, each run predicted from the plain run nearest in time\n",
+            f"Costs fitted to that one run alone, which started at most {NEAR // 60} minutes before or after; the "
+            "median over an arm's runs that have one. The other arms have none.\n",
+            table(("arm", "runs", *PHASES), near),
             "## Parts of generation, experience and training together\n",
             "What slows a whole run alike cancels here.\n",
             table(("arm", *PHASES[:3]), parts),
@@ -286,14 +317,16 @@ REMARKS = """\
 - **Seconds of most arms: about twice too many, of their weight syncs up to three times.** Most plain runs, which the
   costs were fitted to, were made first and beside more other work. Arms that ran at that time too (BAPO-GRPO, BA-PPO)
   are met within 30 %, those that ran later are not. For the same work, the runs of one arm differ by as much: the last
-  column. The parts of a step, where this cancels, are met within five points for most arms.
+  column. Predicted from a plain run of the same half-hour, steps are met within a fifth; and the parts of a step, where
+  a busy machine cancels, within five points for most arms.
 - **DAPO generates more than predicted**, and so takes longer. Its ratio is 1 / signal_share with GRPO's share. DAPO
   passes the data five times instead of twice, and its own share was lower. It also waits for one replacement after
   another, which seconds in proportion to responses leave out; `plan` counts these rounds on a GPU.
 - **v = 8, the gaussian filter and BA-PPO train on other batches than predicted** by about a tenth to a fifth: shares
   are those of a plain run, and the policy that an arm makes has others.
 - **A fixed part of a phase cannot be told apart**, for all steps of a plain run are of one size. In the arms with
-  smaller batches experience is a little more of a step than predicted, which hints at one.
+  smaller batches experience takes up to a third more than predicted, which hints at one. Their generation takes a tenth
+  more; it may be that their rewards come from processes of their own, which plain runs have not.
 - **The paper's BAPO is slower than GRPO in mathematics; predicted is faster.** The prediction takes half of the batch
   to be empty, as in the study here, and hard prompts to have responses as long as any. The paper says of its
   mathematics runs that re-evaluation costs more than the smaller batches save (A.5). On its other two tasks BAPO took
