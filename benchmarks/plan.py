@@ -325,7 +325,7 @@ REMARKS = """\
 - **v = 8, the gaussian filter and BA-PPO train on other batches than predicted** by about a tenth to a fifth: shares
   are those of a plain run, and the policy that an arm makes has others.
 - **A fixed part of a phase cannot be told apart**, for all steps of a plain run are of one size. In the arms with
-  smaller batches experience takes up to a third more than predicted, which hints at one. Their generation takes a tenth
+  smaller batches experience takes up to 40 % more than predicted, which hints at one. Their generation takes 5 to 40 %
   more; it may be that their rewards come from processes of their own, which plain runs have not.
 - **The paper's BAPO is slower than GRPO in mathematics; predicted is faster.** The prediction takes half of the batch
   to be empty, as in the study here, and hard prompts to have responses as long as any. The paper says of its

@@ -334,6 +334,13 @@ def test_shares_by_hand():
     assert found["gaussian_share"] == pytest.approx(kept) and "improved_share" not in found
 
 
+@pytest.mark.parametrize(("today", "share"), [(0.25, 1.0), (1.0, 0.0)])
+def test_todays_thresholds_decide_too(today, share):
+    """Groups of 1/4 are within c2 and c3 of their own step (r = 1/4: 0.219 to 0.344), not where r is 1 (1/2 to 5/8)."""
+    rows = [row(1, str(n), 0.25) for n in range(4)] + [row(2, f"{n} again", today) for n in range(4)]
+    assert measured.shares_of(rows, replace(SETTINGS, replay_steps=1))["replayable_share"] == share
+
+
 def test_what_came_of_hard_prompts():
     rows = [row(1, "a", 0.0), row(1, "b", 0.0), row(1, "c", 0.125), row(1, "d", 0.5)]
     rows += [row(2, "a", 1.0), row(2, "b", 0.25), row(2, "c", 0.0), row(2, "d", 0.75), row(3, "c", 0.125)]
@@ -412,6 +419,13 @@ def test_training_by_hand():
     prefill = 2048 * 204.8 * (2 * met + 4 * 28 * 3584 * 102.4) / (989e12 * 0.5)
     assert found.prefill_seconds(2048) == pytest.approx(prefill)
     assert shape.forward_flops(0) == 2 * met
+
+
+def test_dapo_has_no_reference():
+    plain, without = (costs(method=method, constants=FREE).experience(2048) for method in (GRPO, DAPO))
+    assert without == pytest.approx(plain / 2)
+    assert DAPO not in [method for method in METHODS if SETTINGS.has_reference(method)]
+    assert not replace(SETTINGS, reference=False).has_reference(GRPO)
 
 
 def test_roles_with_gpus_of_their_own_work_at_once():
@@ -510,6 +524,7 @@ def test_engines():
     """48 GiB less 3 of reserve for weights and cache; 70B takes 131.4 GiB: 4 GPUs an engine."""
     assert memory.tensor_parallel(SHAPES["7B"], SETTINGS, CONSTANTS) == 1
     assert memory.tensor_parallel(SHAPES["70B"], SETTINGS, CONSTANTS) == 4
+    assert memory.tensor_parallel(SHAPES["70B"], replace(SETTINGS, engine_share=0.28), CONSTANTS) == 8
     free = 4 * (0.6 * 80 - 3) * GIB - 2 * 70_553_706_496
     assert memory.cache_tokens(SHAPES["70B"], SETTINGS, CONSTANTS, 4) == pytest.approx(free / (320 * 1024))
 
