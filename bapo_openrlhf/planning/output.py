@@ -88,6 +88,8 @@ def _groups(plan: Plan) -> str:
     if coarse:
         which = ", ".join(f"{quantum} on {gpus} GPUs" for gpus, quantum in coarse)
         text += f"An adapted batch is a multiple of so many groups, for the ranks share it: {which}.\n"
+    if empty := sorted({e.gpus for e in plan.entries if e.groups.trained < e.quantum}):
+        text += f"On {', '.join(map(str, empty))} GPUs most batches have fewer: such a step skips its update.\n"
     return text
 
 

@@ -92,6 +92,16 @@ def test_page(capsys):
     assert sum("Predicted" in head for head in heads) == 4  # each table of times and bytes says so
 
 
+def test_ranks_that_take_whole_batches(capsys):
+    """1024 ranks of one sample share 128 groups of 8; about 120 are expected, so that most updates are skipped."""
+    words = ["--gpus", "512", "1024", "--models", "7B", "--train.batch_size", "2048"]
+    assert main.run(["plan", *PRESET, *words]) == 0
+    out = capsys.readouterr().out
+    assert "64 on 512 GPUs, 128 on 1024 GPUs" in out and "On 1024 GPUs most batches have fewer" in out
+    assert main.run(["plan", *PRESET, *words, "--adapt.filter", "none"]) == 0
+    assert "have fewer" not in capsys.readouterr().out
+
+
 def test_files(capsys, tmp_path):
     words = ["--gpus", "8", "16", "--models", "1.5B", "70B", "--out", str(tmp_path / "made" / "here")]
     result = planned(capsys, *words)
