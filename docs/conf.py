@@ -22,6 +22,7 @@ CONTENTS = {
     "Use": [
         "docs/algorithms",
         "docs/eight_gpus",
+        "docs/plan",
         "docs/tasks",
         "docs/watch",
         "docs/report",
@@ -31,7 +32,12 @@ CONTENTS = {
     "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],
     "Why and how": ["docs/paper_to_code", "docs/decisions", "docs/reliability"],
     "Extend": ["docs/add_a_method", "CONTRIBUTING", "docs/dependencies", "CHANGELOG"],
-    "Measured": ["benchmarks/results/adaptation", "benchmarks/results/delay", "benchmarks/results/math_verifiers"],
+    "Measured": [
+        "benchmarks/results/adaptation",
+        "benchmarks/results/delay",
+        "benchmarks/results/math_verifiers",
+        "benchmarks/results/plan",
+    ],
 }
 
 root_doc = "README"

@@ -18,6 +18,7 @@ COMMANDS = {
     "watch": "a run in the terminal while it goes on, here or on another machine",
     "report": "one HTML page that shows and compares runs",
     "study": "a grid of methods and seeds on the real stack, run and compared",
+    "plan": "predict time, memory and traffic on other models and GPUs; nothing is loaded",
     "buffer": "what a checkpoint's hard and replay buffers hold",
 }
 

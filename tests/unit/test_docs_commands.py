@@ -195,6 +195,7 @@ RULES = [
     Rule("bapo-openrlhf watch me@cluster", parse_remote_watch, REMOTE, "there ssh is a stand-in"),
     Rule("bapo-openrlhf report", on_runs),
     Rule("bapo-openrlhf buffer", on_checkpoint),
+    Rule("bapo-openrlhf plan", run_it),
     Rule("bapo-openrlhf prepare math", parse_prepare, "unit/test_prepare.py::test_command", "asks the model hub"),
     Rule("bapo-openrlhf train", parse_train, TRAINING, "takes the real stack"),
     Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),

@@ -1,0 +1,73 @@
+"""`bapo-openrlhf plan`: what a run would take on other models and GPUs, predicted without loading anything."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.planning.constants import DATA_SHEETS, constants_of
+from bapo_openrlhf.planning.measured import measured_values
+from bapo_openrlhf.planning.output import page, write
+from bapo_openrlhf.planning.plan import as_json, make_plan
+from bapo_openrlhf.planning.settings import settings_of
+from bapo_openrlhf.planning.shapes import SHAPES, ModelShape, shape_of_folder
+
+GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    """The command's own flags; all others are those of `train`."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Predict, for GRPO, PPO, DAPO, BAPO-GRPO and BA-PPO: responses, seconds a step by phase, memory, "
+        "traffic. Nothing is loaded or measured. All flags of `train` are taken too, first of all --config.",
+        allow_abbrev=False,
+    )
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (default: 8 to 1024)")
+    parser.add_argument("--models", nargs="+", default=None, metavar="SIZE", help=f"sizes, of {' '.join(SHAPES)} "
+                        "(default: the actor where it is a local folder, else all)")  # fmt: skip
+    parser.add_argument("--gpu", default="H100", help=f"kind of GPU: {', '.join(DATA_SHEETS)} (default: H100)")
+    parser.add_argument("--steps", type=int, default=100, help="trainer steps of the whole run (default: 100)")
+    parser.add_argument("--measured", type=Path, default=None, metavar="RUN", help="folder of a run whose shares of "
+                        "groups and lengths are taken in the place of the assumed ones")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=None, help="folder for plan.json, plan.md and plan.png")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    return parser
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
+    """Parse, plan, print."""
+    mine, rest = build_parser(prog).parse_known_args(list(argv))
+    for name, values in (("gpus", mine.gpus), ("steps", [mine.steps])):
+        for value in values:
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+    constants = constants_of(mine.gpu)
+    args = arguments.parse(rest, prog)
+    shapes = _shapes(mine.models, args.actor.model_name_or_path)
+    settings = settings_of(args)
+    if mine.measured is not None:
+        constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, settings))
+    command = shlex.join([*prog.split(), *argv])
+    gpus = sorted(set(mine.gpus))
+    plan = make_plan(shapes, gpus, settings, constants, steps=mine.steps, gpu=mine.gpu, command=command)
+    if mine.out is not None:
+        write(plan, mine.out)
+    print(json.dumps(as_json(plan), indent=2, allow_nan=False) if mine.json else page(plan))
+    return 0
+
+
+def _shapes(sizes: Sequence[str] | None, actor: str | None) -> list[ModelShape]:
+    """The shapes of the sizes that were asked for; without any, the actor's own where it is here, else all."""
+    for size in sizes or []:
+        if size not in SHAPES:
+            raise ConfigError(f"models has {size!r}; each must be one of {', '.join(SHAPES)}")
+    if sizes is None and actor and Path(actor).expanduser().is_dir():
+        return [shape_of_folder("actor.model_name_or_path", Path(actor).expanduser())]
+    return [SHAPES[size] for size in dict.fromkeys(sizes or SHAPES)]

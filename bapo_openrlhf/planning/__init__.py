@@ -1,0 +1,12 @@
+"""What a run would take, predicted from few named constants: responses, time, traffic and memory. Nothing is measured.
+
+constants   every number that is assumed, with its source
+shapes      a model's layers, and its parameters
+settings    what the flags say, as far as a plan needs it
+measured    shares of groups, from a run's record
+groups      groups of a step and of a run, by method
+times       seconds of each phase
+memory      bytes on a GPU and on the host, and what does not fit
+plan        the grid of models, GPUs and methods
+output      its table, page and picture
+"""

@@ -1,0 +1,191 @@
+"""What a plan needs of the flags, and how the roles of a run share its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import SimpleNamespace
+
+from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.adapt.thresholds import Interval
+from bapo_openrlhf.arithmetic import BatchArithmetic
+
+
+@dataclass(frozen=True)
+class Method:
+    """What methods differ in, for a plan.
+
+    Attributes:
+        adapted: batch adaptation: X1, X2, X3, and weights synced every v steps.
+        critic: a critic is trained beside the actor.
+        dynamic: a group without signal is replaced by another one (DAPO).
+        reference: whether a KL penalty to the reference model is possible; DAPO has none.
+    """
+
+    name: str
+    adapted: bool = False
+    critic: bool = False
+    dynamic: bool = False
+    reference: bool = True
+
+
+METHODS = (
+    Method("GRPO"),
+    Method("PPO", critic=True),
+    Method("DAPO", dynamic=True, reference=False),
+    Method("BAPO-GRPO", adapted=True),
+    Method("BA-PPO", adapted=True, critic=True),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A run's flags as far as they count here.
+
+    Attributes:
+        prompts: of a rollout batch.
+        capacity: B, groups of a training batch at most.
+        hard_capacity, replay_capacity: prompts and groups that the buffers hold.
+        delay, reevaluate_every: v and m.
+        response_tokens, prompt_tokens: the longest of each.
+        colocated: all roles share all GPUs, in turn.
+        gpus: of each role in the configuration, where they do not; `engines` is vLLM's.
+        copies: GPUs that hold one data-parallel rank (tensor parallel x ring attention).
+        overlapped: whether what ranks exchange is hidden behind compute, as far as it can be.
+        engine_sleeps, training_sleeps: whether memory is given back between their phases.
+    """
+
+    group_size: int
+    prompts: int
+    capacity: int
+    train_samples: int
+    micro_train: int
+    micro_forward: int
+    filter: str
+    uniform_fraction: float
+    gaussian: tuple[float, float]
+    c1: Fraction
+    c2: Interval
+    c3: Interval
+    direction: str
+    hard_capacity: int
+    replay_capacity: int
+    replay_steps: int
+    delay: int
+    reevaluate_every: int
+    max_reevaluated: int
+    evaluate_every: int
+    response_tokens: int
+    prompt_tokens: int
+    reference: bool
+    colocated: bool
+    gpus: Mapping[str, int]
+    copies: int
+    tensor_parallel: int
+    engine_share: float
+    engine_sleeps: bool
+    training_sleeps: bool
+    zero_stage: int
+    overlapped: bool
+    checkpointing: bool
+    optimizer_on_host: bool
+    reference_on_host: bool
+    epochs: int
+
+    def schedule(self, method: Method) -> RolloutSchedule:
+        """v and m of a method: plain ones sync at every step."""
+        if not method.adapted:
+            return RolloutSchedule(1, 0, self.evaluate_every)
+        return RolloutSchedule(self.delay, self.reevaluate_every, self.evaluate_every)
+
+    def has_reference(self, method: Method) -> bool:
+        """Whether a reference model is loaded."""
+        return self.reference and method.reference
+
+    def roles(self, method: Method) -> dict[str, int]:
+        """GPUs of each role in the configuration, for the roles that a method has."""
+        has = {"critic": method.critic, "reference": self.has_reference(method)}
+        return {role: count for role, count in self.gpus.items() if has.get(role, True)}
+
+    def gpus_of(self, role: str, method: Method, total: int) -> int:
+        """GPUs of a role where there are `total`: all where roles share them, else in the configuration's proportion.
+
+        At least 1, so that a plan for fewer GPUs than roles can say so instead of dividing by zero.
+        """
+        if self.colocated:
+            return total
+        roles = self.roles(method)
+        own = roles.get(role, roles["actor"])  # a reference that shares the actor's has none of its own
+        return max(total * own // sum(roles.values()), 1)
+
+    def ranks(self, role: str, method: Method, total: int) -> int:
+        """Data-parallel ranks of a trained or forward-passed model."""
+        return max(self.gpus_of(role, method, total) // self.copies, 1)
+
+    def arithmetic(self, method: Method, total: int) -> BatchArithmetic:
+        """How a batch is shared by the ranks on `total` GPUs."""
+        models = ["actor"] + ["critic"] * method.critic + ["reference"] * self.has_reference(method)
+        ranks = {model: self.ranks(model, method, total) for model in models}
+        return BatchArithmetic(
+            group_size=self.group_size,
+            capacity=self.capacity if method.adapted else self.prompts,
+            rollout_groups=self.prompts,
+            train_batch=self.train_samples,
+            ranks=ranks,
+            micro_train=self.micro_train,
+            micro_rollout=self.micro_forward,
+        )
+
+
+def settings_of(args: SimpleNamespace) -> Settings:
+    """The settings of parsed arguments, whatever their algorithm is: a plan compares methods."""
+    adapt = args.adapt
+    adapt.check() if adapt.enabled else adapt.thresholds()
+    c1, c2, c3 = adapt.thresholds()
+    response = args.rollout.max_new_tokens or args.data.max_len
+    tensor_parallel = max(args.vllm.tensor_parallel_size, 1)
+    critic = args.critic if args.critic.model_name_or_path else args.actor
+    gpus = {role: m.num_nodes * m.num_gpus_per_node for role, m in (("actor", args.actor), ("critic", critic))}
+    if not args.train.colocate_actor_ref:
+        gpus["reference"] = args.ref.num_nodes * args.ref.num_gpus_per_node
+    gpus["engines"] = max(args.vllm.num_engines or 1, 1) * tensor_parallel
+    behaviour = adapt.enabled and adapt.kl_target == "behaviour"
+    return Settings(
+        group_size=args.rollout.n_samples_per_prompt,
+        prompts=args.rollout.batch_size,
+        capacity=adapt.batch_size or args.rollout.batch_size,
+        train_samples=args.train.batch_size,
+        micro_train=args.train.micro_batch_size,
+        micro_forward=args.rollout.micro_batch_size,
+        filter=adapt.filter,
+        uniform_fraction=adapt.uniform_fraction,
+        gaussian=(adapt.gaussian_mean, adapt.gaussian_std),
+        c1=c1,
+        c2=c2,
+        c3=c3,
+        direction=adapt.threshold_direction,
+        hard_capacity=adapt.buffer_size,
+        replay_capacity=adapt.replay_buffer_size or adapt.buffer_size,
+        replay_steps=adapt.replay_steps,
+        delay=adapt.rollout_delay,
+        reevaluate_every=adapt.reevaluate_every,
+        max_reevaluated=adapt.max_reevaluated_prompts,
+        evaluate_every=max(args.eval.steps, 0) if args.eval.dataset else 0,
+        response_tokens=response,
+        prompt_tokens=max(args.data.max_len - response, 1),
+        reference=args.algo.kl.init_coef > 0 and not behaviour,
+        colocated=args.train.colocate_all,
+        gpus=gpus,
+        copies=args.ds.ring_attn_size * args.ds.tensor_parallel_size,
+        tensor_parallel=tensor_parallel,
+        engine_share=args.vllm.gpu_memory_utilization,
+        engine_sleeps=args.vllm.enable_sleep and args.train.colocate_all,
+        training_sleeps=args.ds.enable_sleep and args.train.colocate_all,
+        zero_stage=args.ds.zero_stage,
+        overlapped=args.ds.overlap_comm,
+        checkpointing=args.actor.gradient_checkpointing_enable,
+        optimizer_on_host=args.ds.adam_offload,
+        reference_on_host=args.ref.offload,
+        epochs=args.train.max_epochs,
+    )

@@ -1,0 +1,122 @@
+"""A model's shape, and the parameters, operations and cache bytes that follow from it. Dense decoders alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.errors import ConfigError
+
+BYTES = 2  # of a weight, a key or a value: bf16
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a decoder with grouped-query attention and a gated MLP.
+
+    Attributes:
+        name: of the model.
+        heads, kv_heads, head_dim: query heads, key and value heads, width of each.
+        tied: whether input and output embeddings are one matrix.
+        qkv_bias: whether the query, key and value projections have biases (Qwen2).
+        qk_norm: whether queries and keys have a norm of their own (Qwen3).
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    @property
+    def matrices(self) -> int:
+        """Weights of one layer's matrices."""
+        query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden * (2 * query + 2 * cache) + 3 * self.hidden * self.intermediate
+
+    @property
+    def parameters(self) -> int:
+        """All weights."""
+        query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        small = 2 * self.hidden + self.qkv_bias * (query + 2 * cache) + self.qk_norm * 2 * self.head_dim
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return embeddings + self.layers * (self.matrices + small) + self.hidden
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights in bf16."""
+        return BYTES * self.parameters
+
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values of one token, in all layers."""
+        return 2 * BYTES * self.layers * self.kv_heads * self.head_dim
+
+    def forward_flops(self, context: float) -> float:
+        """Operations for one token's forward pass: 2 a weight that it meets, 4 a unit of attention and earlier token.
+
+        Args:
+            context: tokens before it, on average.
+        """
+        met = self.layers * self.matrices + self.vocabulary * self.hidden  # looking an embedding up is no product
+        return 2 * met + 4 * self.layers * self.heads * self.head_dim * context
+
+
+# From each model's published config.json.
+SHAPES = {
+    "1.5B": ModelShape("Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 151936, tied=True, qkv_bias=True),
+    "4B": ModelShape("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, tied=True, qk_norm=True),
+    "7B": ModelShape("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True),
+    "14B": ModelShape("Qwen2.5-14B", 48, 5120, 40, 8, 128, 13824, 152064, qkv_bias=True),
+    "32B": ModelShape("Qwen2.5-32B", 64, 5120, 40, 8, 128, 27648, 152064, qkv_bias=True),
+    "70B": ModelShape("Llama-3-70B", 80, 8192, 64, 8, 128, 28672, 128256),
+}
+
+
+def shape_of_folder(flag: str, folder: Path) -> ModelShape:
+    """The shape that a model's own config.json says.
+
+    Args:
+        flag: what names the folder, for the errors.
+
+    Raises:
+        ConfigError: there is none, it lacks a size, or the model is no dense decoder.
+    """
+    path = folder / "config.json"
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{flag} {folder}: config.json cannot be read: {error}") from None
+    found: Mapping[str, Any] = whole.get("text_config") or whole  # a vision model's language part
+    if any(key in found for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        raise ConfigError(f"{flag} is {folder}, a mixture of experts; a plan is made for dense models alone")
+
+    def size(name: str, default: int | None = None) -> int:
+        value = found.get(name) if found.get(name) is not None else default
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{flag} {folder}: config.json has {name} {value!r}; it must be a whole number above 0")
+        return value
+
+    heads, kind = size("num_attention_heads"), str(found.get("model_type", whole.get("model_type", "")))
+    return ModelShape(
+        name=folder.name,
+        layers=size("num_hidden_layers"),
+        hidden=size("hidden_size"),
+        heads=heads,
+        kv_heads=size("num_key_value_heads", heads),
+        head_dim=size("head_dim", size("hidden_size") // heads),
+        intermediate=size("intermediate_size"),
+        vocabulary=size("vocab_size"),
+        tied=bool(whole.get("tie_word_embeddings", found.get("tie_word_embeddings", False))),
+        qkv_bias=kind.startswith("qwen2"),
+        qk_norm=kind.startswith("qwen3"),
+    )
