@@ -129,6 +129,14 @@ class AdaptConfig:
         5, "hard prompts are generated again with today's weights every this many steps; 0 turns X2 off",
         symbol="m", source="Algorithm 1, line 13", type=int,
     )  # fmt: skip
+    min_tv_reevaluated: float | None = _flag(
+        None,
+        "a re-evaluation is left out while the policy has moved less than this since the last one, as the sum of the "
+        "fresh groups' sampled total variation distances at weight syncs; for v > 1; default: none is",
+        symbol="m",
+        source="beyond the paper",
+        type=float,
+    )
     max_reevaluated_prompts: int = _flag(
         128, "most hard prompts generated again at a time, oldest first", source="Table 3", type=int
     )
@@ -239,6 +247,16 @@ class AdaptConfig:
         for name in ("max_tv_rollout", "max_tv_fresh", "max_tv_replayed"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"adapt.{name} is {getattr(self, name)}; it must be in [0, 1]")
+        if self.min_tv_reevaluated is not None:
+            if not 0 <= self.min_tv_reevaluated < math.inf:
+                raise ConfigError(
+                    f"adapt.min_tv_reevaluated is {self.min_tv_reevaluated}; it must be finite and at least 0"
+                )
+            if self.rollout_delay == 1:
+                raise ConfigError(
+                    f"adapt.min_tv_reevaluated is {self.min_tv_reevaluated} and adapt.rollout_delay is 1; it must be "
+                    "above 1, for fresh groups of today's policy say nothing of how far it moves"
+                )
         if not 0 <= self.max_failed_share <= 1:
             raise ConfigError(f"adapt.max_failed_share is {self.max_failed_share}; it must be in [0, 1]")
         if not self.vtrace_rho_max >= self.vtrace_c_max:

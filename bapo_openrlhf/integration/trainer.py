@@ -288,6 +288,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             self.step += 1
             limit = self.args.adapt.max_tv_rollout
             if self.schedule.sync_due(self.step) or (limit is not None and self.rollout_tv > limit):
+                self.method.policy_moved(self.rollout_tv)
                 self._sync_engines()
                 self._keep_if_needed()
         self.phase = "finishing the step"

@@ -52,6 +52,7 @@ class BAPOConfig:
     replay_steps: int = 3  # 0 turns X3 off
     reevaluate_every: int = 5  # m; 0 turns X2 off
     max_reevaluated_prompts: int = 128
+    min_tv_reevaluated: float | None = None  # beyond the paper
     eps: float = 1e-6
 
 
@@ -70,6 +71,7 @@ class BAPO(Method):
         self.hard = HardBuffer(config.buffer_size)
         self.replay = ReplayBuffer(config.replay_buffer_size, config.replay_steps)
         self._named: list[Prompt] = []  # to be generated again in this step
+        self.moved = 0.0  # distance that the policy went since hard prompts were last generated again
         self._metrics: dict[str, float] = {}
 
     @classmethod
@@ -83,11 +85,20 @@ class BAPO(Method):
         return cls(BAPOConfig(**{name: given[name] for name in cls.parameters()}, **options), seed=given["seed"])
 
     def begin_step(self, step: int) -> list[Prompt]:
-        """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
+        """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first.
+
+        Beyond the paper, with `min_tv_reevaluated`: not before the policy has gone that far since the last time.
+        """
         self.replay.expire(step)
-        most = self.config.max_reevaluated_prompts if due(step, self.config.reevaluate_every) else 0
-        self._named = self.draw_hard(most)
+        again = due(step, self.config.reevaluate_every) and self.moved >= (self.config.min_tv_reevaluated or 0.0)
+        self._named = self.draw_hard(self.config.max_reevaluated_prompts if again else 0)
+        if self._named:
+            self.moved = 0.0
         return list(self._named)
+
+    def policy_moved(self, distance: float) -> None:
+        """Add up the distances."""
+        self.moved += distance
 
     def draw_hard(self, count: int) -> list[Prompt]:
         """Up to `count` hard prompts to generate again: the oldest."""
@@ -185,6 +196,7 @@ class BAPO(Method):
             "thresholds": self.thresholds.state_dict(),
             "hard": self.hard.state_dict(),
             "replay": self.replay.state_dict(),
+            "moved": self.moved,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -198,3 +210,4 @@ class BAPO(Method):
         self.thresholds.load_state_dict(state["thresholds"])
         self.hard.load_state_dict(state["hard"])
         self.replay.load_state_dict(state["replay"])
+        self.moved = state.get("moved", 0.0)  # not in states of before

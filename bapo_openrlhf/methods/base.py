@@ -106,6 +106,15 @@ class Method(ABC):
         """
         return
 
+    def policy_moved(self, distance: float) -> None:
+        """Called whenever the rollout engines get other weights for the steps that come.
+
+        Args:
+            distance: how far the policy was, in the step before, from the one that generated that step's fresh groups:
+                their mean sampled total variation distance, within [0, 1]; 0 where that was today's (v = 1).
+        """
+        return
+
     def constants(self) -> tuple[float, float, float]:
         """K1, K2, K3 of Theorem 3.2 for the theory monitor (Eq. 11-13); nan where the theorem says nothing."""
         return math.nan, math.nan, math.nan

@@ -267,6 +267,43 @@ class TestX2:
         batch = run(method, 1, [make_group(0, prompt="a", step=1)], [make_group(4, prompt="a", step=1)])
         assert len(batch.reevaluated) == 1 and hard_texts(method) == ["a"]
 
+    @pytest.mark.parametrize("least", [None, 0.0, 0.25, 0.5])
+    def test_reevaluation_waits_until_the_policy_has_moved(self, make_group, least):
+        """By adding up from the step of the last one, with moves that are exact in binary."""
+        method = bapo(reevaluate_every=2, min_tv_reevaluated=least)
+        moves = [0.0, 0.125, 0.0, 0.125, 0.0, 0.0, 0.25, 0.5, 0.0, 0.125, 0.0, 0.375, 0.0, 0.0]
+        last = 0
+        for step, move in enumerate(moves):
+            named = method.begin_step(step)
+            due = step > 0 and step % 2 == 0 and sum(moves[last:step]) >= (least or 0)
+            assert bool(named) is due, step
+            last = step if due else last
+            # The hard prompts never improve, so that there are always some.
+            method.build_batch(
+                step, [make_group(0, prompt="hard")], [make_group(0, prompt=prompt, step=step) for prompt in named]
+            )
+            method.policy_moved(move)
+
+    def test_nothing_to_reevaluate_is_no_reevaluation(self, make_group):
+        method = bapo(reevaluate_every=1, min_tv_reevaluated=0.5)
+        run(method, 0, [make_group(4)])
+        method.policy_moved(0.5)
+        assert method.begin_step(1) == []
+        method.build_batch(1, [make_group(0, prompt="hard")], [])
+        assert texts(method.begin_step(2)) == ["hard"]
+
+    def test_how_far_the_policy_has_moved_is_in_the_state(self, make_group):
+        method, other = (bapo(reevaluate_every=1, min_tv_reevaluated=0.5) for _ in range(2))
+        run(method, 0, [make_group(0, prompt="hard")])
+        method.policy_moved(0.5)
+        other.load_state_dict(method.state_dict())
+        assert texts(other.begin_step(1)) == texts(method.begin_step(1)) == ["hard"]
+        before = method.state_dict()
+        del before["moved"]
+        other.policy_moved(0.5)
+        other.load_state_dict(before)
+        assert other.begin_step(2) == []
+
 
 class TestX3:
     """Definition 3.1, third term; Eq. 7; Algorithm 1, lines 9 and 16."""

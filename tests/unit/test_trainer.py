@@ -463,6 +463,12 @@ def world(tmp_path):
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
+def heard_of(rows, step):
+    """Distance of the fresh groups of the step before `step`, 0 where they were of today's policy."""
+    row = rows[step - 1]
+    return row.get("tv/fresh", 0.0) if row["staleness/rollout_policy"] else 0.0
+
+
 class TestRun:
     @pytest.mark.parametrize(
         ("delay", "again", "evaluation"),
@@ -532,6 +538,20 @@ class TestRun:
                 early += (step + 1) % 6 != 0
                 held = step + 1
         assert (early > 0) is (limit < 1)
+
+    @pytest.mark.parametrize("limit", [None, 0.012])
+    def test_method_hears_how_far_the_policy_moved_at_each_sync(self, world, limit):
+        """As the run itself logs it: of a step whose responses are of older weights, the fresh groups' distance."""
+        made = world(prompts=32, **{"adapt.rollout_delay": 3, "adapt.max_tv_rollout": limit} if limit else {})
+        heard = []
+        made.trainer.method.policy_moved = lambda distance: heard.append((made.trainer.step, distance))
+        made.trainer.fit()
+        rows = made.metrics()
+        synced = [step for step in range(1, len(rows) + 1) if step % 3 == 0]
+        early = [step for step in range(1, len(rows) + 1) if limit and step % 3 and heard_of(rows, step) > limit]
+        assert [step for step, _ in heard] == sorted(synced + early) and bool(early) is bool(limit)
+        assert [distance for _, distance in heard] == pytest.approx([heard_of(rows, step) for step, _ in heard])
+        assert any(distance > 0 for _, distance in heard)
 
     def test_hard_prompts_go_along_where_no_sync_is_saved(self, world):
         # v = 2, m = 3: in step 3 the engines hold older weights, in step 6 today's
