@@ -47,6 +47,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.prefork import client, server, serving
 
 SWITCH = "BAPO_OPENRLHF_CPU"
+FORK = "BAPO_OPENRLHF_FORK"  # 0: every process imports for itself
 SHARED_RAY = "BAPO_OPENRLHF_RAY"  # address of a Ray on this machine that several runs share (integration/cluster.py)
 
 # Distribution names (the first one installed counts) and the version that the patches below were written for.
@@ -590,8 +591,11 @@ def warm_up() -> server.Prepared:
 
 @contextmanager
 def forked_processes() -> Iterator[None]:
-    """For the time of the block, processes of runs fork from one that has imported the stack. With a GPU, nothing."""
-    if not active():
+    """For the time of the block, processes of runs fork from one that has imported the stack.
+
+    With a GPU, or where `BAPO_OPENRLHF_FORK` is 0, nothing of it happens.
+    """
+    if not active() or os.environ.get(FORK) == "0":
         yield
         return
     prepare_environment()

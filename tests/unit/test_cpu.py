@@ -185,8 +185,10 @@ def test_processes_fork_from_one_that_has_the_stack_and_not_ray(monkeypatch):
     assert first[-1] != second[-1]
 
 
-def test_with_a_gpu_no_process_is_forked(monkeypatch):
-    monkeypatch.setenv(cpu.SWITCH, "0")
+@pytest.mark.parametrize("switches", [{cpu.SWITCH: "0"}, {cpu.SWITCH: "1", cpu.FORK: "0"}])
+def test_with_a_gpu_or_on_request_no_process_is_forked(monkeypatch, switches):
+    for name, value in switches.items():
+        monkeypatch.setenv(name, value)
     with cpu.forked_processes():
         assert serving.python() == sys.executable
 
