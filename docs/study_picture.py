@@ -47,7 +47,7 @@ def main(folder: Path, runs: Path) -> None:
         right.plot([values.mean()] * 2, [place - 0.3, place + 0.3], color=COLOURS.get(label, "#333333"), lw=2)
     right.set_yticks(range(len(order)), [f"{label} (n = {(last['label'] == label).sum()})" for label in order])
     right.invert_yaxis()
-    right.set(xlabel="final held-out accuracy, % (dot: a seed, bar: mean)")
+    right.set(xlabel="final accuracy, % (dot: seed, bar: mean)")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", alpha=0.3)
