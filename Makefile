@@ -25,6 +25,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/adaptation.py
 	$(BIN)/python benchmarks/delay.py
+	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/steps.py
 
 docs: $(INSTALLED)
