@@ -29,7 +29,8 @@ def serving(prepare: str) -> Iterator[None]:
         prepare: MODULE:FUNCTION that imports and returns `server.Prepared`.
 
     Warns:
-        RuntimeWarning: at the end, where the server failed; all processes were started as ever, then.
+        RuntimeWarning: there is no server, for the path of the folder for temporary files is too long for a socket, or
+            it failed (told at the end); all processes are started as ever, then.
     """
     if os.environ.get(client.ADDRESS):
         yield
@@ -39,7 +40,12 @@ def serving(prepare: str) -> Iterator[None]:
         executable.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", "-S", client.__file__])} "$@"\n')
         executable.chmod(0o700)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(Path(name) / client.SOCKET))
+            try:
+                listener.bind(str(Path(name) / client.SOCKET))
+            except OSError as error:
+                warnings.warn(f"no process is forked: {name}: {error}", RuntimeWarning, stacklevel=2)
+                yield
+                return
             listener.listen(128)
             number = listener.fileno()
             server = subprocess.Popen(

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -209,6 +210,16 @@ def test_failed_preparation_starts_python_itself_and_is_told(tmp_path, monkeypat
     warned = pytest.warns(RuntimeWarning, match="each imported for itself: RuntimeError: no such library")
     with warned, serving.serving("prefork_template:fail"):
         assert python("-c", FORKED).stdout == "False\n"
+
+
+def test_path_too_long_for_a_socket_starts_python_itself_and_is_told(tmp_path, monkeypatch):
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setenv(client.ADDRESS, "")
+    warned = pytest.warns(RuntimeWarning, match="no process is forked: .*long")
+    with warned, serving.serving("prefork_template:prepare"):
+        assert serving.python() == sys.executable
 
 
 def test_requests_wait_for_the_preparation(tmp_path, monkeypatch):
