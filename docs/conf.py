@@ -37,6 +37,7 @@ CONTENTS = {
         "benchmarks/results/delay",
         "benchmarks/results/math_verifiers",
         "benchmarks/results/plan",
+        "benchmarks/results/start",
     ],
 }
 
