@@ -44,7 +44,7 @@ from types import ModuleType
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.prefork import client, server, serving
+from bapo_openrlhf.prefork import server, serving
 
 SWITCH = "BAPO_OPENRLHF_CPU"
 FORK = "BAPO_OPENRLHF_FORK"  # 0: every process imports for itself
@@ -153,7 +153,6 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
         )
     prepare_environment()
     shared = os.environ.get(SHARED_RAY)
-    variables = [*_defaults(), *([client.ADDRESS] if os.environ.get(client.ADDRESS) else [])]
     own = {
         "address": "local",
         "num_gpus": num_logical_gpus,
@@ -167,7 +166,7 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
         "logging_level": "warning",
         "runtime_env": {
             "worker_process_setup_hook": "bapo_openrlhf.cpu.set_up_ray_worker",
-            "env_vars": {name: os.environ[name] for name in variables},
+            "env_vars": {name: os.environ[name] for name in _defaults()} | serving.environment(),
             "py_executable": serving.python(),
         },
     }

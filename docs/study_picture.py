@@ -23,14 +23,11 @@ def main(folder: Path, runs: Path) -> None:
     evaluations = [name for name in table.columns if name.startswith("eval_cd") and name.endswith("_pass1")]
     table["accuracy"] = 100 * table[evaluations].mean(axis=1)
     seen = table.dropna(subset=evaluations)
-    last = seen.sort_values("step").groupby(["label", "seed"], as_index=False).last()
     order = [label for label in dict.fromkeys(table["label"])]
 
-    ended = (
-        table.sort_values("step").groupby(["label", "seed"], as_index=False).last()
-    )  # the last number of each column
+    last = table.sort_values("step").groupby(["label", "seed"], as_index=False).last()  # of each column, nan left out
     columns = ["method", "path", "label", "seed", "step", *evaluations, "rollouts/total", "tokens/trained_total"]
-    ended[columns].to_csv(runs, index=False, float_format="%.5g")
+    last[columns].to_csv(runs, index=False, float_format="%.5g")
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for label in SHOWN:

@@ -124,8 +124,8 @@ def _write(study, planned: Sequence, out: Path) -> int:
     from bapo_openrlhf.cli.report import charts_bar
     from bapo_openrlhf.report.runs import read_run
     from bapo_openrlhf.run import record
-    from bapo_openrlhf.study.claims import claim_table
-    from bapo_openrlhf.study.data import StudyRun
+    from bapo_openrlhf.study.claims import table_of
+    from bapo_openrlhf.study.data import Results, StudyRun
     from bapo_openrlhf.study.page import make_study_page
     from bapo_openrlhf.study.summary import summary
     from bapo_openrlhf.study.tidy import write_table
@@ -141,10 +141,11 @@ def _write(study, planned: Sequence, out: Path) -> int:
         "commits of the runs": ", ".join(commits),
         "seeds": ", ".join(map(str, study.seeds)),
     }
+    results = Results(study, runs)
     paths += [out / "summary.md", out / "report.html"]
-    paths[-2].write_text(summary(study, runs, about), encoding="utf-8")
+    paths[-2].write_text(summary(results, about), encoding="utf-8")
     paths[-1].write_text(make_study_page(study, runs, about, progress=charts_bar), encoding="utf-8")
-    for row in claim_table(study, runs).rows:
+    for row in table_of(results).rows:
         says, source, verdict, measured, interval, *_ = row
         print(f"{verdict:<15} {says} ({source}): {measured}, 95 % {interval}")
     for path in paths:

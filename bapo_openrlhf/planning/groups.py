@@ -69,6 +69,12 @@ def hard_prompts(settings: Settings, constants: Constants) -> float:
     return min(most, coming / constants.leaving_share)
 
 
+def replayable_groups(settings: Settings, constants: Constants) -> float:
+    """Groups that the replay buffer is expected to hold: those of the last steps that may be replayed."""
+    recent = constants.replayable_share * settings.prompts * settings.replay_steps
+    return min(recent, float(settings.replay_capacity))
+
+
 def groups_of_step(
     method: Method, settings: Settings, constants: Constants, *, reevaluates: bool, quantum: int = 1
 ) -> Groups:
@@ -88,8 +94,7 @@ def groups_of_step(
     x1, x2 = prompts * kept_share(settings, constants), again * constants.improved_share
     chosen = min(1.0, settings.capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which
     x1, x2 = x1 * chosen, x2 * chosen
-    stored = min(constants.replayable_share * prompts * settings.replay_steps, float(settings.replay_capacity))
-    x3 = min(stored, max(settings.capacity - x1 - x2, 0.0))
+    x3 = min(replayable_groups(settings, constants), max(settings.capacity - x1 - x2, 0.0))
     batch = x1 + x2 + x3
     if quantum > 1:
         batch = quantum * math.floor(batch / quantum + ROUNDING)

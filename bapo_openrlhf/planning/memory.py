@@ -40,7 +40,7 @@ def activation_bytes(shape: ModelShape, settings: Settings, constants: Constants
     A layer keeps `activation_factor` bytes a token and hidden unit; with checkpointing its input alone, and one layer
     at a time is whole.
     """
-    tokens = settings.micro_train * (settings.prompt_tokens + settings.response_tokens) / settings.copies
+    tokens = settings.micro_train * settings.sample_tokens / settings.copies
     layer = constants.activation_factor * shape.hidden
     kept = BYTES * shape.hidden * shape.layers + layer if settings.checkpointing else layer * shape.layers
     return tokens * (kept + (constants.logit_bytes * shape.vocabulary if logits else 0.0))
@@ -48,7 +48,7 @@ def activation_bytes(shape: ModelShape, settings: Settings, constants: Constants
 
 def forward_bytes(shape: ModelShape, settings: Settings, constants: Constants) -> float:
     """Logits of one forward-pass batch of the longest samples."""
-    tokens = settings.micro_forward * (settings.prompt_tokens + settings.response_tokens) / settings.copies
+    tokens = settings.micro_forward * settings.sample_tokens / settings.copies
     return tokens * constants.forward_logit_bytes * shape.vocabulary
 
 
@@ -61,7 +61,7 @@ def cache_tokens(shape: ModelShape, settings: Settings, constants: Constants, te
 def tensor_parallel(shape: ModelShape, settings: Settings, constants: Constants) -> int | None:
     """GPUs of an engine: the configuration's, doubled until one longest sequence fits; None where none are enough."""
     size = settings.tensor_parallel
-    while cache_tokens(shape, settings, constants, size) < settings.prompt_tokens + settings.response_tokens:
+    while cache_tokens(shape, settings, constants, size) < settings.sample_tokens:
         size *= 2
         if size > constants.gpus_per_machine:
             return None
@@ -111,7 +111,7 @@ def gpu_memory(shape: ModelShape, settings: Settings, constants: Constants, meth
 
     engine = settings.engine_share * constants.gpu_bytes
     reference = weights("reference") if settings.has_reference(method) and not settings.reference_on_host else 0.0
-    trained = ["actor"] + ["critic"] * method.critic
+    trained = method.trained
     activations = {model: activation_bytes(shape, settings, constants, logits=model == "actor") for model in trained}
     forward = forward_bytes(shape, settings, constants)
     if settings.colocated:
@@ -162,8 +162,7 @@ def replay_bytes(settings: Settings, constants: Constants, *, groups: float | No
         length = lengths(settings, constants).total
         return groups * settings.group_size * length * constants.stored_token_bytes
     most = min(settings.replay_capacity, settings.replay_steps * settings.prompts)
-    longest = settings.prompt_tokens + settings.response_tokens
-    return most * settings.group_size * longest * constants.stored_token_bytes
+    return most * settings.group_size * settings.sample_tokens * constants.stored_token_bytes
 
 
 def hard_bytes(settings: Settings, constants: Constants) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bapo_openrlhf.planning import memory
 from bapo_openrlhf.planning.constants import Constants
-from bapo_openrlhf.planning.groups import Groups, average_groups, happenings, rollouts
+from bapo_openrlhf.planning.groups import Groups, average_groups, happenings, replayable_groups, rollouts
 from bapo_openrlhf.planning.memory import Memory
 from bapo_openrlhf.planning.settings import METHODS, Method, Settings
 from bapo_openrlhf.planning.shapes import ModelShape
@@ -92,7 +92,7 @@ def plan_entry(shape: ModelShape, gpus: int, method: Method, settings: Settings,
         costs = GPUCosts(shape, settings, method, constants, gpus, size, cache)
         seconds = average_seconds(method, settings, constants, costs, quantum)
     responses = settings.group_size * groups.generated
-    stored = min(constants.replayable_share * settings.prompts * settings.replay_steps, float(settings.replay_capacity))
+    stored = replayable_groups(settings, constants)
     return Entry(
         model=shape.name,
         gpus=gpus,

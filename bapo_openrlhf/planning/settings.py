@@ -29,6 +29,11 @@ class Method:
     dynamic: bool = False
     reference: bool = True
 
+    @property
+    def trained(self) -> list[str]:
+        """Models that are trained."""
+        return ["actor", *["critic"] * self.critic]
+
 
 METHODS = (
     Method("GRPO"),
@@ -93,6 +98,11 @@ class Settings:
     reference_on_host: bool
     epochs: int
 
+    @property
+    def sample_tokens(self) -> int:
+        """Of the longest sample."""
+        return self.prompt_tokens + self.response_tokens
+
     def schedule(self, method: Method) -> RolloutSchedule:
         """v and m of a method: plain ones sync at every step."""
         if not method.adapted:
@@ -102,6 +112,10 @@ class Settings:
     def has_reference(self, method: Method) -> bool:
         """Whether a reference model is loaded."""
         return self.reference and method.reference
+
+    def passed_forward(self, method: Method) -> list[str]:
+        """Models that a batch passes through before training."""
+        return [*method.trained, *["reference"] * self.has_reference(method)]
 
     def roles(self, method: Method) -> dict[str, int]:
         """GPUs of each role in the configuration, for the roles that a method has."""
@@ -125,8 +139,7 @@ class Settings:
 
     def arithmetic(self, method: Method, total: int) -> BatchArithmetic:
         """How a batch is shared by the ranks on `total` GPUs."""
-        models = ["actor"] + ["critic"] * method.critic + ["reference"] * self.has_reference(method)
-        ranks = {model: self.ranks(model, method, total) for model in models}
+        ranks = {model: self.ranks(model, method, total) for model in self.passed_forward(method)}
         return BatchArithmetic(
             group_size=self.group_size,
             capacity=self.capacity if method.adapted else self.prompts,

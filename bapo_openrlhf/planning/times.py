@@ -171,8 +171,7 @@ class GPUCosts:
 
     def experience(self, samples: float) -> float:
         """A forward pass of each model; one after the other where they share GPUs, else the slowest."""
-        models = ["actor"] + ["critic"] * self.method.critic
-        models += ["reference"] * self.settings.has_reference(self.method)
+        models = self.settings.passed_forward(self.method)
         utilisation, micro = self.constants.forward_utilisation, self.settings.micro_forward
         return self._together(self._passes(model, samples, 1.0, utilisation, micro, gathers=1) for model in models)
 
@@ -180,9 +179,9 @@ class GPUCosts:
         """Forward 1, backward 2, recomputation 1 with gradient checkpointing: in forward passes, for each epoch."""
         again = 1.0 if self.settings.checkpointing else 0.0
         utilisation, micro = self.constants.train_utilisation, self.settings.micro_train
-        models = ["actor"] + ["critic"] * self.method.critic
         seconds = self._together(
-            self._passes(model, samples, 3.0 + again, utilisation, micro, gathers=3 + int(again)) for model in models
+            self._passes(model, samples, 3.0 + again, utilisation, micro, gathers=3 + int(again))
+            for model in self.method.trained
         )
         return self.settings.epochs * seconds
 

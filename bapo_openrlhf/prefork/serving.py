@@ -32,7 +32,7 @@ def serving(prepare: str) -> Iterator[None]:
         RuntimeWarning: there is no server, for the path of the folder for temporary files is too long for a socket, or
             it failed (told at the end); all processes are started as ever, then.
     """
-    if os.environ.get(client.ADDRESS):
+    if environment():
         yield
         return
     with tempfile.TemporaryDirectory(prefix="prefork-") as name, (Path(name) / "log").open("w+") as log:
@@ -68,10 +68,16 @@ def serving(prepare: str) -> Iterator[None]:
             server.communicate()
 
 
+def environment() -> dict[str, str]:
+    """What a process needs in its environment to be served: nothing outside of a block of `serving`."""
+    folder = os.environ.get(client.ADDRESS)
+    return {client.ADDRESS: folder} if folder else {}
+
+
 def python() -> str:
     """The executable that stands for Python: one that forks, within a block of `serving`; else Python's own."""
-    folder = os.environ.get(client.ADDRESS)
-    return str(Path(folder) / PYTHON) if folder else sys.executable
+    served = environment()
+    return str(Path(served[client.ADDRESS]) / PYTHON) if served else sys.executable
 
 
 def use_in_multiprocessing() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bapo_openrlhf.report.charts import Table, number
-from bapo_openrlhf.study.data import Results, StudyRun
-from bapo_openrlhf.study.definition import Claim, Study
+from bapo_openrlhf.study.data import Results
+from bapo_openrlhf.study.definition import Claim
 from bapo_openrlhf.study.statistics import Estimate, mean_interval, ratio_interval
 
 DIFFERENCES = ("accuracy", "solved")  # shares, compared by their difference; rollouts by their ratio
@@ -50,11 +50,6 @@ def judge(results: Results) -> list[Verdict]:
         targets: Sequence[float | None] = results.study.targets if claim.measure == "rollouts_to" else [None]
         verdicts += [_judge(results, claim, target) for target in targets]
     return verdicts
-
-
-def claim_table(study: Study, runs: Sequence[StudyRun]) -> Table:
-    """The verdicts in words and numbers: a row a claim."""
-    return table_of(Results(study, runs))
 
 
 def _judge(results: Results, claim: Claim, target: float | None) -> Verdict:
@@ -146,7 +141,7 @@ def _has_no_width(effect: Estimate) -> bool:
 
 
 def table_of(results: Results) -> Table:
-    """See `claim_table`."""
+    """The verdicts in words and numbers: a row a claim."""
     head = ["claim", "source", "verdict", "measured", "95 % interval", "claimed", "better", "than", "pairs", "notes"]
     rows = [_row(results, verdict) for verdict in judge(results)]
     return Table(head, rows, "Claims and what was measured, over pairs of runs of the same seed")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bapo_openrlhf.evaluation import tables as markdown_tables
 from bapo_openrlhf.report.charts import Table, number
 from bapo_openrlhf.study import claims, tables
-from bapo_openrlhf.study.data import Results, StudyRun, missing
-from bapo_openrlhf.study.definition import Study
+from bapo_openrlhf.study.data import Results, missing
 
 
-def summary(study: Study, runs: Sequence[StudyRun], provenance: Mapping[str, Any]) -> str:
+def summary(results: Results, provenance: Mapping[str, Any]) -> str:
     """What the page says in tables: arms at a glance, claims, sources of the batches, seconds, every run."""
-    results = Results(study, runs)
-    head = [f"# {study.name}", ""]
+    head = [f"# {results.study.name}", ""]
     head += [f"- {name}: {value}" for name, value in provenance.items() if isinstance(value, str)]
     head += [f"- {lack}" for lack in missing(results)]
     judged = claims.table_of(results)

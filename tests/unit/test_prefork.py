@@ -18,13 +18,18 @@ FORKED = "import sys; print('prefork_prepared' in sys.modules)"
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
-    """A server that has imported prefork_template; `notes()` gives the words that it and its children wrote down."""
+def unserved(tmp_path, monkeypatch):
+    """No server yet, and prefork_template can be imported."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv("PREFORK_TEST_FILE", str(tmp_path / "notes"))
+    monkeypatch.setenv(client.ADDRESS, "")
+
+
+@pytest.fixture
+def server(unserved, tmp_path, monkeypatch):
+    """A server that has imported prefork_template; `notes()` gives the words that it and its children wrote down."""
     monkeypatch.setenv("FIXED", "1")
     monkeypatch.setenv("TO_BE_REMOVED", "1")
-    monkeypatch.setenv(client.ADDRESS, "")
     (tmp_path / "notes").touch()
     with serving.serving("prefork_template:prepare"):
         yield lambda: [tuple(line.split()) for line in (tmp_path / "notes").read_text().splitlines()]
@@ -160,10 +165,7 @@ def test_killed_client_takes_its_child_along_and_the_server_goes_on(server):
     second.kill()
 
 
-def test_end_of_the_server_ends_children_and_clients(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.setenv("PREFORK_TEST_FILE", str(tmp_path / "notes"))
-    monkeypatch.setenv(client.ADDRESS, "")
+def test_end_of_the_server_ends_children_and_clients(unserved):
     with serving.serving("prefork_template:prepare"):
         process, child = sleeper()
     assert serving.python() == sys.executable
@@ -204,28 +206,22 @@ def test_no_server_starts_python_itself(server, monkeypatch, tmp_path):
     assert done.stdout == "False\n"
 
 
-def test_failed_preparation_starts_python_itself_and_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.setenv(client.ADDRESS, "")
+def test_failed_preparation_starts_python_itself_and_is_told(unserved):
     warned = pytest.warns(RuntimeWarning, match="each imported for itself: RuntimeError: no such library")
     with warned, serving.serving("prefork_template:fail"):
         assert python("-c", FORKED).stdout == "False\n"
 
 
-def test_path_too_long_for_a_socket_starts_python_itself_and_is_told(tmp_path, monkeypatch):
+def test_path_too_long_for_a_socket_starts_python_itself_and_is_told(unserved, tmp_path, monkeypatch):
     long = tmp_path / ("long" * 30)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.setenv(client.ADDRESS, "")
     warned = pytest.warns(RuntimeWarning, match="no process is forked: .*long")
     with warned, serving.serving("prefork_template:prepare"):
         assert serving.python() == sys.executable
 
 
-def test_requests_wait_for_the_preparation(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.setenv("PREFORK_TEST_FILE", str(tmp_path / "notes"))
-    monkeypatch.setenv(client.ADDRESS, "")
+def test_requests_wait_for_the_preparation(unserved):
     with serving.serving("prefork_template:prepare_slowly"):
         assert python("-c", FORKED).stdout == "True\n"
 

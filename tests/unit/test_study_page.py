@@ -255,7 +255,7 @@ def test_a_claim_about_an_arm_that_is_not_there():
 
 
 def test_the_table_of_claims():
-    table = claims.claim_table(study_of(ABOVE), accuracies([0.31, 0.33, 0.32], [0.2, 0.21, 0.22]))
+    table = claims.table_of(Results(study_of(ABOVE), accuracies([0.31, 0.33, 0.32], [0.2, 0.21, 0.22])))
     assert all(len(row) == len(table.head) for row in table.rows)
     row = dict(zip(table.head, table.rows[0], strict=True))
     assert (row["claim"], row["verdict"], row["measured"], row["pairs"]) == (
@@ -284,7 +284,7 @@ def test_summary_has_the_tables_as_markdown():
     runs = [run_of(PLAIN, seed, [0.2], rollouts=1000) for seed in (1, 2, 4)] + [
         run_of(BAPO, 1, [0.3], rollouts=1500)
     ]  # a step, of 4
-    text = summary(study_of(ABOVE), runs, {"commit": "0123abc", "versions": {"torch": "2"}})
+    text = summary(Results(study_of(ABOVE), runs), {"commit": "0123abc", "versions": {"torch": "2"}})
     assert "- commit: 0123abc\n" in text and "versions" not in text
     assert "- GRPO: no run of seed 3, 5.\n" in text and "- BAPO-GRPO: no run of seed 2, 3, 4, 5.\n" in text
     rows = {}
