@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from bapo_openrlhf.integration import profiling
 from bapo_openrlhf.integration.checksums import digests
 from bapo_openrlhf.integration.engine_core import ENGINE
 from bapo_openrlhf.integration.pinned import plain_class
+from bapo_openrlhf.integration.weight_sync import Piece, receive
 from bapo_openrlhf.reward.pool import RewardPool
 
 # ── In each vLLM worker ──
@@ -159,6 +161,10 @@ class RolloutEngine(plain_class(RolloutRayActor)):
         """Stop it and write their traces, under this engine's number."""
         traces = await self.llm.collective_rpc(profiling.stop_in_engine, args=(folder, number))
         return [profiling.Trace(*trace) for trace in traces]
+
+    async def update_weights(self, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
+        """Receive and load a parcel of the actor's weights."""
+        await self.llm.collective_rpc(receive, args=(pieces, dtype))
 
     async def keep_weights(self) -> int:
         """Keep today's weights in host memory, in the place of those kept before; returns their bytes."""

@@ -29,6 +29,7 @@ from bapo_openrlhf.integration.dynamic_batch import WholeBatchReplayBuffer
 from bapo_openrlhf.integration.pinned import plain_class, rebound
 from bapo_openrlhf.integration.profiling import Traced
 from bapo_openrlhf.integration.samples import EXTERNAL
+from bapo_openrlhf.integration.weight_sync import in_parcels
 
 
 class _WholeBatch:
@@ -84,6 +85,11 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
             return super().training_step(experience, kl_ctl, step, loss_batch_info)
         finally:
             self.actor_loss_fn = self.plain_loss
+
+    def broadcast_to_vllm(self) -> None:
+        """OpenRLHF's weight sync, many tensors in a message."""
+        with in_parcels(self):
+            super().broadcast_to_vllm()
 
     def finetune(self, micro_batches: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
         """One optimizer step on -log pi(token), the mean over the tokens of all ranks' demonstrations, times `weight`.
