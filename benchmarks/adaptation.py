@@ -207,7 +207,8 @@ def markdown(result: Mapping[str, Any]) -> str:
             "",
             f"A step is {', '.join(LAYER)} together; below them what they do, each by itself. Buffers hold as many "
             "groups as a step generates. All responses share one array of tokens here: 100 times as many would not "
-            "fit into memory, and the layer never reads them. The slope is that of log seconds over log groups, 1 is linear.",
+            "fit into memory, and the layer never reads them. The slope is that of log seconds over log groups, 1 is "
+            "linear.",
             "",
             *table(["", *(f"{scale * setting['groups']:,} groups" for scale in SCALES), "slope"], alone),
             "![Seconds a step over the number of groups](adaptation.png)",
