@@ -187,7 +187,3 @@ class TestReport:
             "versions": {"python": "3"},
             "command": "python x.py",
         }
-
-
-def test_a_round_is_one_reevaluation():
-    assert PERIOD == 5  # v = m, which the page says
