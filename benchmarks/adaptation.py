@@ -1,179 +1,260 @@
-"""What batch adaptation costs at the size of the paper's math runs: time a step, and memory a stored token.
+"""What batch adaptation costs at the size of the paper's math runs: time, memory, checkpoints, and how they grow.
 
-    python benchmarks/adaptation.py            # writes benchmarks/results/adaptation.{json,md}
+    python benchmarks/adaptation.py                    # writes benchmarks/results/adaptation.{json,md,png}
+    python benchmarks/adaptation.py --groups 16 --tokens 64 --rounds 1 --results /tmp     # a short one
 
-Each step feeds 256 fresh groups of 8 responses of 4096 tokens (prompt 512) through BAPO with both buffers full. Timed
-are the layer alone (selection, buffers and ledger) and the way between OpenRLHF's samples and the layer's groups.
-Beside them, in the same rounds on the same samples, OpenRLHF's own padding of the samples into forward-pass batches,
-which every step does anyway. The share of a whole step is given against the paper's own: 41.0 h for 3 epochs of 40,000
-prompts in batches of 256, on 8 A100 (Table 2, GRPO), for no GPU is at hand here.
+Each step generates 256 groups of 8 responses of 4096 tokens, and BAPO makes its batch of them with both buffers full.
+Beside the way between OpenRLHF's samples and the layer's groups stands OpenRLHF's own padding of the same samples into
+forward-pass batches, which every step does anyway. The layer alone is also timed at 10 and at 100 times as many groups;
+their responses share one array there, for they would not fit into memory, and the layer never reads it. The share of a
+whole step is given against the paper's own: 41.0 h for 3 epochs of 40,000 prompts in batches of 256, on 8 A100 (Table
+2, GRPO); with --step-seconds also against one that was measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import platform
+import shlex
 import statistics
-import time
-import tracemalloc
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+from adaptation_layer import LAYER, PERIOD, SCALES, WARM_UP, Clock, Run, World, layer_round
+from adaptation_storage import checkpoint_round, memory_round
+from report import CORES, RESULTS, origin, write
 
 from bapo_openrlhf import cpu
-from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.methods import BAPO, BAPOConfig
-from bapo_openrlhf.run.record import provenance
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.group import Group, Prompt
 
-RESULTS = Path(__file__).parent / "results"
 PAPER_STEP_SECONDS = 40.97 * 3600 / (3 * math.ceil(40_000 / 256))  # 1d 16h 58m over 471 steps
-OURS = ("layer", "samples_to_groups", "groups_to_samples")
-WARM_UP = 6  # steps until the buffers are full and prompts have been re-evaluated
-PROMPT, EXTRAS = 512, {"info": {"reward": 0.0}, "score": 0.0, "truncated": False, "mm_train_inputs": None}
+CONVERSIONS = {"samples_to_groups": "samples to groups", "groups_to_samples": "groups to samples"}
+MEMORY_ROUNDS = 3  # at most: each starts two processes that import the stack
+LEAST_GROUPS = 16  # the 8 ranks of a run share multiples of 8 groups
+DRAWN = {
+    "layer": "the layer, a step",
+    "build_batch": "build the batch",
+    "hard buffer: add and evict": "hard buffer: add and evict",
+    "replay buffer: sample": "replay buffer: sample",
+    "replay buffer: add and evict": "replay buffer: add and evict",
+}
 
 
-def make_groups(rng: np.random.Generator, step: int, groups: int, size: int, tokens: int) -> list[Group]:
-    """Fresh groups with random tokens; the chance of a right response differs from prompt to prompt."""
-    made = []
-    for index in range(groups):
-        chance = rng.beta(0.7, 0.9)
-        responses = tuple(
-            Response(
-                token_ids=rng.integers(0, 150_000, tokens, dtype=np.int32),
-                action_spans=((PROMPT, tokens),),
-                log_probs=rng.normal(-1, 1, tokens - PROMPT).astype(np.float32),
-                reward=float(rng.random() < chance),
-                extras=EXTRAS,
-            )
-            for _ in range(size)
-        )
-        uid = step * groups + index
-        made.append(Group(uid, Prompt(f"prompt {uid}", "1"), responses, step, step - step % 5))
-    return made
+class SampledRun(Run):
+    """A run with the way to and from OpenRLHF's samples, which is timed, and OpenRLHF's padding beside it."""
 
+    def __init__(self, groups: int, world: World) -> None:
+        super().__init__(groups, world)
+        self.handled: Counter[str] = Counter()  # samples in this round, by name
 
-def reevaluated(rng: np.random.Generator, prompts: list[Prompt], step: int, size: int, tokens: int) -> list[Group]:
-    """New groups of the given prompts, by today's policy."""
-    made = make_groups(rng, 10**6 + step, len(prompts), size, tokens)
-    return [Group(g.uid, prompt, g.responses, step, step) for g, prompt in zip(made, prompts, strict=True)]
+    def round(self) -> dict[str, float]:
+        """Also NAME_a_sample: seconds for each of them."""
+        self.handled.clear()
+        seconds = super().round()
+        return seconds | {f"{name}_a_sample": PERIOD * seconds[name] / count for name, count in self.handled.items()}
 
+    def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
+        """The groups, made from samples as the rollout engines give them."""
+        from bapo_openrlhf.integration.rollout import usable_groups
+        from bapo_openrlhf.integration.samples import groups_of, samples_of
 
-class Clock:
-    """Seconds by name, from lap to lap."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.skip()
-
-    def skip(self) -> None:
-        """Do not count the time since the last lap."""
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Add the time since the last lap to a name."""
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
-
-
-def measure(groups: int, size: int, tokens: int, rounds: int) -> dict:
-    """Medians over rounds."""
-    cpu.prepare_environment()
-    cpu.install()
-    from openrlhf.trainer.ppo_utils.experience import Experience
-
-    from bapo_openrlhf.integration.samples import groups_of, samples_of
-
-    rng = np.random.default_rng(0)
-    method = BAPO(BAPOConfig(capacity=groups, group_size=size), seed=0)
-    ledger = Ledger()
-    timed: dict[str, list[float]] = {
-        "layer": [],
-        "samples_to_groups": [],
-        "groups_to_samples": [],
-        "openrlhf_padding": [],
-    }
-    for step in range(rounds + WARM_UP):
-        generated = samples_of(make_groups(rng, step, groups, size, tokens))
-        clock = Clock()
-        fresh = groups_of(generated, size, first_uid=step * groups, step=step, policy_step=step - step % 5)
-        clock.lap("samples_to_groups")
-        prompts = method.begin_step(step)
-        clock.lap("layer")
-        again = reevaluated(rng, prompts, step, size, tokens)
+        made = self.world.groups(prompts, self.step, policy_step)
+        samples, first = samples_of(made), self.world.uid - len(made)
         clock.skip()
-        batch = method.build_batch(step, fresh, again)
-        ledger.settle(fresh + again, batch)
-        clock.lap("layer")
-        union = samples_of([group for _, group in batch.with_sources()])
+        usable = usable_groups(samples, self.world.size)
+        groups = groups_of(usable, self.world.size, first_uid=first, step=self.step, policy_step=policy_step)
+        clock.lap("samples_to_groups")
+        self.handled["samples_to_groups"] += len(samples)
+        return groups
+
+    def trained(self, batch: Batch, clock: Clock) -> list[Group]:
+        """The groups, which also become samples and forward-pass batches."""
+        from openrlhf.trainer.ppo_utils.experience import Experience
+
+        from bapo_openrlhf.integration.samples import samples_of
+
+        groups = super().trained(batch, clock)
+        clock.skip()
+        samples = samples_of(groups)
         clock.lap("groups_to_samples")
-        for index, sample in enumerate(union):
+        for index, sample in enumerate(samples):
             sample.index = [index]
         clock.skip()
-        for start in range(0, len(union), 8):
-            Experience.concat_experiences(union[start : start + 8], 0)
+        for start, end in self.arithmetic.shares_of(len(samples)):
+            Experience.concat_experiences(samples[start:end], 0)
         clock.lap("openrlhf_padding")
-        if step >= WARM_UP:
-            for name, value in clock.seconds.items():
-                timed.setdefault(name, []).append(value)
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    stored = make_groups(rng, 0, 16, size, tokens)
-    allocated = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
-    count = 16 * size * tokens
-    layer = statistics.median(timed["layer"])
+        for name in ("groups_to_samples", "openrlhf_padding"):
+            self.handled[name] += len(samples)
+        return groups
+
+
+def measure(groups: int, size: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """All figures: lists over the rounds, by name."""
+    cpu.prepare_environment()
+    cpu.install()
+    run = SampledRun(groups, World(size, tokens, shared=False))
+    alone = {scale: Run(scale * groups, World(size, tokens, shared=True)) for scale in SCALES}
+    found: dict[str, dict[str, list[float]]] = {"step": {}, "checkpoint": {}, "layer": {}, "memory": {}}
+    for number in range(-WARM_UP, rounds):
+        rows = {"step": run.round(), "checkpoint": checkpoint_round(run), "layer": layer_round(alone)}
+        if 0 <= number < MEMORY_ROUNDS:
+            rows["memory"] = memory_round(groups, size, tokens)
+        for part, row in rows.items() if number >= 0 else ():
+            for name, value in row.items():
+                found[part].setdefault(name, []).append(value)
+    one = run.world.groups(run.world.prompts(1), 0, 0)[0]
     return {
-        "setting": {"groups": groups, "group_size": size, "tokens": tokens, "prompt_tokens": PROMPT, "rounds": rounds},
-        "seconds_median": {name: statistics.median(values) for name, values in timed.items()},
-        "seconds_spread": {name: [min(values), max(values)] for name, values in timed.items()},
-        "layer_microseconds_per_group": layer / groups * 1e6,
-        "layer_over_openrlhf_padding": layer / statistics.median(timed["openrlhf_padding"]),
-        "layer_share_of_paper_step": layer / PAPER_STEP_SECONDS,
-        "adaptation_share_of_paper_step": sum(statistics.median(timed[n]) for n in list(timed)[:3])
-        / PAPER_STEP_SECONDS,
-        "bytes_per_stored_token": sum(group.nbytes for group in stored) / count,
-        "bytes_per_stored_token_with_python_objects": allocated / count,
+        "setting": {"groups": groups, "group_size": size, "tokens": tokens, "prompt_tokens": tokens // 8},
+        "rounds": rounds,
         "paper_step_seconds": PAPER_STEP_SECONDS,
+        "bytes_per_stored_token": one.nbytes / (size * tokens),
+        "slopes": slopes(found["layer"], groups),
+        **found,
     }
 
 
-def markdown(result: dict) -> str:
-    """The result as a table."""
-    s, setting = result["seconds_median"], result["setting"]
-    rows = [
-        ("layer: selection, buffers and ledger, a step", f"{s['layer'] * 1e3:.1f} ms"),
-        ("layer, a group", f"{result['layer_microseconds_per_group']:.0f} us"),
-        ("samples to groups, a step", f"{s['samples_to_groups'] * 1e3:.0f} ms"),
-        ("groups to samples, a step", f"{s['groups_to_samples'] * 1e3:.0f} ms"),
-        ("OpenRLHF's own padding of the same samples", f"{s['openrlhf_padding'] * 1e3:.0f} ms"),
-        ("layer / OpenRLHF's padding", f"{result['layer_over_openrlhf_padding']:.3f}"),
-        (
-            f"layer / the paper's step ({result['paper_step_seconds']:.0f} s)",
-            f"{result['layer_share_of_paper_step']:.4%}",
-        ),
-        ("layer and conversions / the paper's step", f"{result['adaptation_share_of_paper_step']:.3%}"),
-        ("bytes a stored token", f"{result['bytes_per_stored_token']:.2f}"),
-        (
-            "bytes a stored token, Python objects included",
-            f"{result['bytes_per_stored_token_with_python_objects']:.2f}",
-        ),
+def slopes(layer: Mapping[str, Sequence[float]], groups: int) -> dict[str, float]:
+    """By name, of log seconds over log groups: 1 is linear. `layer` is in seconds a group, by SCALE/NAME."""
+    found = {}
+    for name in (key.partition("/")[2] for key in layer if key.startswith(f"{SCALES[0]}/")):
+        seconds = [scale * groups * statistics.median(layer[f"{scale}/{name}"]) for scale in SCALES]
+        found[name] = float(np.polyfit(np.log(SCALES), np.log(seconds), 1)[0])
+    return found
+
+
+def number(value: float) -> str:
+    """With three digits, or all that are before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def spread(values: Sequence[float], factor: float = 1.0) -> str:
+    """Median, and the smallest and largest, each times `factor`."""
+    middle, least, most = (number(factor * value) for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({least} to {most})"
+
+
+def ratios(part: Mapping[str, Sequence[float]], ours: str, theirs: str) -> str:
+    """Within each round."""
+    return spread([one / other for one, other in zip(part[ours], part[theirs], strict=True)])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table; numbers are to the right."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines] + [""]
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The page."""
+    setting, step, layer, saved = (result[name] for name in ("setting", "step", "layer", "checkpoint"))
+    alone = [
+        [
+            "a step" if name == "layer" else name,
+            *(spread(layer[f"{scale}/{name}"], 1e6) for scale in SCALES),
+            f"{slope:.2f}",
+        ]
+        for name, slope in result["slopes"].items()
     ]
-    head = (
-        f"{setting['groups']} prompts x {setting['group_size']} responses x {setting['tokens']} tokens "
-        f"(prompt {setting['prompt_tokens']}), median of {setting['rounds']} steps; {result['machine']}; commit "
-        f"{result['commit']}.\n\n`{result['command']}`\n\n"
+    beside = [["the layer", spread(step["layer"], 1e3), "", ratios(step, "layer", "openrlhf_padding")]]
+    for name in (*CONVERSIONS, "openrlhf_padding"):
+        each = f"{name}_a_sample"
+        ratio = ratios(step, each, "openrlhf_padding_a_sample") if name in CONVERSIONS else "1"
+        beside.append(
+            [CONVERSIONS.get(name, "OpenRLHF's padding"), spread(step[name], 1e3), spread(step[each], 1e6), ratio]
+        )
+    kept = [
+        ["the layer's groups, arrays alone", f"{result['bytes_per_stored_token']:.2f}", ""],
+        ["the layer's groups", spread(result["memory"]["groups"]), ratios(result["memory"], "groups", "experience")],
+        ["OpenRLHF's samples", spread(result["memory"]["experience"]), "1"],
+    ]
+    files = []
+    for kind, name in (("layer", "the layer's state"), ("experience", "OpenRLHF's samples")):
+        size = saved[f"{kind}_bytes"]
+        cells = [spread(size, 1e-6)]
+        for action in ("save", "load"):
+            seconds = saved[f"{kind}_{action}"]
+            speed = [bytes_ / second for bytes_, second in zip(size, seconds, strict=True)]
+            cells += [spread(seconds), spread(speed, 1e-6)]
+        files.append([name, *cells])
+    both = [ratios(saved, f"layer_{action}", f"experience_{action}") for action in ("bytes", "save", "load")]
+    files.append(["ratio", both[0], both[1], "", both[2], ""])
+    everything = [sum(parts) for parts in zip(*(step[name] for name in ("layer", *CONVERSIONS)), strict=True)]
+    whole = {f"the paper's step ({result['paper_step_seconds']:.0f} s)": result["paper_step_seconds"]}
+    if result["step_seconds"]:
+        whole[f"a measured step ({result['step_seconds']:g} s)"] = result["step_seconds"]
+    shares = [
+        [name, spread(step["layer"], 100 / seconds) + " %", spread(everything, 100 / seconds) + " %"]
+        for name, seconds in whole.items()
+    ]
+    return "\n".join(
+        [
+            "# Cost of batch adaptation",
+            "",
+            f"{setting['groups']} prompts x {setting['group_size']} responses x {setting['tokens']} tokens (prompt "
+            f"{setting['prompt_tokens']}), both buffers full; median of {result['rounds']} rounds, in brackets the "
+            f"smallest and the largest. A round is {PERIOD} steps (v = m = {PERIOD}), one of which re-evaluates, and "
+            f"everything else once, in turn. Ratios are within a round. {result['machine']}; commit "
+            f"{result['commit']}.",
+            "",
+            f"`{result['command']}`",
+            "",
+            "## The layer alone: microseconds a group",
+            "",
+            f"A step is {', '.join(LAYER)} together; below them what they do, each by itself. Buffers hold as many "
+            "groups as a step generates. All responses share one array of tokens here: 100 times as many would not "
+            "fit into memory, and the layer never reads them. The slope is that of log seconds over log groups, 1 is "
+            "linear.",
+            "",
+            *table(["", *(f"{scale * setting['groups']:,} groups" for scale in SCALES), "slope"], alone),
+            "![Seconds a step over the number of groups](adaptation.png)",
+            "",
+            "## Beside OpenRLHF's own padding of the same samples",
+            "",
+            "The ratio of the layer is that of a step, the others' that of a sample: not all that is generated is "
+            "trained on.",
+            "",
+            *table(["", "ms a step", "us a sample", "ratio to the padding"], beside),
+            "## Memory: bytes a stored token",
+            "",
+            f"What a new process grows by, of {len(result['memory']['groups'])} each.",
+            "",
+            *table(["", "bytes", "ratio"], kept),
+            "## Checkpoint of the buffers",
+            "",
+            "The layer's is synced to the disk, with digests and a manifest, which are checked when it is read; the "
+            "samples' is `torch.save`, synced too, and `torch.load`. Reading is from the system's cache.",
+            "",
+            *table(["", "MB", "save, s", "save, MB/s", "load, s", "load, MB/s"], files),
+            "## Share of a whole step",
+            "",
+            *table(["of", "the layer", "with the conversions"], shares),
+        ]
     )
-    return (
-        "# Cost of batch adaptation\n\n"
-        + head
-        + "| what | measured |\n| --- | --- |\n"
-        + "".join(f"| {name} | {value} |\n" for name, value in rows)
-    )
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Seconds a step over its groups."""
+    import matplotlib.pyplot as plt
+
+    groups = [scale * result["setting"]["groups"] for scale in SCALES]
+    figure, axes = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
+    # Okabe and Ito's colours, and markers, for readers who see colours differently
+    colours = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
+    for (name, label), colour, marker in zip(DRAWN.items(), colours, "osD^v", strict=True):
+        rounds = [result["layer"][f"{scale}/{name}"] for scale in SCALES]
+        seconds = [count * statistics.median(values) for count, values in zip(groups, rounds, strict=True)]
+        axes.loglog(groups, seconds, color=colour, marker=marker, label=f"{label} (slope {result['slopes'][name]:.2f})")
+    axes.set(xlabel="groups a step", ylabel="seconds")
+    axes.set_xticks(groups, [f"{count:,}" for count in groups])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
@@ -183,15 +264,16 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=9)
-    given = SimpleNamespace(**vars(parser.parse_args()))
+    parser.add_argument("--step-seconds", type=float, help="of a step that was measured, for its share")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    if given.groups < LEAST_GROUPS:
+        parser.error(f"--groups is {given.groups}; it must be at least {LEAST_GROUPS}")
     result = measure(given.groups, given.size, given.tokens, given.rounds)
-    about = provenance()
-    result |= {"machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}"}
-    result |= {"commit": about["commit"], "command": "python benchmarks/adaptation.py", "versions": about["versions"]}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "adaptation.json").write_text(json.dumps(result, indent=2) + "\n")
-    (RESULTS / "adaptation.md").write_text(markdown(result))
-    print(markdown(result))
+    result |= {"step_seconds": given.step_seconds}
+    result |= origin(shlex.join(["python", "benchmarks/adaptation.py", *sys.argv[1:]]), CORES, "no GPU")
+    write(given.results, "adaptation", result, markdown(result))
+    draw(result, given.results / "adaptation.png")
 
 
 if __name__ == "__main__":

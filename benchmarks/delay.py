@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,10 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.run.record import provenance, read_metrics
+from report import CORES, RESULTS, origin, write
+
+from bapo_openrlhf.run.record import read_metrics
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 REWARD = """
 import hashlib
 
@@ -200,14 +200,8 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=2)
     given = parser.parse_args()
     result = measure(given.hidden, given.layers, given.engines)
-    about = provenance()
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}"
-    result |= {"machine": machine, "commit": about["commit"], "versions": about["versions"]}
-    result |= {"command": "python benchmarks/delay.py"}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "delay.json").write_text(json.dumps(result, indent=2) + "\n")
-    (RESULTS / "delay.md").write_text(markdown(result))
-    print(markdown(result))
+    result |= origin("python benchmarks/delay.py", CORES, "no GPU")
+    write(RESULTS, "delay", result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ import importlib.metadata
 import json
 import logging
 import multiprocessing
-import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -26,11 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.run.record import provenance
+from report import CORES, RESULTS, origin, write
 
 HERE = Path(__file__).parent
 CASES = HERE / "math_answers.jsonl"
-RESULTS = HERE / "results"
 PACKAGES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "openrlhf", "pylatexenc")
 KINDS = ("true positive", "true negative", "false positive", "false negative", "no verdict")
 MEMORY = 4 * 2**30  # bytes
@@ -209,11 +206,8 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable(logging.WARNING)  # math-verify warns of each of its timeouts
     cases = load_cases()
-    about = provenance()
     result = {
-        "command": "python benchmarks/math_verifiers.py",
-        "commit": about["commit"],
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        **origin("python benchmarks/math_verifiers.py", CORES),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "limit": given.limit,
         "cases": len(cases),
@@ -221,10 +215,7 @@ def main() -> None:
         "categories": Counter(case["category"] for case in cases),
         "judges": {name: measure(name, cases, given.limit) for name in JUDGES},
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "math_verifiers.json").write_text(json.dumps(result, indent=2) + "\n")
-    (RESULTS / "math_verifiers.md").write_text(markdown(result))
-    print(markdown(result))
+    write(RESULTS, "math_verifiers", result, markdown(result))
 
 
 if __name__ == "__main__":

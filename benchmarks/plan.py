@@ -11,7 +11,6 @@ Beside that, the ratios that the paper reports, from the preset of its mathemati
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -23,6 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from report import CORES, RESULTS, origin, write
+
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.planning.constants import Constants, constants_of
@@ -33,10 +34,9 @@ from bapo_openrlhf.planning.plan import plan_entry
 from bapo_openrlhf.planning.settings import METHODS, Method, Settings, settings_of
 from bapo_openrlhf.planning.shapes import SHAPES
 from bapo_openrlhf.planning.times import lengths, step_seconds
-from bapo_openrlhf.run.record import provenance, read_metrics, read_run
+from bapo_openrlhf.run.record import read_metrics, read_run
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 PRESET = ROOT / "configs" / "bapo_grpo_math_r1_distill_qwen_1.5b.yaml"
 WARM_UP = 8  # steps left out of all times
 NEAR = 30 * 60  # seconds between two starts: the machine was about as busy
@@ -344,14 +344,9 @@ def main() -> None:
     runs = given.runs.resolve()
     os.chdir(ROOT)  # presets name files by their path in the project
     result = validate(runs) | {"paper": paper()}
-    about = provenance()
-    machine = f"{platform.machine()}, {platform.system()}, {os.cpu_count()} cores, no GPU"
-    result |= {"machine": f"{machine}, Python {platform.python_version()}"}
-    result |= {"commit": about["commit"], "command": "python benchmarks/plan.py runs/studies/countdown/runs"}
-    result |= {"versions": about["versions"]}
-    (RESULTS / "plan.json").write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
-    (RESULTS / "plan.md").write_text(markdown(result))
-    print(markdown(result))
+    command = "python benchmarks/plan.py runs/studies/countdown/runs"
+    result |= origin(command, platform.system(), CORES, "no GPU")
+    write(RESULTS, "plan", result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ The quickstart's run, until its first step is in the record, with each in turn, 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -19,11 +17,11 @@ import time
 from pathlib import Path
 
 import psutil
+from report import CORES, RESULTS, origin, write
 
 from bapo_openrlhf import cpu
-from bapo_openrlhf.run.record import METRICS, provenance
+from bapo_openrlhf.run.record import METRICS
 
-RESULTS = Path(__file__).parent / "results"
 KINDS = {"each process imports": "0", "forked": "1"}
 
 
@@ -102,19 +100,9 @@ def main() -> None:
         for kind, fork in KINDS.items():
             runs[kind].append(start(fork))
             print(kind, runs[kind][-1], flush=True)
-    about = provenance()
-    result = {
-        "rounds": given.rounds,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}",
-        "commit": about["commit"],
-        "versions": about["versions"],
-        "command": "python benchmarks/start.py",
-        "runs": runs,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "start.json").write_text(json.dumps(result, indent=2) + "\n")
-    (RESULTS / "start.md").write_text(markdown(result))
-    print(markdown(result))
+    about = origin("python benchmarks/start.py", CORES, "no GPU")
+    result = {"rounds": given.rounds, **about, "runs": runs}
+    write(RESULTS, "start", result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from report import CORES, RESULTS, origin, write
 from tqdm import tqdm
 
 from bapo_openrlhf import cpu
 from bapo_openrlhf.prefork import serving
-from bapo_openrlhf.run.record import provenance, read_metrics
+from bapo_openrlhf.run.record import read_metrics
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 WARM_UP = 4  # steps that are not measured: the first have what happens once, and BAPO's buffers are empty
 SETTING = {
     "train.batch_size": 256,
@@ -202,24 +201,18 @@ def main() -> None:
     parser.add_argument("--trl-options", type=json.loads, default={}, metavar="JSON", help="micro, dtype, ...")
     given = parser.parse_args()
     options = {"micro": 64, "dtype": "float32", "attention": "sdpa", "threads": 2} | given.trl_options
-    about = provenance()
+    command = " ".join(["python", "benchmarks/steps.py", *(["--trl PYTHON"] if given.trl else [])])
     result = {
         "steps": given.steps,
         "rounds": given.rounds,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU, Python {platform.python_version()}",
-        "commit": about["commit"],
-        "versions": about["versions"],
-        "command": " ".join(["python", "benchmarks/steps.py", *(["--trl PYTHON"] if given.trl else [])]),
+        **origin(command, CORES, "no GPU"),
         "trl": options if given.trl else {},
         "runs": measure(given.rounds, given.steps, given.trl, options),
     }
     if given.trl:
         asked = [given.trl, "-c", "import importlib.metadata as m; print(m.version('trl'))"]
         result["trl_version"] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "steps.json").write_text(json.dumps(result, indent=2) + "\n")
-    (RESULTS / "steps.md").write_text(markdown(result))
-    print(markdown(result))
+    write(RESULTS, "steps", result, markdown(result))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -42,6 +42,13 @@ def exact_reward(reward: float) -> Fraction:
     with np.errstate(over="ignore"):
         single = np.float32(reward)
     return Fraction(str(single) if float(single) == reward else repr(reward))
+
+
+def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
+    """Their sum; over one common denominator, for added one by one they took most of the layer's time."""
+    ratios = [number.as_integer_ratio() for number in numbers]
+    common = math.lcm(*(denominator for _, denominator in ratios))
+    return Fraction(sum(numerator * (common // denominator) for numerator, denominator in ratios), common)
 
 
 @dataclass(frozen=True)
@@ -147,12 +154,12 @@ class Group:
     @cached_property
     def mean(self) -> Fraction:
         """Group mean reward mu, exact: 1/8 is 1/8."""
-        return sum(self.rewards, Fraction(0)) / self.size
+        return exact_sum(self.rewards) / self.size
 
     @cached_property
     def variance(self) -> Fraction:
         """Population variance of the rewards, exact; mu (1 - mu) for 0/1 rewards (Eq. 37)."""
-        return sum((reward * reward for reward in self.rewards), Fraction(0)) / self.size - self.mean**2
+        return exact_sum([reward * reward for reward in self.rewards]) / self.size - self.mean**2
 
     @cached_property
     def is_binary(self) -> bool:
@@ -198,4 +205,4 @@ class Group:
 def mean_reward(groups: Iterable[Group]) -> Fraction | None:
     """Exact mean reward over all responses of the groups; None when there are none."""
     rewards = [reward for group in groups for reward in group.rewards]
-    return sum(rewards, Fraction(0)) / len(rewards) if rewards else None
+    return exact_sum(rewards) / len(rewards) if rewards else None

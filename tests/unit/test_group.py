@@ -10,8 +10,10 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.group import Group, Prompt, Response, as_fraction, mean_reward
+from bapo_openrlhf.adapt.group import Group, Prompt, Response, as_fraction, exact_sum, mean_reward
 from bapo_openrlhf.adapt.state import group_from_state, group_state
 
 
@@ -213,6 +215,23 @@ class TestGroup:
         assert mean_reward([make_group(2, size=2), make_group(0, size=6)]) == F(1, 4)
         assert mean_reward(iter([make_group(1, size=3), make_group(1, size=3)])) == F(1, 3)
         assert mean_reward([]) is None
+
+
+class TestExactSum:
+    @given(st.lists(st.fractions(), max_size=12))
+    def test_is_what_adding_one_by_one_gives(self, numbers):
+        assert exact_sum(numbers) == sum(numbers, F(0))
+        assert type(exact_sum(numbers)) is F
+
+    @given(st.lists(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=5), min_size=1, max_size=4))
+    def test_moments_of_any_rewards_are_exact(self, make_group, rewards):
+        groups = [make_group(one) for one in rewards]
+        for group in groups:
+            mean = sum(group.rewards, F(0)) / group.size
+            assert group.mean == mean
+            assert group.variance == sum(((reward - mean) ** 2 for reward in group.rewards), F(0)) / group.size
+        flat = [reward for group in groups for reward in group.rewards]
+        assert mean_reward(groups) == sum(flat, F(0)) / len(flat)
 
 
 class TestState:

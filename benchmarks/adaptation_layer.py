@@ -1,0 +1,202 @@
+"""The layer on made-up groups: a run's steps as the trainer drives them, and each step of the layer by itself.
+
+Part of `adaptation.py`. A round is v = m = 5 steps, one of which re-evaluates hard prompts; figures are means over it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bapo_openrlhf.adapt.batch import Batch, cut_to
+from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.ledger import Ledger, states_of
+from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
+from bapo_openrlhf.adapt.staleness import group_tv, nonfinite
+from bapo_openrlhf.arithmetic import BatchArithmetic
+from bapo_openrlhf.config import AdaptConfig
+
+PERIOD = 5  # v and m
+WARM_UP = 2  # rounds until the buffers are full and prompts have been re-evaluated
+SCALES = (1, 10, 100)  # times the groups of a step
+LAYER = ("begin_step", "build_batch", "monitor", "ledger")  # what the layer does in a step, in the order of the trainer
+EXTRAS = {"info": {"reward": 0.0}, "score": 0.0, "truncated": False, "mm_train_inputs": None}
+
+
+class Clock:
+    """Seconds by name, from lap to lap."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.skip()
+
+    def skip(self) -> None:
+        """Do not count the time since the last lap."""
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to a name."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+class World:
+    """Makes groups up: random tokens, and a chance of a right response that differs from prompt to prompt.
+
+    Args:
+        size: G.
+        tokens: of a response with its prompt, which has an eighth of them and 4 characters a token.
+        shared: all responses have the same two arrays: for more groups than would fit into memory.
+    """
+
+    def __init__(self, size: int, tokens: int, *, shared: bool) -> None:
+        self.rng = np.random.default_rng(0)
+        self.size, self.tokens, self.prompt_tokens = size, tokens, tokens // 8
+        self.uid = self.drawn = 0
+        self.arrays = self._arrays() if shared else None
+
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids (T,) and log-probs (A,)."""
+        token_ids = self.rng.integers(0, 150_000, self.tokens, dtype=np.int32)
+        return token_ids, self.rng.normal(-1, 1, self.tokens - self.prompt_tokens).astype(np.float32)
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """New ones."""
+        self.drawn += count
+        return [Prompt(f"{n:>{4 * self.prompt_tokens}}", "1") for n in range(self.drawn - count, self.drawn)]
+
+    def groups(self, prompts: Sequence[Prompt], step: int, policy_step: int) -> list[Group]:
+        """A group for each prompt."""
+        right = self.rng.random((len(prompts), self.size)) < self.rng.beta(0.7, 0.9, (len(prompts), 1))
+        spans, made = ((self.prompt_tokens, self.tokens),), []
+        for prompt, rewards in zip(prompts, right.astype(float).tolist(), strict=True):
+            responses = []
+            for reward in rewards:
+                token_ids, log_probs = self.arrays or self._arrays()
+                responses.append(Response(token_ids, spans, log_probs, reward, EXTRAS))
+            made.append(Group(self.uid, prompt, tuple(responses), step, policy_step))
+            self.uid += 1
+        return made
+
+
+class Run:
+    """The layer through a run, called as `integration.trainer` calls it, with the paper's settings (Table 3).
+
+    Buffers hold as many as a step generates, and half as many prompts are generated again: 256, 256 and 128 in the
+    paper.
+
+    Args:
+        groups: prompts of a step.
+        world: makes the groups.
+    """
+
+    def __init__(self, groups: int, world: World) -> None:
+        self.groups, self.world, self.step = groups, world, 0
+        config = AdaptConfig(
+            method="bapo",
+            buffer_size=groups,
+            max_reevaluated_prompts=max(groups // 2, 1),
+            rollout_delay=PERIOD,
+            reevaluate_every=PERIOD,
+        )
+        self.eps = config.eps
+        self.arithmetic = BatchArithmetic(world.size, groups, groups, groups * world.size, {"actor": 8}, 8, 8)
+        self.make_method = lambda: config.make_method(self.arithmetic, seed=0)
+        self.method, self.ledger = self.make_method(), Ledger()
+
+    def take_step(self, clock: Clock) -> None:
+        """One trainer step. Subclasses add the way to and from OpenRLHF's samples."""
+        step, method = self.step, self.method
+        if step % PERIOD == 0 and step:
+            method.policy_moved(0.1)  # the engines get today's weights
+        clock.skip()
+        named = method.begin_step(step)
+        clock.lap("begin_step")
+        fresh = self.generated(self.world.prompts(self.groups), step - step % PERIOD, clock)
+        again = self.generated(named, step, clock)
+        clock.skip()
+        batch = method.build_batch(step, fresh, again)
+        clock.lap("build_batch")
+        trained = self.trained(batch, clock)
+        log_ratios = self.world.rng.normal(0, 0.1, len(trained) * self.world.size)
+        clock.skip()
+        group_tv(log_ratios, self.world.size)
+        nonfinite(log_ratios, self.world.size)
+        composition(batch, self.groups, len(again))
+        staleness(batch, step, PERIOD)
+        off_policy(batch, log_ratios, method.constants(), self.eps)
+        method.observe(step, {group.uid: 0.5 for group in trained})
+        method.metrics()
+        clock.lap("monitor")
+        self.ledger.settle(fresh + again, batch)
+        states_of(batch)
+        clock.lap("ledger")
+        self.step += 1
+
+    def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
+        """Groups of the prompts."""
+        return self.world.groups(prompts, self.step, policy_step)
+
+    def trained(self, batch: Batch, clock: Clock) -> list[Group]:
+        """The groups that are trained on."""
+        return [group for _, group in batch.with_sources()]
+
+    def round(self) -> dict[str, float]:
+        """Seconds a step by name, means over PERIOD steps; "layer" is the sum of LAYER."""
+        clock = Clock()
+        for _ in range(PERIOD):
+            self.take_step(clock)
+        seconds = {name: value / PERIOD for name, value in clock.seconds.items()}
+        return {"layer": sum(seconds[name] for name in LAYER), **seconds}
+
+
+def pieces(world: World, count: int) -> dict[str, float]:
+    """Seconds a group of what the layer does with one, each by itself, on two steps' groups of `count` prompts."""
+    first, second = (world.groups(world.prompts(count), step, step) for step in (0, 1))
+    half, clock = count // 2, Clock()
+    for group in first:
+        _ = group.mean
+    clock.lap("group: mean reward")
+    for group in first:
+        _ = group.variance
+    clock.lap("group: variance")
+    for group in first:
+        _ = group.prompt.id
+    clock.lap("group: id of its prompt")
+    for group in second:
+        _ = group.mean, group.variance, group.prompt.id
+    hard, replay = HardBuffer(count), ReplayBuffer(count, max_age=0)
+    for name, groups in (("add", first), ("add and evict", second)):
+        clock.skip()
+        for group in groups:
+            hard.add(group)
+        clock.lap(f"hard buffer: {name}")
+        for group in groups:
+            replay.add(group)
+        clock.lap(f"replay buffer: {name}")
+    hard.oldest(half)
+    clock.lap("hard buffer: name the oldest")
+    for group in second[:half]:
+        hard.remove(group.prompt)
+    clock.lap("hard buffer: remove")
+    replay.sample(half, world.rng, lambda group: 0.25 <= group.mean <= 0.5)
+    clock.lap("replay buffer: sample")
+    replay.expire(step=2)
+    clock.lap("replay buffer: expire")
+    cut_to(half, first[:half], second[:half])
+    clock.lap("batch: cut to half")
+    handled = {"hard buffer: name the oldest": half, "hard buffer: remove": half}  # the others: all
+    return {name: value / handled.get(name, count) for name, value in clock.seconds.items()}
+
+
+def layer_round(runs: Mapping[int, Run]) -> dict[str, float]:
+    """Seconds a group of the layer's steps and pieces in a round, by SCALE/NAME, each scale after the other."""
+    found = {}
+    for scale, run in runs.items():
+        seconds = {name: value / run.groups for name, value in run.round().items()}
+        found |= {f"{scale}/{name}": value for name, value in (seconds | pieces(run.world, run.groups)).items()}
+    return found

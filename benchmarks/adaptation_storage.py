@@ -1,0 +1,127 @@
+"""What stored groups cost: memory a token, and time to checkpoint, each beside OpenRLHF's `Experience` objects.
+
+Part of `adaptation.py`, which also starts it as a process of its own for each measurement of memory:
+
+    python benchmarks/adaptation_storage.py KIND GROUPS SIZE TOKENS      # prints bytes
+
+Memory is what the process grew by. A checkpoint is written and read by the project's own functions, with all that makes
+it safe: synced to the disk, digests, a manifest. Beside it `torch.save` of the same responses, synced too, without
+digests; read by `torch.load`. The model of the checkpoint is one byte.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from adaptation_layer import Run, World
+
+from bapo_openrlhf import cpu
+from bapo_openrlhf.checkpoint.state_file import load_state, save_state
+from bapo_openrlhf.checkpoint.store import CheckpointStore
+
+KINDS = ("groups", "experience")
+TAG = "global_step1"
+
+
+def resident() -> int:
+    """Memory of this process, bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def grown(kind: str, groups: int, size: int, tokens: int) -> int:
+    """Bytes that this process takes to keep groups, as the layer or as OpenRLHF's samples.
+
+    Each is made by itself and what it was made from is let go, so that only what is kept is counted.
+    """
+    cpu.prepare_environment()
+    cpu.install()
+    from bapo_openrlhf.integration.samples import groups_of, samples_of
+
+    world = World(size, tokens, shared=False)
+
+    def kept() -> Any:
+        samples = samples_of(world.groups(world.prompts(1), 0, 0))
+        return samples if kind == "experience" else groups_of(samples, size, first_uid=0, step=0, policy_step=0)
+
+    kept()  # what happens once
+    before = resident()
+    stored = [kept() for _ in range(groups)]
+    after = resident()
+    del stored  # not before
+    return after - before
+
+
+def memory_round(groups: int, size: int, tokens: int) -> dict[str, float]:
+    """Bytes a stored token of each of KINDS, each in a new process."""
+    found = {}
+    for kind in KINDS:
+        words = [sys.executable, __file__, kind, str(groups), str(size), str(tokens)]
+        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+        found[kind] = int(done.stdout.split()[-1]) / (groups * size * tokens)
+    return found
+
+
+def save_layer(folder: Path, run: Run) -> None:
+    """As the trainer saves a checkpoint."""
+    store = CheckpointStore(folder, critic=False)
+    begun = store.begin(TAG)
+    model = folder / "_actor" / TAG
+    model.mkdir(parents=True)
+    (model / "model").write_bytes(b"0")
+    save_state(begun, {"method": run.method.state_dict(), "ledger": run.ledger.state_dict()})
+    store.complete(TAG, run.step)
+
+
+def load_layer(folder: Path, run: Run) -> None:
+    """As a run that goes on finds and reads it."""
+    store = CheckpointStore(folder, critic=False)
+    tag = store.newest_whole(print)
+    state = load_state(store.folder(tag))
+    run.make_method().load_state_dict(state["method"])
+
+
+def save_experience(path: Path, run: Run, samples: list[Any]) -> None:
+    """The samples of the replay buffer and the prompts of the hard buffer."""
+    import torch
+
+    hard = [(entry.prompt.text, entry.prompt.label) for entry in run.method.hard.oldest(run.groups)]
+    with open(path, "wb") as file:
+        torch.save({"samples": samples, "hard": hard}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def timed(action: Any, *args: Any) -> float:
+    """Seconds."""
+    start = time.perf_counter()
+    action(*args)
+    return time.perf_counter() - start
+
+
+def checkpoint_round(run: Run) -> dict[str, float]:
+    """Seconds to save and to load, and bytes, of the run's buffers as the layer has them and as samples."""
+    import torch
+
+    from bapo_openrlhf.integration.samples import samples_of
+
+    samples = samples_of(list(run.method.replay))
+    with tempfile.TemporaryDirectory() as name:
+        ours, theirs = Path(name) / "layer", Path(name) / "experience.pt"
+        return {
+            "layer_save": timed(save_layer, ours, run),
+            "experience_save": timed(save_experience, theirs, run, samples),
+            "layer_load": timed(load_layer, ours, run),
+            "experience_load": timed(lambda: torch.load(theirs, weights_only=False)),
+            "layer_bytes": sum(file.stat().st_size for file in (ours / "_adapt").rglob("*") if file.is_file()),
+            "experience_bytes": theirs.stat().st_size,
+        }
+
+
+if __name__ == "__main__":
+    print(grown(sys.argv[1], *map(int, sys.argv[2:5])))

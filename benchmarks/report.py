@@ -1,0 +1,40 @@
+"""What every benchmark writes: its result as NAME.json, its page as NAME.md, and where they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.run.record import provenance
+
+RESULTS = Path(__file__).parent / "results"
+CORES = f"{os.cpu_count()} cores"
+
+
+def origin(command: str, *machine: str) -> dict[str, Any]:
+    """Machine, commit, versions and command of a result.
+
+    Args:
+        command: that makes it again.
+        machine: what is said of the machine between its architecture and its Python.
+    """
+    about = provenance()
+    words = [platform.machine(), *machine, f"Python {platform.python_version()}"]
+    return {
+        "machine": ", ".join(words),
+        "commit": about["commit"],
+        "versions": about["versions"],
+        "command": command,
+    }
+
+
+def write(folder: Path, name: str, result: Mapping[str, Any], page: str) -> None:
+    """Print the page, and write FOLDER/NAME.md and FOLDER/NAME.json."""
+    print(page)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(page, encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
