@@ -15,8 +15,8 @@ from typing import Any
 
 from bapo_openrlhf.planning.shapes import SHAPES, ModelShape
 
-MODELS = {  # from each model's published config.json; the first is for dry runs
-    "tiny": ModelShape("Qwen3 (tiny)", 2, 64, 4, 2, 16, 192, 4096, tied=True, qk_norm=True),
+MODELS = {  # from each model's published config.json; the first is for dry runs (vLLM on the CPU takes no head of 16)
+    "tiny": ModelShape("Qwen3 (tiny)", 2, 128, 4, 2, 32, 384, 4096, tied=True, qk_norm=True),
     "0.6b": ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, qk_norm=True),
     "1.7b": ModelShape("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, tied=True, qk_norm=True),
     "4b": SHAPES["4B"],
