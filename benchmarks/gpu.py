@@ -156,10 +156,10 @@ def markdown(result: Mapping[str, Any]) -> str:
         found = {name: [run[name] for run in runs[kind.name]] for name in runs[kind.name][0]}
         median = {name: statistics.median(values) for name, values in found.items()}
         ratio = "1" if kind.name == kind.base else steps.with_spread(steps.ratios(runs, kind, "step_total"))
-        parts.append([kind.name, steps.with_spread(found["step_total"]), ratio, *(f"{median[p]:.2f}" for p in PARTS)])
+        parts.append([kind.name, steps.with_spread(found["step_total"]), ratio, *(f"{median[p]:.3f}" for p in PARTS)])
         counts = [f"{median[name]:,.0f}" for name in ("responses", "response_tokens", "samples")]
         speeds = [steps.with_spread(found[name], 0) for name in ("generated_per_second", "trained_per_second")]
-        shares = [steps.with_spread([100 * share for share in found[name]], 1) for name in ("mfu", "layer_share")]
+        shares = [steps.with_spread([100 * share for share in found[name]]) for name in ("mfu", "layer_share")]
         memory = [steps.with_spread(found["gib"], 1), f"{result['planned_gib'][kind.name]:.1f}"]
         sizes.append([kind.name, *counts, *speeds, *shares, *memory])
     dry = ["**Dry run: no GPU.** It shows that the script runs; none of its numbers says anything.", ""]

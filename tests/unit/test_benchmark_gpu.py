@@ -143,11 +143,12 @@ def page(gpu, **values):
 def test_page(gpu):
     found = page(gpu)
     assert (
-        "| BAPO-GRPO | 20.00 (9.00 to 22.00) | 0.90 (0.50 to 1.10) | 4.00 | 0.00 | 0.01 | 1.00 | 2.00 | 0.50 |" in found
+        "| BAPO-GRPO | 20.00 (9.00 to 22.00) | 0.90 (0.50 to 1.10) | 4.000 | 0.000 | 0.010 | 1.000 | 2.000 | 0.500 |"
+        in found
     )
     assert "| GRPO, plain OpenRLHF | 20.00 (10.00 to 40.00) | 1 |" in found
-    row = "| BAPO-GRPO | 256 | 510 | 128 | 12346 (12346 to 12346) | 30000 (30000 to 30000) | 40.0 (30.0 to 40.0) |"
-    assert f"{row} 0.1 (0.1 to 0.1) | 70.0 (70.0 to 71.3) | 54.4 |" in found
+    row = "| BAPO-GRPO | 256 | 510 | 128 | 12346 (12346 to 12346) | 30000 (30000 to 30000) | 40.00 (30.00 to 40.00) |"
+    assert f"{row} 0.10 (0.10 to 0.10) | 70.0 (70.0 to 71.3) | 54.4 |" in found
     assert "ry run" not in found and "Left out" not in found and "to 989 TFLOP/s" in found
     widths = [{line.count("|") for line in block.splitlines()} for block in found.split("\n\n") if block[0] == "|"]
     assert widths == [{10}, {11}]  # heads, rulers and rows of one table are equally wide
