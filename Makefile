@@ -22,6 +22,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What needs no GPU; benchmarks/gpu.py needs one.
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/adaptation.py
 	$(BIN)/python benchmarks/delay.py

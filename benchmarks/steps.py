@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,27 +77,46 @@ KINDS = (
 TRL = Kind("GRPO, TRL", "GRPO, plain OpenRLHF")
 
 
-def train(kind: Kind, folder: Path, steps: int, seed: int) -> dict[str, float]:
-    """One run of the stack; means over its steps after the first."""
-    flags = SETTING | {
-        "data.max_samples": 32 * steps,
-        "train.num_episodes": 1,
-        "train.seed": seed,
+def words_of(kind: Kind, flags: Mapping[str, Any]) -> list[str]:
+    """The words of `bapo-openrlhf train` for this kind; its own flags win over the others."""
+    flags = {**flags, **kind.flags}
+    words = [word for name, value in flags.items() for word in (f"--{name}", *str(value).split())]
+    return ["--algorithm", kind.algorithm, *words]
+
+
+def run(kind: Kind, folder: Path, flags: Mapping[str, Any], more: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """One run of the stack, written to `folder`; the metrics of its steps.
+
+    Args:
+        more: words of the command line after the flags.
+
+    Raises:
+        RuntimeError: it failed; with the end of its log.
+    """
+    places = {
         "run.dir": folder,
         "run.name": "run",
         "ckpt.path": folder / "checkpoints",
         "ckpt.output_dir": folder / "model",
     }
-    flags |= kind.flags
-    words = [word for name, value in flags.items() for word in (f"--{name}", *str(value).split())]
-    config = ["--config", "configs/quickstart.yaml", "--algorithm", kind.algorithm]
+    command = [serving.python(), "-m", "bapo_openrlhf.cli.train", *words_of(kind, {**flags, **places}), *more]
     with (folder / "output.log").open("w") as output:
-        status = subprocess.run(
-            [serving.python(), "-m", "bapo_openrlhf.cli.train", *config, *words], stdout=output, stderr=output
-        ).returncode
+        status = subprocess.run(command, stdout=output, stderr=output).returncode
     if status:
         raise RuntimeError(f"{kind.name} failed:\n{(folder / 'output.log').read_text()[-4000:]}")
-    rows = read_metrics(folder / "run")[WARM_UP:steps]
+    return read_metrics(folder / "run")
+
+
+def in_turn(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[int, Kind]]:
+    """(round, kind) of each run, rounds from 1 and every second one backwards; shows a bar."""
+    turns = [(one, kind) for one in range(1, rounds + 1) for kind in (kinds if one % 2 else reversed(kinds))]
+    yield from tqdm(turns, unit="run")
+
+
+def train(kind: Kind, folder: Path, steps: int, seed: int) -> dict[str, float]:
+    """One run of the stack; means over its steps after the first."""
+    flags = SETTING | {"data.max_samples": 32 * steps, "train.num_episodes": 1, "train.seed": seed}
+    rows = run(kind, folder, flags, ["--config", "configs/quickstart.yaml"])[WARM_UP:steps]
     names = {"seconds": "timing/step_total", "responses": "rollouts/step", "trained": "tokens/trained"}
     return {ours: statistics.mean(row[theirs] for row in rows) for ours, theirs in names.items()}
 
@@ -133,17 +153,15 @@ def measure(rounds: int, steps: int, trl: str | None, options: dict[str, Any]) -
     kinds = [*KINDS, *([TRL] if trl else [])]
     found: dict[str, list[dict[str, float]]] = {kind.name: [] for kind in kinds}
     subprocess.run([sys.executable, "-m", "bapo_openrlhf.quickstart", "--only-prepare"], check=True)
-    with cpu.forked_processes(), tqdm(total=rounds * len(kinds), unit="run") as done:
-        for seed in range(1, rounds + 1):
-            for kind in kinds if seed % 2 else reversed(kinds):
-                with tempfile.TemporaryDirectory() as name:
-                    folder = Path(name)
-                    found[kind.name].append(
-                        train_trl(trl or "", folder, steps, seed, options)
-                        if kind is TRL
-                        else train(kind, folder, steps, seed)
-                    )
-                done.update()
+    with cpu.forked_processes():
+        for seed, kind in in_turn(kinds, rounds):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                found[kind.name].append(
+                    train_trl(trl or "", folder, steps, seed, options)
+                    if kind is TRL
+                    else train(kind, folder, steps, seed)
+                )
     return found
 
 

@@ -70,6 +70,10 @@ class ModelShape:
         met = self.layers * self.matrices + self.vocabulary * self.hidden  # looking an embedding up is no product
         return 2 * met + 4 * self.layers * self.heads * self.head_dim * context
 
+    def pass_flops(self, samples: float, length: float) -> float:
+        """Operations for one forward pass of so many samples, each of `length` tokens."""
+        return samples * length * self.forward_flops(length / 2)
+
 
 # From each model's published config.json.
 SHAPES = {

@@ -17,6 +17,7 @@ from bapo_openrlhf.planning.settings import Method, Settings
 from bapo_openrlhf.planning.shapes import ModelShape
 
 PHASES = ("generation", "reevaluation", "experience", "training", "sync")
+TRAINING_PASSES = 3.0  # what training takes, in forward passes: forward 1, backward 2
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class GPUCosts:
     def prefill_seconds(self, responses: float) -> float:
         """Of one engine's prompts; the G responses to a prompt are G requests, each with its own prefill."""
         prompt = self.lengths.prompt
-        operations = responses * prompt * self.shape.forward_flops(prompt / 2)
+        operations = self.shape.pass_flops(responses, prompt)
         return operations / (self.tensor_parallel * self.constants.peak_flops * self.constants.prefill_utilisation)
 
     def decode_seconds(self, responses: float, rounds: float) -> float:
@@ -176,11 +177,11 @@ class GPUCosts:
         return self._together(self._passes(model, samples, 1.0, utilisation, micro, gathers=1) for model in models)
 
     def training(self, samples: float) -> float:
-        """Forward 1, backward 2, recomputation 1 with gradient checkpointing: in forward passes, for each epoch."""
+        """TRAINING_PASSES, and recomputation 1 with gradient checkpointing: in forward passes, for each epoch."""
         again = 1.0 if self.settings.checkpointing else 0.0
         utilisation, micro = self.constants.train_utilisation, self.settings.micro_train
         seconds = self._together(
-            self._passes(model, samples, 3.0 + again, utilisation, micro, gathers=3 + int(again))
+            self._passes(model, samples, TRAINING_PASSES + again, utilisation, micro, gathers=3 + int(again))
             for model in self.method.trained
         )
         return self.settings.epochs * seconds
@@ -195,7 +196,7 @@ class GPUCosts:
     def _passes(self, model: str, samples: float, passes: float, utilisation: float, micro: int,
                 gathers: int) -> float:  # fmt: skip
         gpus = self.settings.gpus_of(model, self.method, self.total)
-        operations = samples * self.lengths.total * self.shape.forward_flops(self.lengths.total / 2) * passes
+        operations = self.shape.pass_flops(samples, self.lengths.total) * passes
         computed = operations / (gpus * self.constants.peak_flops * utilisation)
         exchanged = self.exchange_seconds(model, samples, micro, gathers)
         return max(computed, exchanged) if self.settings.overlapped else computed + exchanged

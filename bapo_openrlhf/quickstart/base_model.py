@@ -93,13 +93,17 @@ class BaseModelSettings:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character of the task, plus <pad> <bos> <eos> <unk>; no token is added to a text."""
+def make_tokenizer(size: int | None = None) -> PreTrainedTokenizerFast:
+    """One token a character of the task, plus <pad> <bos> <eos> <unk>; no token is added to a text.
+
+    Args:
+        size: of the vocabulary, filled up with reserved tokens; None for the least multiple of VOCAB_MULTIPLE.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     tokens = [*SPECIAL_TOKENS, *CHARACTERS]
-    size = math.ceil(len(tokens) / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    size = size or math.ceil(len(tokens) / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     tokens += [f"<reserved{i}>" for i in range(size - len(tokens))]
     core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from bapo_openrlhf import cpu
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.checkpoint.state_file import save_state
 from bapo_openrlhf.checkpoint.store import CheckpointStore
@@ -141,6 +142,16 @@ def parse_study(words, here):
         arguments.parse(run.words)
 
 
+def parse_gpu_benchmark(words, here):
+    """By the real parser, as on a machine with a GPU; flags that go on to the training are `train`'s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        patch.setenv(cpu.SWITCH, "0")
+        module = runpy.run_path(str(ROOT / words[0]))
+        _, more = module["parse"](words[1:])
+    assert {word for word in more if word.startswith("--")} <= {*arguments.build_parser("docs")._option_string_actions}
+
+
 def is_a_target(words, here):
     assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in words), words
 
@@ -168,6 +179,7 @@ TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 REMOTE = "unit/test_follow.py::test_a_remote_run_is_followed"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
+GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
 
 
@@ -203,6 +215,7 @@ RULES = [
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
     Rule("python -m bapo_openrlhf.quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
     Rule("python examples/traces/countdown.py", run_example),
+    Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
     Rule("pip install", is_an_extra, None, "downloads gigabytes"),

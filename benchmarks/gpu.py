@@ -1,0 +1,266 @@
+"""A training step on a GPU: its parts, tokens a second, MFU, memory, and what the layer takes of it.
+
+    python benchmarks/gpu.py                                # writes benchmarks/results/gpu.{json,md}; needs a GPU
+    python benchmarks/gpu.py --model 4b --gpus 8            # on 8, with a larger model
+    python benchmarks/gpu.py --ds.attn_implementation sdpa  # other flags go on to `bapo-openrlhf train`
+    python benchmarks/gpu.py --dry-run                      # the same on the CPU, tiny: writes nothing
+
+Needs no model hub (gpu_setting.py). All roles share the GPUs in turn, as in the presets. Kinds take turns, and ratios
+are within a round, as in steps.py. A kind that does not fit by `bapo-openrlhf plan` is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import steps
+from gpu_setting import DRY_RUN, MODELS, PROMPT, G, flags_of, make_inputs
+
+from bapo_openrlhf import cpu
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.planning.constants import DATA_SHEETS, GIB, constants_of
+from bapo_openrlhf.planning.memory import gpu_memory
+from bapo_openrlhf.planning.settings import Method, settings_of
+from bapo_openrlhf.planning.shapes import ModelShape
+from bapo_openrlhf.planning.times import TRAINING_PASSES
+from bapo_openrlhf.run.record import SOURCES, provenance
+
+KINDS = [kind for kind in steps.KINDS if not kind.name.startswith("DAPO")]
+PARTS = {  # of a step: what the table calls them
+    "generation": "generation",
+    "reevaluation": "re-evaluation",
+    "adapt": "the layer's batch",
+    "make_experience": "experience",
+    "ppo_train": "training",
+    "broadcast": "weight sync",
+}
+SIZES = ("responses a step", "tokens a response", "samples trained a step", "tokens generated a second",
+         "tokens trained a second", "MFU of training, %", "the layer's batch, % of the step", "GiB at most",
+         "GiB planned")  # fmt: skip
+
+
+def nvidia_smi(query: str) -> list[list[str]]:
+    """What it says of each visible GPU, sizes in MiB."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    words += [f"--id={visible}"] if visible else []
+    lines = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [[cell.strip() for cell in line.split(",")] for line in lines]
+
+
+@contextmanager
+def watched_memory(found: list[float], seconds: float = 0.5) -> Iterator[None]:
+    """Append the GiB that the fullest GPU has in use to `found`, every so many seconds of the block."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(seconds):
+            found.append(max(float(used) for (used,) in nvidia_smi("memory.used")) / 1024)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def data_sheet(name: str, peak_tflops: float | None) -> str:
+    """The kind of GPU, of planning's DATA_SHEETS, by the name that nvidia-smi gives.
+
+    Raises:
+        ConfigError: there is none, and no peak was given either. The data sheets are those of SXM modules: cards
+            for a slot (PCIe, NVL) are slower.
+    """
+    words = name.replace("-", " ").split()
+    if (sheet := next((kind for kind in DATA_SHEETS if kind in words), None)) and not {"PCIe", "NVL"} & {*words}:
+        return sheet
+    if peak_tflops is None:
+        raise ConfigError(f"no data sheet for {name!r}, only for {', '.join(DATA_SHEETS)} (SXM); give --peak-tflops")
+    return sheet or "H100"  # of which only what the plan of the memory reads is taken
+
+
+def critic_too(kind: steps.Kind) -> bool:
+    """Whether the kind trains a critic beside the actor."""
+    return kind.algorithm.endswith("ppo")
+
+
+def planned(kind: steps.Kind, shape: ModelShape, words: Sequence[str], sheet: str, size: float) -> Any:
+    """planning's Memory of a kind on GPUs of `size` bytes."""
+    settings = settings_of(arguments.parse(words))
+    constants = constants_of(sheet).replaced("nvidia-smi", {"gpu_bytes": size})
+    method = Method(kind.name, adapted=kind.algorithm.startswith("ba"), critic=critic_too(kind))
+    return gpu_memory(shape, settings, constants, method, settings.gpus["actor"])
+
+
+def training_mfu(shape: ModelShape, samples: float, length: float, seconds: float, peak: float, *,
+                 critic: bool) -> float:  # fmt: skip
+    """Model FLOPs of training, without those that checkpointing does again, over what the GPUs could do meanwhile.
+
+    Args:
+        samples, length: samples trained on, and their mean tokens with the prompt.
+        peak: FLOP/s of all GPUs together.
+        critic: it has the actor's shape with a head of one number.
+    """
+    passes = shape.pass_flops(samples, length)
+    if critic:
+        passes += replace(shape, vocabulary=1).pass_flops(samples, length)
+    return TRAINING_PASSES * passes / (seconds * peak)
+
+
+def numbers(kind: steps.Kind, rows: Sequence[Mapping[str, Any]], shape: ModelShape, peak: float) -> dict[str, float]:
+    """What the table says of a run, from the metrics of its measured steps; a part's seconds are a step's."""
+    totals = {part: sum(row.get(f"timing/{part}") or 0.0 for row in rows) for part in (*PARTS, "step_total")}
+    samples = G * sum(row[f"groups/{source}"] for row in rows for source in SOURCES)
+    generated, trained = (sum(row[f"tokens/{what}"] for row in rows) for what in ("generated", "trained"))
+    tokens, seconds = trained + samples * PROMPT, totals["ppo_train"]
+    critic, length = critic_too(kind), tokens / max(samples, 1)
+    return {
+        **{part: total / len(rows) for part, total in totals.items()},
+        "responses": sum(row["rollouts/step"] for row in rows) / len(rows),
+        "response_tokens": generated / sum(row["rollouts/step"] for row in rows),
+        "samples": samples / len(rows),
+        "generated_per_second": generated / (totals["generation"] + totals["reevaluation"]),
+        "trained_per_second": tokens / seconds if samples else 0.0,
+        "mfu": training_mfu(shape, samples, length, seconds, peak, critic=critic) if samples else 0.0,
+        "layer_share": totals["adapt"] / totals["step_total"],
+    }
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of Markdown; numbers to the right."""
+    lines = [f"| {' | '.join(row)} |" for row in ([" ", *head], *rows)]
+    return [lines[0].replace("|  ", "|", 1), f"| --- |{' ---: |' * len(head)}", *lines[1:], ""]
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The page."""
+    runs, parts, sizes = result["runs"], [], []
+    for kind in (kind for kind in KINDS if kind.name in runs):
+        found = {name: [run[name] for run in runs[kind.name]] for name in runs[kind.name][0]}
+        median = {name: statistics.median(values) for name, values in found.items()}
+        ratio = "1" if kind.name == kind.base else steps.with_spread(steps.ratios(runs, kind, "step_total"))
+        parts.append([kind.name, steps.with_spread(found["step_total"]), ratio, *(f"{median[p]:.3f}" for p in PARTS)])
+        counts = [f"{median[name]:,.0f}" for name in ("responses", "response_tokens", "samples")]
+        speeds = [steps.with_spread(found[name], 0) for name in ("generated_per_second", "trained_per_second")]
+        shares = [steps.with_spread([100 * share for share in found[name]]) for name in ("mfu", "layer_share")]
+        memory = [steps.with_spread(found["gib"], 1), f"{result['planned_gib'][kind.name]:.1f}"]
+        sizes.append([kind.name, *counts, *speeds, *shares, *memory])
+    dry = ["**Dry run: no GPU.** It shows that the script runs; none of its numbers says anything.", ""]
+    left_out = [f"{name} (`{word}`)" for name, word in result["left_out"].items()]
+    lines = [
+        "# A training step on a GPU",
+        "",
+        *(dry if result["dry_run"] else []),
+        f"{result['model']}, random weights, bf16; {result['prompts']} prompts of {PROMPT} tokens x {G} responses of "
+        f"{result['tokens']} at most, one optimizer step a trainer step. Means over the steps of a run after the first "
+        f"{result['warm_up']}, of {result['steps']}; median over {result['rounds']} rounds, in brackets the smallest "
+        "and the largest. Each ratio is to the plain run of the same round. "
+        f"{result['machine']}; commit {result['commit']}.",
+        "",
+        f"`{result['command']}`",
+        "",
+        *table(["seconds a step", "ratio", *PARTS.values()], parts),
+        *table(SIZES, sizes),
+        "Tokens trained are those of whole samples, with their prompts. MFU: the operations of three forward passes "
+        "(`planning/shapes.py`), without what checkpointing computes again, in all the seconds of training, with what "
+        f"it takes to move states to the GPU and away; to {result['peak_tflops']:g} TFLOP/s a GPU. Memory: what the "
+        "fullest GPU has in use, by nvidia-smi twice a second; planned is what `bapo-openrlhf plan` says.",
+        *(["", f"Left out, for by the plan they do not fit: {', '.join(left_out)}."] if left_out else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The flags, and those of `bapo-openrlhf train`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)  # fmt: skip
+    parser.add_argument("--model", choices=[*MODELS][1:], default="1.7b")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=14, help=f"of a run; the first {steps.WARM_UP} are not measured")
+    parser.add_argument("--prompts", type=int, default=32, help="of a step")
+    parser.add_argument("--tokens", type=int, default=512, help="of a response")
+    parser.add_argument("--peak-tflops", type=float, help="of one GPU in bf16, dense; else by the GPU's name")
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, a tiny model and 3 steps; writes nothing")
+    given, more = parser.parse_known_args(argv)
+    if given.dry_run:
+        vars(given).update(DRY_RUN)
+    elif cpu.active():
+        parser.error("this machine has no GPU, and a GPU is what is measured; --dry-run tries the script without one")
+    given.warm_up = 1 if given.dry_run else steps.WARM_UP
+    if given.steps <= given.warm_up:
+        parser.error(f"--steps is {given.steps}; it must be above {given.warm_up}, the steps that are not measured")
+    return given, more
+
+
+def main() -> None:
+    """Measure and write."""
+    given, more = parse(sys.argv[1:])
+    shape, sheet, machine = MODELS[given.model], "H100", f"{platform.machine()}, {os.cpu_count()} cores"
+    size, look = constants_of(sheet).gpu_bytes, nullcontext
+    if given.dry_run:
+        os.environ[cpu.SWITCH] = "1"
+    else:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(given.gpus))))
+        cards = nvidia_smi("name,memory.total,driver_version")
+        if len(cards) != given.gpus:
+            raise ConfigError(f"--gpus is {given.gpus}, and {len(cards)} GPUs are visible (CUDA_VISIBLE_DEVICES)")
+        sheet, size, look = data_sheet(cards[0][0], given.peak_tflops), float(cards[0][1]) * 2**20, watched_memory
+        machine += f", {given.gpus} x {cards[0][0]}, driver {cards[0][2]}"
+    tflops = given.peak_tflops or constants_of(sheet).peak_flops / 1e12
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        os.environ.setdefault(name, "1")
+    about = provenance()
+    result: dict[str, Any] = {
+        **vars(given),
+        "model": shape.name,
+        "peak_tflops": tflops,
+        "machine": machine,
+        "commit": about["commit"],
+        "versions": about["versions"],
+        "command": shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]),
+    }
+    with tempfile.TemporaryDirectory() as name, cpu.forked_processes():
+        flags = flags_of(given) | make_inputs(Path(name), shape, given.prompts * given.steps)
+        plans = {k.name: planned(k, shape, [*steps.words_of(k, flags), *more], sheet, size) for k in KINDS}
+        result["planned_gib"] = {name: plan.most / GIB for name, plan in plans.items()}
+        result["left_out"] = {name: plan.word for name, plan in plans.items() if plan.word != "fits"}
+        kinds = [kind for kind in KINDS if kind.name not in result["left_out"]]
+        if not kinds:
+            raise ConfigError(f"no kind fits with --model {given.model}, by `bapo-openrlhf plan`: {result['left_out']}")
+        runs = result["runs"] = {kind.name: [] for kind in kinds}
+        for one, kind in steps.in_turn(kinds, given.rounds):
+            used = [0.0]
+            with tempfile.TemporaryDirectory() as folder, look(used):
+                rows = steps.run(kind, Path(folder), flags | {"train.seed": one}, more)[given.warm_up : given.steps]
+            found = numbers(kind, rows, shape, given.gpus * tflops * 1e12)
+            runs[kind.name].append(found | {"gib": max(used)})
+            if not given.dry_run and {len(runs[kind.name]) for kind in kinds} == {one}:  # a round is whole
+                result["rounds"] = one
+                (steps.RESULTS / "gpu.json").write_text(json.dumps(result, indent=2) + "\n")
+                (steps.RESULTS / "gpu.md").write_text(markdown(result))
+    print(markdown(result))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

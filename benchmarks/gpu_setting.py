@@ -1,0 +1,102 @@
+"""What benchmarks/gpu.py trains, and with which flags: model, prompts and rewards made on the spot, without a hub.
+
+The model has a Qwen3's shape and random weights, so it ends a response about once in as many tokens as its vocabulary
+has: nearly all are as long as they may be, and the work of all kinds is equal (OpenRLHF has no flag for it). It solves
+nothing, so rewards are by chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.planning.shapes import SHAPES, ModelShape
+
+MODELS = {  # from each model's published config.json; the first is for dry runs (vLLM on the CPU takes no head of 16)
+    "tiny": ModelShape("Qwen3 (tiny)", 2, 128, 4, 2, 32, 384, 4096, tied=True, qk_norm=True),
+    "0.6b": ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, qk_norm=True),
+    "1.7b": ModelShape("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, tied=True, qk_norm=True),
+    "4b": SHAPES["4B"],
+}
+G, PROMPT = 8, 256  # responses to a prompt; tokens of each prompt
+FLAGS = {
+    "train.colocate_all": "",
+    "train.micro_batch_size": 8,
+    "train.num_episodes": 1,
+    "rollout.n_samples_per_prompt": G,
+    "rollout.micro_batch_size": 16,
+    "actor.gradient_checkpointing_enable": "",
+    "actor.entropy_coef": 0.001,
+    "algo.kl.init_coef": 0.001,
+    "algo.kl.use_loss": "",
+    "algo.kl.estimator": "k3",
+    "data.input_key": "input",
+    "data.label_key": "label",
+    "ds.zero_stage": 3,
+    "vllm.gpu_memory_utilization": 0.6,
+    "run.answer_chars": 0,
+}
+ON_GPU = {"vllm.enable_sleep": "", "ds.enable_sleep": "", "adapt.rollout_delay": 5, "adapt.reevaluate_every": 5}
+ON_CPU = {"vllm.enforce_eager": "", "vllm.sync_backend": "gloo", "ds.attn_implementation": "eager"}
+DRY_RUN = {"model": "tiny", "rounds": 1, "steps": 3, "prompts": 8, "tokens": 16, "peak_tflops": 1.0}
+ONCE = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1}  # so that all parts of a step come in a dry run
+REWARD = """
+import hashlib
+import sys
+
+def reward_func(queries, prompts, labels, **kwargs):
+    # a label is the chance that a response to its prompt is right
+    drawn = int.from_bytes(hashlib.blake2b(queries[0].encode(), digest_size=4).digest()) / 2**32
+    rewards, torch = [float(drawn < float(labels[0]))], sys.modules.get("torch")
+    return {"rewards": torch.tensor(rewards) if torch else rewards}
+"""
+
+
+def make_inputs(folder: Path, shape: ModelShape, prompts: int) -> dict[str, Path]:
+    """Model, prompts and reward function in `folder`; the flags that name them.
+
+    Of the prompts 36 in 100 are never solved, 18 always, the others by a chance of their own. With 8 responses that
+    gives 36 % groups with a signal and 46 % at most at c1; the study had 38 and 47 (`Constants.signal_share`).
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from bapo_openrlhf.quickstart.base_model import BOS, EOS, PAD, make_tokenizer
+
+    tokenizer = make_tokenizer(shape.vocabulary)
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim, tie_word_embeddings=shape.tied, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
+    )  # fmt: skip
+    tokenizer.model_max_length = config.max_position_embeddings
+    torch.manual_seed(0)
+    Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rng = random.Random(0)
+    with (folder / "data.jsonl").open("w") as file:
+        for _ in range(prompts):
+            digits, (chance,) = rng.choices("0123456789", k=PROMPT), rng.choices([0, 1, rng.random()], [36, 18, 46])
+            file.write(json.dumps({"input": "".join(digits), "label": str(chance)}) + "\n")
+    (folder / "reward.py").write_text(REWARD)
+    model = dict.fromkeys(("actor.model_name_or_path", "critic.model_name_or_path"), folder / "model")
+    return model | {"data.prompt_dataset": folder / "data.jsonl", "reward.remote_url": folder / "reward.py"}
+
+
+def flags_of(given: argparse.Namespace) -> dict[str, Any]:
+    """The flags of `bapo-openrlhf train` that all kinds have, by the benchmark's own."""
+    return {
+        **FLAGS,
+        **(ON_CPU | ONCE if given.dry_run else ON_GPU),
+        **{f"{role}.num_gpus_per_node": given.gpus for role in ("actor", "critic", "ref")},
+        "vllm.num_engines": given.gpus,
+        "data.max_samples": given.prompts * given.steps,
+        "data.max_len": PROMPT + given.tokens,
+        "rollout.batch_size": given.prompts,
+        "rollout.max_new_tokens": given.tokens,
+        "train.batch_size": given.prompts * G,
+        "adapt.max_reevaluated_prompts": given.prompts // 2,
+    }
