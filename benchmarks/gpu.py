@@ -12,9 +12,7 @@ are within a round, as in steps.py. A kind that does not fit by `bapo-openrlhf p
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shlex
 import statistics
 import subprocess
@@ -29,6 +27,7 @@ from typing import Any
 
 import steps
 from gpu_setting import DRY_RUN, MODELS, PROMPT, G, flags_of, make_inputs
+from report import CORES, RESULTS, origin, write
 
 from bapo_openrlhf import cpu
 from bapo_openrlhf.cli import arguments
@@ -38,7 +37,7 @@ from bapo_openrlhf.planning.memory import gpu_memory
 from bapo_openrlhf.planning.settings import Method, settings_of
 from bapo_openrlhf.planning.shapes import ModelShape
 from bapo_openrlhf.planning.times import TRAINING_PASSES
-from bapo_openrlhf.run.record import SOURCES, provenance
+from bapo_openrlhf.run.record import SOURCES
 
 KINDS = [kind for kind in steps.KINDS if not kind.name.startswith("DAPO")]
 PARTS = {  # of a step: what the table calls them
@@ -213,7 +212,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> None:
     """Measure and write."""
     given, more = parse(sys.argv[1:])
-    shape, sheet, machine = MODELS[given.model], "H100", f"{platform.machine()}, {os.cpu_count()} cores"
+    shape, sheet, machine = MODELS[given.model], "H100", [CORES]
     size, look = constants_of(sheet).gpu_bytes, nullcontext
     if given.dry_run:
         os.environ[cpu.SWITCH] = "1"
@@ -223,19 +222,15 @@ def main() -> None:
         if len(cards) != given.gpus:
             raise ConfigError(f"--gpus is {given.gpus}, and {len(cards)} GPUs are visible (CUDA_VISIBLE_DEVICES)")
         sheet, size, look = data_sheet(cards[0][0], given.peak_tflops), float(cards[0][1]) * 2**20, watched_memory
-        machine += f", {given.gpus} x {cards[0][0]}, driver {cards[0][2]}"
+        machine += [f"{given.gpus} x {cards[0][0]}", f"driver {cards[0][2]}"]
     tflops = given.peak_tflops or constants_of(sheet).peak_flops / 1e12
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
-    about = provenance()
     result: dict[str, Any] = {
         **vars(given),
         "model": shape.name,
         "peak_tflops": tflops,
-        "machine": machine,
-        "commit": about["commit"],
-        "versions": about["versions"],
-        "command": shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]),
+        **origin(shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]), *machine),
     }
     with tempfile.TemporaryDirectory() as name, cpu.forked_processes():
         flags = flags_of(given) | make_inputs(Path(name), shape, given.prompts * given.steps)
@@ -254,9 +249,9 @@ def main() -> None:
             runs[kind.name].append(found | {"gib": max(used)})
             if not given.dry_run and {len(runs[kind.name]) for kind in kinds} == {one}:  # a round is whole
                 result["rounds"] = one
-                (steps.RESULTS / "gpu.json").write_text(json.dumps(result, indent=2) + "\n")
-                (steps.RESULTS / "gpu.md").write_text(markdown(result))
-    print(markdown(result))
+                write(RESULTS, "gpu", result, markdown(result))
+    if given.dry_run:
+        print(markdown(result))
 
 
 if __name__ == "__main__":

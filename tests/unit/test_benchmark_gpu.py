@@ -307,7 +307,7 @@ def test_each_whole_round_is_written(gpu, cards, tmp_path, monkeypatch):
     watched = gpu.watched_memory
     monkeypatch.setattr(gpu, "watched_memory", lambda found: watched(found, seconds=0.02))
     monkeypatch.setattr(gpu.steps, "run", stand_in)
-    monkeypatch.setattr(gpu.steps, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
     monkeypatch.setattr(gpu, "make_inputs", lambda folder, shape, prompts: NAMES)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--model", "0.6b", "--gpus", "2", "--ds.zero_stage", "2"])
     with pytest.raises(RuntimeError, match="out of memory"):
