@@ -696,6 +696,7 @@ class TestReference:
 
     METHODS = (
         {},
+        {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"},
         {"adapt.method": "bapo_prioritized", "algorithm": "ba_ppo"},
         {"adapt.method": "remix", "adapt.batch_size": 8},
         {"adapt.method": "dots", "adapt.batch_size": 8},
@@ -705,14 +706,13 @@ class TestReference:
         {"adapt.method": "luffy", "adapt.options": [TRACES]},
     )
 
-    @pytest.mark.parametrize("words", METHODS, ids=lambda words: words.get("adapt.method", "bapo"))
-    @pytest.mark.parametrize("use_loss", [False, True])
-    def test_is_asked_once_for_each_response(self, world, words, use_loss):
-        words = {"algo.kl.init_coef": 0.02, "algo.kl.estimator": "k3" if use_loss else "k1", **words}
-        words |= {"train.num_episodes": 4, "adapt.reevaluate_every": 1} | (
-            {"algo.kl.use_loss": True} if use_loss else {}
-        )
-        sent, every = world(prompts=8, **words), world(prompts=8, **words)
+    @pytest.mark.parametrize("words", METHODS, ids=lambda words: " ".join(map(str, words.values())) or "bapo")
+    def test_is_asked_once_for_each_response(self, world, words):
+        method, use_loss = words.get("adapt.method"), "algo.kl.use_loss" in words
+        again = method in ("arpo", "exgrpo", "repo")  # which replay responses to prompts that come again
+        words = {"algo.kl.init_coef": 0.02, **words}
+        words |= {"train.num_episodes": 6, "adapt.reevaluate_every": 1} if again else {}
+        sent, every = (world(prompts=8 if again else 24, **words) for _ in range(2))
         maker = every.trainer.experience_maker
         make = maker.make_experience_batch
 
@@ -724,9 +724,9 @@ class TestReference:
         maker.make_experience_batch = forgetful
         asked = []
         for made in (sent, every):
-            made.reward = TestMixedGroups.reward if mixes else made.reward
+            made.reward = TestMixedGroups.reward if again else made.reward
             made.trainer.fit()
-            asked.append(Counter((tuple(tokens)) for _, tokens in made.referred))
+            asked.append(Counter(tuple(tokens) for _, tokens in made.referred))
         differ = {"tokens/reference_kept", "buffer/replay_bytes", "cache/bytes", "experience/bytes"}
         for ours, theirs in zip(numbers(sent.metrics()), numbers(every.metrics()), strict=True):
             assert {k: v for k, v in ours.items() if k not in differ} == {
@@ -743,10 +743,10 @@ class TestReference:
             if "skipped_update" in row:
                 continue
             new = sum(len(tokens) - 2 for at, tokens in sent.referred if at == step - 1)
-            if words.get("adapt.method") != "luffy":  # whose prompts are longer
+            if method != "luffy":  # whose prompts are longer
                 assert row["tokens/reference_kept"] == row["tokens/trained"] - new
         saved = sum(asked[1].values()) - sum(asked[0].values())
-        assert set(asked[0]) == set(asked[1]) and (saved > 0) is (words.get("adapt.method") != "luffy")
+        assert set(asked[0]) == set(asked[1]) and (saved > 0) is (method != "luffy")
 
     def test_says_which_model_it_is(self, world):
         made = world(**{"algo.kl.init_coef": 0.02, "rollout.temperature": 0.7})
