@@ -1,7 +1,7 @@
 """A group: one prompt with its G responses, rewards and behaviour log-probs (Eq. 4).
 
 The unit that the layer selects and stores. Tokens and log-probs are kept in compact arrays (4 bytes a token id, 4 bytes
-a log-prob), so that a stored token costs at most 8 bytes.
+a log-prob), so that a stored token costs at most 8 bytes, and 12 where there is a reference model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+# In a response's extras, once they were computed: (name of the reference model, its float32 (A,) log-probs of the
+# generated tokens).
+REFERENCE = "reference"
 
 
 def as_fraction(value: Fraction | float | str) -> Fraction:
@@ -81,7 +85,8 @@ class Response:
         action_spans: (start, end) positions in token_ids that the policy generated; one pair for a single turn.
         log_probs: float32 (A,), log alpha of the generated tokens, in order; A is the total length of action_spans.
         reward: r(x, y), a plain float.
-        extras: whatever else travels with the response (info scalars, image tensors); the layer never reads it.
+        extras: whatever else travels with the response (info scalars, image tensors, log-probs under the reference
+            model); the layer never reads it. A copy of the response shares it.
         policy_step: updates behind the weights that generated it, where its group's does not say so: in a group whose
             responses stem from several policies. None: its group's.
         external: written by no policy of this run. Its log_probs are then zeros: whoever wrote it is taken to have
@@ -108,8 +113,9 @@ class Response:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of tokens and log-probs."""
-        return self.token_ids.nbytes + self.log_probs.nbytes
+        """Bytes of tokens and log-probs, those under the reference model included."""
+        _, reference = self.extras.get(REFERENCE, (None, None))
+        return self.token_ids.nbytes + self.log_probs.nbytes + (0 if reference is None else int(reference.nbytes))
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from bapo_openrlhf.adapt.group import Response
+from bapo_openrlhf.adapt.group import REFERENCE, Response
 
 
 def external_response(trace: np.ndarray, place: Response, reward: float) -> Response:
     """A trace as a response to the prompt of a generated one, whose place it may take in its group.
 
-    The prompt's tokens, and what else travels with a response, are those of the generated one.
+    The prompt's tokens, and what else travels with a response, are those of the generated one; but not its log-probs
+    under the reference model.
 
     Args:
         trace: token ids of the trace, int (A,), the end token included.
@@ -26,6 +27,7 @@ def external_response(trace: np.ndarray, place: Response, reward: float) -> Resp
         action_spans=((len(prompt), len(prompt) + len(trace)),),
         log_probs=np.zeros(len(trace)),
         reward=reward,
+        extras={name: value for name, value in place.extras.items() if name != REFERENCE},
         external=True,
     )
 

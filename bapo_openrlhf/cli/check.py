@@ -16,6 +16,7 @@ from bapo_openrlhf.methods import BAPO, registry
 # A stored response token costs 4 bytes of id and 4 of behaviour log-prob, a prompt token 4 (adapt/group.py).
 BYTES_PER_RESPONSE_TOKEN = 8
 BYTES_PER_PROMPT_TOKEN = 4
+BYTES_OF_REFERENCE = 4  # of a response token, where there is a reference model
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
@@ -99,7 +100,8 @@ def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:
     prompt = max(args.data.max_len - response, 0)
     groups = adapt.replay_buffer_size or adapt.buffer_size
     groups = min(groups, adapt.replay_steps * args.rollout.batch_size)
-    most = groups * arithmetic.group_size * (response * BYTES_PER_RESPONSE_TOKEN + prompt * BYTES_PER_PROMPT_TOKEN)
+    per_token = BYTES_PER_RESPONSE_TOKEN + BYTES_OF_REFERENCE * ("reference" in arithmetic.ranks)
+    most = groups * arithmetic.group_size * (response * per_token + prompt * BYTES_PER_PROMPT_TOKEN)
     again = (
         f"every m {adapt.reevaluate_every} steps, at most {adapt.max_reevaluated_prompts} prompts; "
         f"hard at mean reward <= c1 {c1}"

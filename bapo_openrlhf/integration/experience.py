@@ -2,7 +2,7 @@
 
 OpenRLHF's experience maker recomputes log-probs with today's actor and values with today's critic, for replayed samples
 as for fresh ones. Three things are decided here: against which policy the PPO ratio is taken, towards which policy the
-KL penalty pulls, and how group-relative advantages are normalised (Eq. 2).
+KL penalty pulls, and how group-relative advantages are normalised (Eq. 2). The reference model is that of `reference`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from openrlhf.models.utils import compute_approx_kl, compute_reward, masked_mean
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.monitor import SOURCES
 from bapo_openrlhf.adapt.vtrace import vtrace
-from bapo_openrlhf.arithmetic import BatchArithmetic
+from bapo_openrlhf.integration.reference import OncePastReference
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class NothingToTrain(Exception):
     """No sample of the batch was left once its log-probs were known."""
 
 
-class AdaptedExperienceMaker(RemoteExperienceMaker):
+class AdaptedExperienceMaker(OncePastReference):
     """OpenRLHF's experience maker for a batch of three sources.
 
     `origins` is set before each batch: one entry a sample, in the order of the samples. `log_ratios` holds afterwards,
@@ -59,12 +58,10 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
     def __init__(
         self,
         *args: Any,
-        arithmetic: BatchArithmetic,
         review: Callable[[np.ndarray], Sequence[int]] = lambda log_ratios: range(len(log_ratios)),
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.arithmetic = arithmetic
         self.review = review
         self.origins: Sequence[SampleOrigin] = ()
         self.log_ratios = np.zeros(0)

@@ -240,6 +240,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             strategy,
             self.tokenizer,
             arithmetic=self.arithmetic,
+            reference=f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}",
             review=self._review,
         )
 
@@ -435,6 +436,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             for source, group in grouped
             for response in group.responses
         ]
+        self.experience_maker.responses = [response for _, group in grouped for response in group.responses]
         self.phase = "making experience"
         try:
             if not grouped:
@@ -451,6 +453,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             return status | {"skipped_update": 1}, global_step + 1
         trained = (group.uid for _, group in self.batch.with_sources())  # without those that a limit took out
         self.method.observe(self.step - 1, dict(zip(trained, self.experience_maker.errors.tolist(), strict=True)))
+        status["tokens/reference_kept"] = self.experience_maker.reference_kept
         log_ratios, eps = self.experience_maker.log_ratios, self.args.adapt.eps
         status |= off_policy(self.batch, log_ratios, self.method.constants(), eps)
         actor = self.args.actor

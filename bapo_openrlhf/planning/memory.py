@@ -11,6 +11,7 @@ from bapo_openrlhf.planning.shapes import BYTES, ModelShape
 from bapo_openrlhf.planning.times import lengths
 
 OPTIMIZER = 12  # bytes a parameter: master weight and Adam's two moments in fp32 (arXiv 1910.02054, Sec. 3.1)
+LOG_PROB = 4  # bytes of a stored log-prob (adapt/group.py)
 REASONS = {
     "fits": "fits",
     "GPUs": "fewer GPUs than roles, or than one engine or rank takes",
@@ -157,12 +158,18 @@ def shares_batch(settings: Settings, method: Method, total: int) -> bool:
 
 
 def replay_bytes(settings: Settings, constants: Constants, *, groups: float | None = None) -> float:
-    """Of the replay buffer on the host: of `groups` groups of mean length, or of a full one of the longest samples."""
+    """Of the replay buffer on the host: of `groups` groups of mean length, or of a full one of the longest samples.
+
+    Where there is a reference model, the log-probs of a response's tokens under it are stored as well.
+    """
+    tokens, responses = float(settings.sample_tokens), float(settings.response_tokens)
     if groups is not None:
-        length = lengths(settings, constants).total
-        return groups * settings.group_size * length * constants.stored_token_bytes
-    most = min(settings.replay_capacity, settings.replay_steps * settings.prompts)
-    return most * settings.group_size * settings.sample_tokens * constants.stored_token_bytes
+        length = lengths(settings, constants)
+        tokens, responses = length.total, length.response
+    else:
+        groups = min(settings.replay_capacity, settings.replay_steps * settings.prompts)
+    reference = LOG_PROB * responses if settings.reference else 0.0
+    return groups * settings.group_size * (tokens * constants.stored_token_bytes + reference)
 
 
 def hard_bytes(settings: Settings, constants: Constants) -> float:

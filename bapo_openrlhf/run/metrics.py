@@ -140,6 +140,14 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
         ),
         Metric("tokens/trained_total", "tokens", "this run so far", "", ALL),
         Metric(
+            "tokens/reference_kept",
+            "tokens",
+            "generated tokens of the batch that the reference model was not asked for again",
+            "",
+            ADAPTED,
+            "steps with an update",
+        ),
+        Metric(
             "skipped_update",
             "",
             "1: nothing was left to train on; the step has no metrics of the training",
@@ -190,7 +198,12 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
         Metric("buffer/replay_added", "groups", "entered the replay buffer so far"),
         Metric("buffer/replay_evicted", "groups", "left it so far because it was full"),
         Metric("buffer/replay_expired", "groups", "left it so far because they were too old"),
-        Metric("buffer/replay_bytes", "bytes", "tokens and log-probs in the replay buffer", "Eq. 4"),
+        Metric(
+            "buffer/replay_bytes",
+            "bytes",
+            "tokens and log-probs in the replay buffer, also those under the reference model, once computed",
+            "Eq. 4",
+        ),
         Metric("threshold/average_reward", "reward", "average reward r that moves c2 and c3", "Eq. 8"),
         Metric("threshold/c2", "reward", "least group mean reward that is replayed", "Eq. 5, 8"),
         Metric("threshold/c3", "reward", "greatest group mean reward that is replayed", "Eq. 5, 8"),

@@ -12,6 +12,10 @@ from bapo_openrlhf.integration import trainer
 from bapo_openrlhf.integration.experience import AdaptedExperienceMaker
 from bapo_openrlhf.integration.rollout import AdaptedSamplesGenerator
 
+NOTED = (
+    "sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "base_action_log_probs",
+)  # fmt: skip
+
 
 class ProbeGenerator(AdaptedSamplesGenerator):
     """Notes the engines' weights at each generation."""
@@ -57,7 +61,7 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         arrays = {}
         for experience in experiences:
             for row, index in enumerate(experience.index):
-                for name in ("sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs"):
+                for name in NOTED:
                     arrays[f"{index}/{name}"] = getattr(experience, name)[row].numpy()
         origins = self.experience_maker.origins
         np.savez(

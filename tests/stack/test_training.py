@@ -92,12 +92,12 @@ def test_reevaluation_uses_todays_weights_and_gives_the_delayed_ones_back(weight
     assert weights[5, "fresh"]["engine"] == weights[3, "fresh"]["engine"]
 
 
-def _recomputed(folder, step, data, index):
-    """Log-probs of a sample's tokens under the actor's weights of `step`, by transformers alone."""
+def _recomputed(model, data, index):
+    """Log-probs of a sample's tokens under the weights in the folder `model`, by transformers alone."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder / f"actor{step}", dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     real = data[f"{index}/attention_mask"].astype(bool)
     tokens = torch.from_numpy(data[f"{index}/sequences"][real])[None]
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_importance_ratio_of_replayed_samples_is_exp_of_today_minus_stored(watch
             old, stored = data[f"{index}/action_log_probs"], data[f"{index}/rollout_log_probs"]
             mask = data[f"{index}/action_mask"].astype(bool)
             assert np.array_equal(old[mask], stored[mask])
-            today, actions = _recomputed(watched[1], step, data, index)
+            today, actions = _recomputed(watched[1] / f"actor{step}", data, index)
             stored = stored[: len(actions)]
             expected = float((today - stored)[actions].sum())
             assert data["log_ratios"][index] == pytest.approx(expected, abs=0.05)  # bf16 forward passes
@@ -132,9 +132,26 @@ def test_old_log_probs_are_todays_where_today_generated_the_sample(watched):
         rows = np.flatnonzero(data["source"] == source)
         assert data["on_policy"][rows].all()
         for index in rows[:2]:
-            today, actions = _recomputed(watched[1], step, data, index)
+            today, actions = _recomputed(watched[1] / f"actor{step}", data, index)
             old = data[f"{index}/action_log_probs"][: len(actions)]
             assert old[actions] == pytest.approx(today[actions], abs=0.03)
+
+
+def test_replayed_samples_do_not_pass_the_reference_again(watched, workspace):
+    """Two ranks share what is left; what was kept is what the reference model says of the samples."""
+    result, folder = watched
+    kept, checked = 0, 0
+    for step, row in enumerate(result.metrics):
+        data = np.load(folder / f"experience{step}.npz")
+        replayed = np.flatnonzero(data["source"] == "replayed")
+        assert row["tokens/reference_kept"] <= sum(int(data[f"{index}/action_mask"].sum()) for index in replayed)
+        kept += row["tokens/reference_kept"]
+        for index in [*replayed[:3], *np.flatnonzero(data["source"] == "fresh")[:1]]:
+            reference, actions = _recomputed(workspace / "model", data, index)
+            found = data[f"{index}/base_action_log_probs"][: len(actions)]
+            assert found[actions] == pytest.approx(reference[actions], abs=0.03)
+            checked += 1
+    assert kept > 0 and checked >= 8
 
 
 def test_delayed_fresh_samples_are_off_policy(watched):

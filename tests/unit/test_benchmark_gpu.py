@@ -298,7 +298,9 @@ def test_each_whole_round_is_written(gpu, cards, tmp_path, monkeypatch):
         runs.append((kind.name, flags["train.seed"], more))
         if flags["train.seed"] == 3:
             raise RuntimeError("out of memory")
-        cards[0].write_text("40960\n51200\n")
+        new = tmp_path / "used"
+        new.write_text("40960\n51200\n")
+        new.replace(cards[0])  # at once: it is being read
         time.sleep(0.3)
         timing = {"generation": 2.0, "make_experience": 1.0, "ppo_train": 4.0, "broadcast": 0.5, "step_total": 7.5}
         first = [row(fresh=2, trained=100, scale=100.0, **timing)] * 4

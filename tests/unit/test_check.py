@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bapo_openrlhf.adapt.group import REFERENCE
 from bapo_openrlhf.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,8 +89,8 @@ class TestNumbers:
         assert facts["returns"] == "gae"
         assert facts["maximum TV distance"] == "none"
         assert facts["hard buffer"] == "7 prompts"
-        # 5 groups x 4 x (8192 x 8 + 2048 x 4) bytes = 1 474 560
-        assert facts["replay buffer"] == "at most 5 groups, 1.4 MiB at 8192 response and 2048 prompt tokens"
+        # 5 groups x 4 x (8192 x 12 + 2048 x 4) bytes = 2 129 920
+        assert facts["replay buffer"] == "at most 5 groups, 2.0 MiB at 8192 response and 2048 prompt tokens"
         # 83 / 8 = 10.4; syncs at 5 and 10; again at 2, 4, 6, 8, 10, of which 10 meets a sync
         assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
         assert facts["per epoch"] == "2 syncs (v 5), 5 re-evaluations (m 2), 4 of them between syncs"
@@ -109,8 +111,11 @@ class TestNumbers:
     def test_without_batch_adaptation_its_flags_do_not_count(self, capsys, words):
         assert report(capsys, "--algorithm=grpo", *words)["training batch"] == "8 groups = 32 samples"
 
-    def test_replay_buffer_is_as_large_as_what_is_stored_in_it(self, capsys, words, make_group):
-        group = make_group(2, size=4, prompt_tokens=2048, response_tokens=8192)
+    @pytest.mark.parametrize("target", ["reference", "behaviour"])
+    def test_replay_buffer_is_as_large_as_what_is_stored_in_it(self, capsys, words, make_group, target):
+        kept = {} if target == "behaviour" else {REFERENCE: ("a model", np.zeros(8192, np.float32))}
+        group = make_group(2, size=4, prompt_tokens=2048, response_tokens=8192, extras=kept)
+        words = [*words, f"--adapt.kl_target={target}"]
         facts = report(capsys, "--algorithm=ba_ppo", *words, "--adapt.replay_buffer_size=16")
         assert facts["replay buffer"].startswith(f"at most 16 groups, {16 * group.nbytes / 2**20:.1f} MiB")
         # no more than 3 steps of 8 groups can be in it

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.cli import arguments
@@ -571,10 +571,13 @@ def test_checkpointing_saves_activations():
     assert kept == 6144 * 34 * 3584 * 28 and again == 6144 * (2 * 3584 * 28 + 34 * 3584)
 
 
-def test_replay_bytes_are_those_of_stored_groups():
+@pytest.mark.parametrize("reference", [False, True])
+def test_replay_bytes_are_those_of_stored_groups(reference):
     """Against groups as the buffer holds them: 512 tokens of prompt in 4096."""
     settings = replace(SETTINGS, prompt_tokens=512, response_tokens=3584, replay_capacity=5, hard_capacity=10)
-    response = Response(np.zeros(4096, np.int32), ((512, 4096),), np.zeros(3584, np.float32), 1.0)
+    settings = replace(settings, reference=reference)
+    kept = {REFERENCE: ("a model", np.zeros(3584, np.float32))} if reference else {}
+    response = Response(np.zeros(4096, np.int32), ((512, 4096),), np.zeros(3584, np.float32), 1.0, kept)
     group = Group(0, Prompt("x"), (response,) * 8, 0, 0)
     assert memory.replay_bytes(settings, CONSTANTS) == pytest.approx(5 * group.nbytes, rel=0.01)
     assert memory.replay_bytes(replace(settings, prompts=1), CONSTANTS) == pytest.approx(3 * group.nbytes, rel=0.01)

@@ -35,7 +35,7 @@ from openrlhf.trainer.ray import ppo_actor, ppo_critic  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.adapt.group import REFERENCE, Prompt  # noqa: E402
 from bapo_openrlhf.adapt.schedule import RolloutSchedule  # noqa: E402
 from bapo_openrlhf.arithmetic import BatchArithmetic  # noqa: E402
 from bapo_openrlhf.checkpoint.store import CheckpointStore  # noqa: E402
@@ -273,7 +273,14 @@ class Group:
             return [Ref(error=ref.error) if ref.error else Ref([ref.value]) for ref in refs]
         assert method_name == "forward"
         self.world.fail_at("forward")
+        if self.model == "reference":
+            return [Ref(list(map(self.reference, kwargs["sequences"], kwargs["action_mask"])))]
         return [Ref([self.forward(sequences) for sequences in kwargs["sequences"]])]
+
+    def reference(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        real = [row[: int(on.nonzero().max()) + 2] for row, on in zip(sequences.tolist(), mask, strict=True)]
+        self.world.referred += [(self.world.trainer.step, row) for row in real]
+        return torch.tensor([self.world.log_probs(row, -1) for row in sequences.tolist()]) * mask
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
         if self.model == "critic":
@@ -308,12 +315,14 @@ class World:
     Attributes:
         requests: what was generated: prompt, weights, step and seed.
         trained: the step and the experiences of each update.
+        referred: the step and the tokens of each sample that the reference model was asked for.
         events: what else happened, in order: (name, argument).
     """
 
     def __init__(self, folder: Path, words: dict[str, Any], *, prompts: int, evaluation: int, engines: int) -> None:
         self.requests: list[SimpleNamespace] = []
         self.trained: list[tuple[int, list]] = []
+        self.referred: list[tuple[int, list[int]]] = []
         self.events: list[tuple[str, Any]] = []
         self.updates = {"actor": 0, "critic": 0}
         self.norms = {"actor_grad_norm": 1.0}
@@ -325,6 +334,7 @@ class World:
         self.engines = [Engine(self, number) for number in range(engines)]
         critic = bool(self.args.critic.model_name_or_path)
         self.groups = {model: Group(self, model) for model in ("actor", "critic")[: 1 + critic]}
+        self.reference = Group(self, "reference") if self.args.algo.kl.init_coef > 0 else None
         rows = [("data", f"prompt {n}", str(n), None) for n in range(prompts)]
         self.data = lambda: StatefulDataLoader(rows, batch_size=1, shuffle=True, drop_last=True, collate_fn=columns)
         self.evaluation = [columns([("data", f"eval {n}", str(n), None)]) for n in range(evaluation)] or None
@@ -397,7 +407,7 @@ class World:
                 self.groups["actor"],
                 self.groups.get("critic"),
                 None,
-                None,
+                self.reference,
                 [Handle(engine) for engine in self.engines],
                 max_len=64,
                 max_new_tokens=8,
@@ -679,6 +689,68 @@ class TestChoice:
         assert [row["prompts/passed_over"] for row in made.metrics()] == [4, 4, 0] * 2
         # An evaluation asks all of its prompts.
         assert sum(request.prompt.startswith("eval") for request in made.requests) == 3 * 3
+
+
+class TestReference:
+    """A replayed response is not sent to the reference model again, and nothing else of the run changes."""
+
+    METHODS = (
+        {},
+        {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"},
+        {"adapt.method": "bapo_prioritized", "algorithm": "ba_ppo"},
+        {"adapt.method": "remix", "adapt.batch_size": 8},
+        {"adapt.method": "dots", "adapt.batch_size": 8},
+        {"adapt.method": "repo", "adapt.batch_size": 8},
+        {"adapt.method": "arpo"},
+        {"adapt.method": "exgrpo", "adapt.batch_size": 8, "adapt.options": "start_above=0"},
+        {"adapt.method": "luffy", "adapt.options": [TRACES]},
+    )
+
+    @pytest.mark.parametrize("words", METHODS, ids=lambda words: " ".join(map(str, words.values())) or "bapo")
+    def test_is_asked_once_for_each_response(self, world, words):
+        method, use_loss = words.get("adapt.method"), "algo.kl.use_loss" in words
+        again = method in ("arpo", "exgrpo", "repo")  # which replay responses to prompts that come again
+        words = {"algo.kl.init_coef": 0.02, **words}
+        words |= {"train.num_episodes": 6, "adapt.reevaluate_every": 1} if again else {}
+        sent, every = (world(prompts=8 if again else 24, **words) for _ in range(2))
+        maker = every.trainer.experience_maker
+        make = maker.make_experience_batch
+
+        def forgetful(samples):
+            for response in maker.responses:
+                response.extras.pop(REFERENCE, None)
+            return make(samples)
+
+        maker.make_experience_batch = forgetful
+        asked = []
+        for made in (sent, every):
+            made.reward = TestMixedGroups.reward if again else made.reward
+            made.trainer.fit()
+            asked.append(Counter(tuple(tokens) for _, tokens in made.referred))
+        differ = {"tokens/reference_kept", "buffer/replay_bytes", "cache/bytes", "experience/bytes"}
+        for ours, theirs in zip(numbers(sent.metrics()), numbers(every.metrics()), strict=True):
+            assert {k: v for k, v in ours.items() if k not in differ} == {
+                k: v for k, v in theirs.items() if k not in differ
+            }
+        assert repr(trained(sent, 0)) == repr(trained(every, 0))
+        for (_, ours), (_, theirs) in zip(sent.trained, every.trained, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                assert (one.base_action_log_probs is None) is not use_loss
+                assert not use_loss or torch.equal(one.base_action_log_probs, other.base_action_log_probs)
+        # Whatever was trained on without being asked for was asked for before.
+        rows = {row["step"]: row for row in sent.metrics()}
+        for step, row in rows.items():
+            if "skipped_update" in row:
+                continue
+            new = sum(len(tokens) - 2 for at, tokens in sent.referred if at == step - 1)
+            if method != "luffy":  # whose prompts are longer
+                assert row["tokens/reference_kept"] == row["tokens/trained"] - new
+        saved = sum(asked[1].values()) - sum(asked[0].values())
+        assert set(asked[0]) == set(asked[1]) and (saved > 0) is (method != "luffy")
+
+    def test_says_which_model_it_is(self, world):
+        made = world(**{"algo.kl.init_coef": 0.02, "rollout.temperature": 0.7})
+        assert made.trainer.experience_maker.reference == "model at temperature 0.7"
 
 
 class TestMixedGroups:
@@ -1985,6 +2057,8 @@ class TestResume:
         {"prompts": 16, "adapt.rollout_delay": 7, "adapt.max_tv_rollout": 0.0},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},
+        {"prompts": 16, "algo.kl.init_coef": 0.02},  # the reference's log-probs of stored responses are stored
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo", "algo.kl.init_coef": 0.02},
         {"prompts": 16, "adapt.method": "luffy", "adapt.options": [TRACES]},
         {"prompts": 16, "adapt.method": "relift", "adapt.options": [TRACES, "finetune_batch=2"]},
     )
