@@ -1,12 +1,13 @@
 """Batch arithmetic: how groups become micro-batches and optimizer steps on data-parallel ranks.
 
-OpenRLHF hands each rank an equal, consecutive share of the samples and drops what does not fill a micro-batch. So a
-batch must hold a multiple of `quantum` groups; this is the one place that says which.
+OpenRLHF hands each rank an equal, consecutive share of its forward-pass batches and drops what fills no micro-batch. So
+a batch must hold a multiple of `quantum` groups; this is the one place that says which.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -70,16 +71,24 @@ class BatchArithmetic:
         share = math.ceil(len(batches) / ranks)  # forward-pass batches of one rank
         return sum(sum(batches[rank * share : (rank + 1) * share]) % self.micro_train for rank in range(ranks))
 
-    def shares_of(self, samples: int) -> list[tuple[int, int]]:
-        """Start and end of the consecutive forward-pass batches that `samples` samples are split into."""
-        if samples % self.shares:
-            raise ValueError(f"{samples} samples cannot be shared equally by {self.shares} ranks")
-        share = samples // self.shares
-        return [
-            (start, min(start + self.micro_rollout, (index + 1) * share))
-            for index in range(self.shares)
-            for start in range(index * share, (index + 1) * share, self.micro_rollout)
-        ]
+    def forward_batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Positions of the samples in each forward-pass batch, one rank's batches after the other's.
+
+        Every rank gets equally many samples. They are dealt out by length, so that ranks get about equally many tokens,
+        and in each rank's batches samples of like lengths stand together, so that little is padded.
+
+        Args:
+            lengths: tokens of each sample.
+
+        Raises:
+            ValueError: the samples cannot be shared equally.
+        """
+        if len(lengths) % self.shares:
+            raise ValueError(f"{len(lengths)} samples cannot be shared equally by {self.shares} ranks")
+        by_length = sorted(range(len(lengths)), key=lambda position: lengths[position])
+        shares = [by_length[first :: self.shares] for first in range(self.shares)]
+        size = self.micro_rollout
+        return [share[start : start + size] for share in shares for start in range(0, len(share), size)]
 
 
 def epoch_steps(args: SimpleNamespace, prompts: int) -> int:

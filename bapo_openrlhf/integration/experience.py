@@ -71,7 +71,7 @@ class AdaptedExperienceMaker(OncePastReference):
         self._loss_log_ratios: list[torch.Tensor] = []  # (B, A) of each experience
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Forward-pass batches such that every data-parallel rank gets equally many samples."""
+        """Forward-pass batches of samples of like lengths; every data-parallel rank gets equally many samples."""
         if self.args.train.dynamic_batch_enable:
             return super().split_rollout_samples(rollout_samples)  # by tokens; OpenRLHF shares the samples out later
         return self._shared(rollout_samples)
@@ -79,10 +79,11 @@ class AdaptedExperienceMaker(OncePastReference):
     def _shared(self, samples: Sequence[Experience]) -> list[Experience]:
         for index, sample in enumerate(samples):
             sample.index = [index]
+        lengths = [int(sample.attention_mask.sum()) for sample in samples]
         pad = self.tokenizer.pad_token_id
         return [
-            Experience.concat_experiences(list(samples[start:end]), pad)
-            for start, end in self.arithmetic.shares_of(len(samples))
+            Experience.concat_experiences([samples[position] for position in positions], pad)
+            for positions in self.arithmetic.forward_batches(lengths)
         ]
 
     @torch.no_grad()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from bapo_openrlhf.arithmetic import BatchArithmetic, batch_arithmetic
@@ -101,34 +104,57 @@ class TestShares:
         ids=str,
     )
     def test_each_models_ranks_get_equally_many_samples(self, ranks):
+        rng = random.Random(4)
         for micro_rollout, micro_train, group_size in itertools.product((1, 2, 3, 5, 64), (1, 2, 3), (2, 3, 8)):
             made = arithmetic(ranks, group_size=group_size, micro_train=micro_train, micro_rollout=micro_rollout)
             for multiple in (1, 2, 3):
                 samples = multiple * made.quantum * group_size
-                shares = made.shares_of(samples)
-                covered = [sample for start, end in shares for sample in range(start, end)]
-                assert covered == list(range(samples))  # consecutive, once each
-                assert all(0 < end - start <= micro_rollout for start, end in shares)
+                batches = made.forward_batches([rng.randrange(9) for _ in range(samples)])
+                assert sorted(itertools.chain(*batches)) == list(range(samples))
+                assert all(0 < len(batch) <= micro_rollout for batch in batches)
                 for count in ranks.values():
-                    loads = [sum(end - start for start, end in chunk) for chunk in chunks_of(shares, count)]
+                    loads = [sum(map(len, chunk)) for chunk in chunks_of(batches, count)]
                     assert loads == [samples // count] * count
+
+    @given(
+        lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=40),
+        ranks=st.sampled_from([{"actor": 1}, {"actor": 2}, {"actor": 2, "critic": 3}, {"actor": 4, "critic": 2}]),
+        micro=st.integers(1, 7),
+    )
+    def test_little_is_padded_and_ranks_are_about_as_busy(self, lengths, ranks, micro):
+        made = arithmetic(ranks, micro_rollout=micro)
+        lengths = lengths * made.shares
+        batches = made.forward_batches(lengths)
+        for count in ranks.values():
+            chunks = chunks_of(batches, count)
+            tokens = [sum(lengths[position] for batch in chunk for position in batch) for chunk in chunks]
+            # each rank's n-th shortest is at most its neighbour's, and at least the neighbour's one before
+            assert max(tokens) - min(tokens) <= (max(lengths) - min(lengths)) * made.shares // count
+        for share in chunks_of(batches, made.shares):
+            # no other way to cut this share's samples into passes of so many has less padding
+            in_order = [lengths[position] for batch in share for position in batch]
+            assert in_order == sorted(in_order)
 
     def test_by_hand(self):
         made = arithmetic({"actor": 2, "critic": 1}, micro_rollout=3)
-        # two shares of 8: 3 + 3 + 2 each
-        assert made.shares_of(16) == [(0, 3), (3, 6), (6, 8), (8, 11), (11, 14), (14, 16)]
+        lengths = [5, 1, 4, 4, 9, 2, 8, 7, 6, 3]
+        # by length: 1, 5, 9, 2, 3, 0, 8, 7, 6, 4; every other one to each share of 5, in passes of 3 + 2
+        assert made.forward_batches(lengths) == [[1, 9, 3], [8, 6], [5, 2, 0], [7, 4]]
+
+    def test_equal_lengths_keep_their_order(self):
+        assert arithmetic({"actor": 1}, micro_rollout=3).forward_batches([7] * 5) == [[0, 1, 2], [3, 4]]
 
     def test_cutting_without_shares_would_be_uneven(self):
         # The case that shares exist for: 16 samples in passes of 6, two ranks, would be 12 and 4.
-        plain = [(start, min(start + 6, 16)) for start in range(0, 16, 6)]
-        assert [sum(b - a for a, b in chunk) for chunk in chunks_of(plain, 2)] == [12, 4]
-        shares = arithmetic({"actor": 2}, micro_rollout=6).shares_of(16)
-        assert [sum(b - a for a, b in chunk) for chunk in chunks_of(shares, 2)] == [8, 8]
+        plain = [list(range(start, min(start + 6, 16))) for start in range(0, 16, 6)]
+        assert [sum(map(len, chunk)) for chunk in chunks_of(plain, 2)] == [12, 4]
+        batches = arithmetic({"actor": 2}, micro_rollout=6).forward_batches([3] * 16)
+        assert [sum(map(len, chunk)) for chunk in chunks_of(batches, 2)] == [8, 8]
 
     @pytest.mark.parametrize("samples", [1, 7, 13])
     def test_samples_that_cannot_be_shared_are_an_error(self, samples):
         with pytest.raises(ValueError, match=f"{samples} samples cannot be shared equally by 2 ranks"):
-            arithmetic({"actor": 2}).shares_of(samples)
+            arithmetic({"actor": 2}).forward_batches([3] * samples)
 
 
 class TestOptimizerSteps:

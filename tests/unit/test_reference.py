@@ -135,8 +135,8 @@ class Shared(OncePastReference):
             return super().split_rollout_samples(rollout_samples)
         for index, sample in enumerate(rollout_samples):
             sample.index = [index]
-        parts = self.arithmetic.shares_of(len(rollout_samples))
-        return [Experience.concat_experiences(rollout_samples[start:end], 9) for start, end in parts]
+        parts = self.arithmetic.forward_batches([sample.sequences.shape[1] for sample in rollout_samples])
+        return [Experience.concat_experiences([rollout_samples[n] for n in part], 9) for part in parts]
 
     def compute_advantages_and_returns(self, experiences):
         return experiences
