@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from adaptation_layer import LAYER, PERIOD, SCALES, WARM_UP, Clock, Run, World, layer_round
-from adaptation_storage import checkpoint_round, memory_round
+from adaptation_storage import checkpoint_round, memory_round, rounding
 from report import CORES, RESULTS, origin, write
 
 from bapo_openrlhf import cpu
@@ -34,6 +34,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt
 
 PAPER_STEP_SECONDS = 40.97 * 3600 / (3 * math.ceil(40_000 / 256))  # 1d 16h 58m over 471 steps
 CONVERSIONS = {"samples_to_groups": "samples to groups", "groups_to_samples": "groups to samples"}
+ROUNDED = (2000, 4096)  # responses and their tokens
 MEMORY_ROUNDS = 3  # at most: each starts two processes that import the stack
 LEAST_GROUPS = 16  # the 8 ranks of a run share multiples of 8 groups
 DRAWN = {
@@ -85,8 +86,8 @@ class SampledRun(Run):
         for index, sample in enumerate(samples):
             sample.index = [index]
         clock.skip()
-        for start, end in self.arithmetic.shares_of(len(samples)):
-            Experience.concat_experiences(samples[start:end], 0)
+        for positions in self.arithmetic.forward_batches([sample.sequences.shape[1] for sample in samples]):
+            Experience.concat_experiences([samples[position] for position in positions], 0)
         clock.lap("openrlhf_padding")
         for name in ("groups_to_samples", "openrlhf_padding"):
             self.handled[name] += len(samples)
@@ -114,6 +115,7 @@ def measure(groups: int, size: int, tokens: int, rounds: int) -> dict[str, Any]:
         "paper_step_seconds": PAPER_STEP_SECONDS,
         "bytes_per_stored_token": one.nbytes / (size * tokens),
         "slopes": slopes(found["layer"], groups),
+        "rounding": rounding(*ROUNDED),
         **found,
     }
 
@@ -172,6 +174,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         ["the layer's groups", spread(result["memory"]["groups"]), ratios(result["memory"], "groups", "experience")],
         ["OpenRLHF's samples", spread(result["memory"]["experience"]), "1"],
     ]
+    rounded = [
+        [kind, *(f"{100 * value:.2g} %" for value in errors.values())] for kind, errors in result["rounding"].items()
+    ]
     files = []
     for kind, name in (("layer", "the layer's state"), ("experience", "OpenRLHF's samples")):
         size = saved[f"{kind}_bytes"]
@@ -224,6 +229,11 @@ def markdown(result: Mapping[str, Any]) -> str:
             f"What a new process grows by, of {len(result['memory']['groups'])} each.",
             "",
             *table(["", "bytes", "ratio"], kept),
+            "A log-prob takes 4 of a generated token's 8 bytes, a float32. In 2 bytes, of "
+            f"{ROUNDED[0]:,} responses of {ROUNDED[1]:,} tokens, minus whose log-probs are exponential of mean 1/2, "
+            "importance ratios would be off by:",
+            "",
+            *table(["", "a token, at most", "a response, deviation", "a response, at most"], rounded),
             "## Checkpoint of the buffers",
             "",
             "The layer's is synced to the disk, with digests and a manifest, which are checked when it is read; the "

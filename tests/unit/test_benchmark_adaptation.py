@@ -23,6 +23,7 @@ def measured(monkeypatch, tmp_path):
     words = ["adaptation.py", "--groups", "16", "--tokens", "64", "--rounds", "2", "--step-seconds", "2.5"]
     monkeypatch.setattr(sys, "argv", [*words, "--results", str(tmp_path / "new")])
     monkeypatch.setattr(adaptation, "SCALES", (1, 2, 4))
+    monkeypatch.setattr(adaptation, "ROUNDED", (20, 30))
     adaptation.main()
     folder = tmp_path / "new"
     return json.loads((folder / "adaptation.json").read_text()), (folder / "adaptation.md").read_text(), folder
@@ -52,6 +53,7 @@ def test_a_tiny_run(measured):
     for name in names:
         assert f"| {'a step' if name == 'layer' else name} | " in page
     assert "16 groups | 32 groups | 64 groups" in page
+    assert "of 20 responses of 30 tokens" in page and "| float16 | 0." in page
     assert "| 8.25 (7.5 to 9) | 0.375 (0.25 to 0.5) |" in page  # the ratio is within a round
     assert "a measured step (2.5 s)" in page and "the paper's step (313 s)" in page
     share = sorted(100 * seconds / 2.5 for seconds in step["layer"])
@@ -137,6 +139,18 @@ def test_pieces_are_a_group(monkeypatch):
 
 
 class TestStorage:
+    def test_rounding(self):
+        """Half of the last place is 2^-12 of a number in float16, 2^-9 in bfloat16, at most."""
+        found = adaptation_storage.rounding(50, 1000)
+        exact = -np.random.default_rng(0).exponential(0.5, (50, 1000)).astype(np.float32)
+        # the largest log-probs lie between 4 and 8
+        assert -8 < exact.min() < -4
+        assert 0.5 * 2.0**-9 < found["float16"]["token_most"] <= math.expm1(2.0**-9)
+        assert 0.5 * 2.0**-6 < found["bfloat16"]["token_most"] <= math.expm1(2.0**-6)
+        half = exact.astype(np.float16).astype(float).sum(-1) - exact.astype(float).sum(-1)
+        assert found["float16"]["response_most"] == pytest.approx(np.abs(np.expm1(half)).max(), rel=1e-6)
+        assert found["float16"]["response_deviation"] == pytest.approx(np.sqrt((np.expm1(half) ** 2).mean()), rel=1e-6)
+
     def test_what_is_saved_is_what_was_there(self, tmp_path):
         run = Run(16, World(8, 64, shared=False))
         run.round()
