@@ -28,6 +28,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/delay.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/simulation.py
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
