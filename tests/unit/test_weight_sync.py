@@ -197,6 +197,14 @@ def test_any_tensors_arrive_in_parcels_of_the_limit(shapes, halves, limit):
     assert all(flat.nbytes <= limit or flat.nbytes in sizes for flat in wire.sent)
 
 
+def test_a_large_tensor_is_not_copied():
+    places = []
+    group = SimpleNamespace(broadcast=lambda tensor, src, stream: places.append(tensor.data_ptr()))
+    parcels, tensor = Parcels([], group, 100), torch.ones(30)
+    parcels.broadcast(tensor, src=0)
+    assert places == [tensor.data_ptr()]
+
+
 @pytest.mark.parametrize(
     ("dtype", "loads", "message"),
     [
