@@ -60,8 +60,10 @@ def read_line(connection: socket.socket) -> str:
 
 def main() -> None:
     """Be the child, seen from outside."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # the child may run before its pid is known here
     forked = ask(sys.argv[1:])
     if forked is None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     child, connection = forked
 
@@ -71,6 +73,7 @@ def main() -> None:
 
     for number in FORWARDED:
         signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     line = read_line(connection)
     status = int(line) if line else signal.SIGKILL  # no line: the server is gone, and has killed its children
     if os.WIFSIGNALED(status):

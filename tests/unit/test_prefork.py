@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -130,6 +131,36 @@ def test_signals_go_down_and_the_end_by_a_signal_comes_up(server, number):
     process.send_signal(number)
     assert process.communicate(timeout=60)[0] == "got it\n"
     assert process.returncode == -number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signal_before_the_client_knows_its_child_goes_down_too(tmp_path, number):
+    """The child may run, and tell others so, before its pid has arrived at the client."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / client.SOCKET))
+        listener.listen()
+        listener.settimeout(60)
+        environment = {**os.environ, client.ADDRESS: str(tmp_path)}
+        process = subprocess.Popen([sys.executable, client.__file__, "-c", "pass"], env=environment)
+        connection, _ = listener.accept()
+        connection.recv(1 << 16)  # asked, so waiting for the pid
+        process.send_signal(number)
+        child = subprocess.Popen(["sleep", "600"])
+        connection.sendall(f"{child.pid}\n".encode())
+        assert child.wait(timeout=60) == -number
+        connection.sendall(f"{int(number)}\n".encode())
+        assert process.wait(timeout=60) == -number
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_no_signal_is_left_blocked(unserved, served, monkeypatch, tmp_path):
+    program = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with serving.serving("prefork_template:prepare"):
+        executable = serving.python()
+        if not served:
+            monkeypatch.setenv(client.ADDRESS, str(tmp_path))
+        done = subprocess.run([executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{signal.pthread_sigmask(signal.SIG_BLOCK, [])}\n"
 
 
 def test_interrupt_raises_in_the_program(server):
