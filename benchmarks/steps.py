@@ -3,14 +3,15 @@
     python benchmarks/steps.py                          # writes benchmarks/results/steps.{json,md}
     python benchmarks/steps.py --trl /path/to/python    # with TRL's GRPOTrainer, from an environment that has it
 
-Runs of a few steps, each kind in turn and all of them several times, so that a machine that gets slower does so for
-all. Ratios are within a round, to the plain OpenRLHF run of the same advantages. Setting: the quickstart's model and
-prompts, 32 prompts x 8 responses and one optimizer step a trainer step.
+Each kind in turn and all of them several times, so that a machine that gets slower does so for all. Ratios are within a
+round, to the plain OpenRLHF run of the same advantages. Setting: the quickstart's model and prompts, 32 prompts x 8
+responses and one optimizer step a trainer step. Accuracy is of held-out problems, and no evaluation is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -20,17 +21,19 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from report import CORES, RESULTS, origin, write
 from tqdm import tqdm
 
 from bapo_openrlhf import cpu
 from bapo_openrlhf.prefork import serving
-from bapo_openrlhf.run.record import read_metrics
+from bapo_openrlhf.run.record import read_evaluations, read_metrics
 
 HERE = Path(__file__).parent
 WARM_UP = 4  # steps that are not measured: the first have what happens once, and BAPO's buffers are empty
+HELD_OUT = "runs/data/cd34.jsonl"
+EVALUATED = {"n_samples_per_prompt": 4, "temperature": 0.6}
 SETTING = {
     "train.batch_size": 256,
     "actor.lr_scheduler": "constant_with_warmup",
@@ -58,17 +61,35 @@ class Kind:
     Attributes:
         base: name of the kind that it is compared with.
         flags: of `bapo-openrlhf train`; none for TRL.
+        learns: unlike another kind, so that its accuracy is worth a look.
     """
 
     name: str
     base: str
     algorithm: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
+    learns: bool = True
+
+
+class Point(NamedTuple):
+    """A run up to an evaluation.
+
+    Attributes:
+        seconds: of the steps so far, evaluations left out.
+        responses: generated so far.
+        trained: tokens so far, of responses.
+        accuracy: held-out, from 0 to 1.
+    """
+
+    seconds: float
+    responses: float
+    trained: float
+    accuracy: float
 
 
 KINDS = (
     Kind("GRPO, plain OpenRLHF", "GRPO, plain OpenRLHF", "grpo"),
-    Kind("the layer with nothing to adapt", "GRPO, plain OpenRLHF", "bapo_grpo", THROUGH),
+    Kind("the layer with nothing to adapt", "GRPO, plain OpenRLHF", "bapo_grpo", THROUGH, learns=False),
     Kind("BAPO-GRPO", "GRPO, plain OpenRLHF", "bapo_grpo"),
     Kind("DAPO, plain OpenRLHF", "GRPO, plain OpenRLHF", "grpo", DAPO),
     Kind("PPO, plain OpenRLHF", "PPO, plain OpenRLHF", "ppo"),
@@ -113,19 +134,33 @@ def in_turn(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[int, Kind]]:
     yield from tqdm(turns, unit="run")
 
 
-def train(kind: Kind, folder: Path, steps: int, seed: int) -> dict[str, float]:
-    """One run of the stack; means over its steps after the first."""
+def train(kind: Kind, folder: Path, steps: int, every: int, seed: int) -> dict[str, Any]:
+    """One run of the stack: means over its steps after the first, and the way to each evaluation."""
     flags = SETTING | {"data.max_samples": 32 * steps, "train.num_episodes": 1, "train.seed": seed}
-    rows = run(kind, folder, flags, ["--config", "configs/quickstart.yaml"])[WARM_UP:steps]
+    if kind.learns:
+        flags |= {"eval.dataset": HELD_OUT, "eval.steps": every, "ckpt.best_metric_key": "none"}
+        flags |= {f"eval.{name}": value for name, value in EVALUATED.items()}
+    rows = run(kind, folder, flags, ["--config", "configs/quickstart.yaml"])[:steps]
     names = {"seconds": "timing/step_total", "responses": "rollouts/step", "trained": "tokens/trained"}
-    return {ours: statistics.mean(row[theirs] for row in rows) for ours, theirs in names.items()}
+    means = {ours: statistics.mean(row[theirs] for row in rows[WARM_UP:]) for ours, theirs in names.items()}
+    key = f"eval_{Path(HELD_OUT).stem}_pass1"
+    points = [
+        Point(*(sum(row[name] for row in rows[: found["step"]]) for name in names.values()), accuracy=found[key])
+        for found in read_evaluations(folder / "run")
+        if found["step"] <= len(rows)
+    ]
+    return means | {"points": points}
 
 
-def train_trl(python: str, folder: Path, steps: int, seed: int, options: dict[str, Any]) -> dict[str, float]:
+def train_trl(python: str, folder: Path, steps: int, every: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
     """The same by TRL."""
     settings = {
         "model": "runs/base_model",
         "data": "runs/data/train.jsonl",
+        "held_out": HELD_OUT,
+        "evaluate_every": every,
+        "evaluate_responses": EVALUATED["n_samples_per_prompt"],
+        "evaluate_temperature": EVALUATED["temperature"],
         "out": str(folder / "trl.jsonl"),
         "steps": steps,
         "seed": seed,
@@ -140,39 +175,60 @@ def train_trl(python: str, folder: Path, steps: int, seed: int, options: dict[st
     here = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     subprocess.run(words, check=True, env=os.environ | {"PYTHONPATH": here}, stdout=subprocess.DEVNULL)
     rows = [json.loads(line) for line in (folder / "trl.jsonl").read_text().splitlines()]
-    seconds = (rows[-1]["seconds"] - rows[WARM_UP - 1]["seconds"]) / (len(rows) - WARM_UP)
+    responses, trained = 256.0, [256 * row["tokens"] for row in rows]
     return {
-        "seconds": seconds,
-        "responses": 256.0,
-        "trained": 256 * statistics.mean(r["tokens"] for r in rows[WARM_UP:]),
+        "seconds": (rows[-1]["seconds"] - rows[WARM_UP - 1]["seconds"]) / (len(rows) - WARM_UP),
+        "responses": responses,
+        "trained": statistics.mean(trained[WARM_UP:]),
+        "points": [
+            Point(row["seconds"], responses * row["step"], sum(trained[: row["step"]]), row["accuracy"])
+            for row in rows
+            if row["accuracy"] is not None
+        ],
     }
 
 
-def measure(rounds: int, steps: int, trl: str | None, options: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+def reached(points: Sequence[Point], target: float) -> Point | None:
+    """Where the accuracy comes to `target`, on straight lines between evaluations; None where it does not.
+
+    Where the first evaluation is above it already, that one: what lies before it is not known.
+    """
+    if points and points[0].accuracy >= target:
+        return points[0]
+    for before, after in itertools.pairwise(points):
+        if after.accuracy >= target:
+            share = (target - before.accuracy) / (after.accuracy - before.accuracy)
+            return Point(*(first + share * (last - first) for first, last in zip(before, after, strict=True)))
+    return None
+
+
+def measure(
+    rounds: int, steps: int, every: int, trl: str | None, options: dict[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
     """Every kind in every round; lists over the rounds."""
     kinds = [*KINDS, *([TRL] if trl else [])]
-    found: dict[str, list[dict[str, float]]] = {kind.name: [] for kind in kinds}
+    found: dict[str, list[dict[str, Any]]] = {kind.name: [] for kind in kinds}
     subprocess.run([sys.executable, "-m", "bapo_openrlhf.quickstart", "--only-prepare"], check=True)
     with cpu.forked_processes():
         for seed, kind in in_turn(kinds, rounds):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 found[kind.name].append(
-                    train_trl(trl or "", folder, steps, seed, options)
+                    train_trl(trl or "", folder, steps, every, seed, options)
                     if kind is TRL
-                    else train(kind, folder, steps, seed)
+                    else train(kind, folder, steps, every, seed)
                 )
     return found
 
 
-def ratios(found: dict[str, list[dict[str, float]]], kind: Kind, name: str) -> list[float]:
+def ratios(found: dict[str, list[dict[str, Any]]], kind: Kind, name: str) -> list[float]:
     """To the base, round by round."""
     return [ours[name] / theirs[name] for ours, theirs in zip(found[kind.name], found[kind.base], strict=True)]
 
 
 def with_spread(values: list[float], digits: int = 2) -> str:
     """Median, and the smallest and largest."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -199,6 +255,7 @@ def markdown(result: dict[str, Any]) -> str:
         ratio = with_spread(ratios(found, kind, "seconds")) if kind.name != kind.base else "1"
         cells = [kind.name, with_spread(seconds), ratio, with_spread(speed, 0), *counts]
         lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *accuracy_lines(result, kinds)]
     if TRL.name in found:
         options = ", ".join(f"{name} {value}" for name, value in result["trl"].items())
         lines += [
@@ -210,11 +267,37 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def accuracy_lines(result: Mapping[str, Any], kinds: Sequence[Kind]) -> list[str]:
+    """What each kind needs to come to the accuracy, and its last accuracy."""
+    target = result["target"]
+    lines = [
+        f"To a held-out accuracy of {100 * target:g} %: evaluated every {result['evaluate_every']} steps "
+        f"(`{HELD_OUT}`, {EVALUATED['n_samples_per_prompt']} responses a problem at temperature "
+        f"{EVALUATED['temperature']}), straight lines in between, no evaluation timed. A round's seed is its number. "
+        "Medians over the runs that come to it.",
+        "",
+        "| | runs that come to it | seconds | responses | tokens trained | last accuracy, % |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for kind in kinds:
+        if kind.learns:
+            runs = [[Point(*point) for point in run["points"]] for run in result["runs"][kind.name]]
+            there = [point for points in runs if (point := reached(points, target))]
+            cells = [kind.name, f"{len(there)} of {len(runs)}"]
+            for name, digits in (("seconds", 1), ("responses", 0), ("trained", 0)):
+                cells.append(with_spread([getattr(point, name) for point in there], digits) if there else "–")
+            cells.append(with_spread([100 * points[-1].accuracy for points in runs], 1))
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--evaluate-every", type=int, default=8, metavar="STEPS")
+    parser.add_argument("--target", type=float, default=0.25, help="held-out accuracy, from 0 to 1")
     parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with TRL")
     parser.add_argument("--trl-options", type=json.loads, default={}, metavar="JSON", help="micro, dtype, ...")
     given = parser.parse_args()
@@ -223,9 +306,11 @@ def main() -> None:
     result = {
         "steps": given.steps,
         "rounds": given.rounds,
+        "evaluate_every": given.evaluate_every,
+        "target": given.target,
         **origin(command, CORES, "no GPU"),
         "trl": options if given.trl else {},
-        "runs": measure(given.rounds, given.steps, given.trl, options),
+        "runs": measure(given.rounds, given.steps, given.evaluate_every, given.trl, options),
     }
     if given.trl:
         asked = [given.trl, "-c", "import importlib.metadata as m; print(m.version('trl'))"]

@@ -1,9 +1,10 @@
-"""GRPO by TRL, for benchmarks/against_trl.py: a line of JSON a step.
+"""GRPO by TRL, for benchmarks/steps.py: a line of JSON a step.
 
     PYTHON benchmarks/trl_grpo.py SETTINGS.json        # in an environment that has TRL
 
-SETTINGS: model, data (JSON lines with input and label), out, steps, seed, prompts and responses a step, learning rate,
-micro (samples in a forward pass), dtype of the weights, threads.
+SETTINGS: model, data and held_out (JSON lines with input and label), out, steps, seed, prompts and responses a step,
+learning rate, micro (samples in a forward pass), dtype of the weights, threads; evaluate_every (steps),
+evaluate_responses (to a problem) and evaluate_temperature.
 """
 
 from __future__ import annotations
@@ -30,26 +31,61 @@ def rewards(prompts: list[str], completions: list[str], label: list[str], **_oth
 
 
 class Lines(TrainerCallback):
-    """Step, seconds since training began, mean reward of the step."""
+    """Step, seconds since training began without those of evaluations, mean reward; accuracy where it was evaluated."""
 
-    def __init__(self, out: Path) -> None:
-        self.file = out.open("w", encoding="utf-8")
+    def __init__(self, settings: SimpleNamespace, tokenizer: Any) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.settings, self.tokenizer = settings, tokenizer
+        self.evaluated: dict[int, float] = {}
 
     def on_train_begin(self, *_args: Any, **_words: Any) -> None:
         self.start = time.perf_counter()
 
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_words: Any) -> None:
+        if state.global_step % self.settings.evaluate_every == 0:
+            start = time.perf_counter()
+            self.evaluated[state.global_step] = self.accuracy(model)
+            self.start += time.perf_counter() - start
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **_words: Any) -> None:
         if logs and "reward" in logs:
             row = {"step": state.global_step, "seconds": time.perf_counter() - self.start, "reward": logs["reward"]}
-            self.file.write(json.dumps(row | {"tokens": logs.get("completions/mean_length")}) + "\n")
-            self.file.flush()
+            row |= {"tokens": logs.get("completions/mean_length"), "accuracy": self.evaluated.get(state.global_step)}
+            self.rows.append(row)
+
+    @torch.no_grad()
+    def accuracy(self, model: Any) -> float:
+        """Mean reward of the responses to the held-out problems."""
+        rows = read(self.settings.held_out)
+        training = model.training
+        model.eval()
+        found: list[float] = []
+        for _ in range(self.settings.evaluate_responses):
+            prompts = [row["input"] for row in rows]
+            ids = self.tokenizer(prompts, return_tensors="pt", padding=True)
+            made = model.generate(
+                **ids,
+                do_sample=True,
+                temperature=self.settings.evaluate_temperature,
+                top_k=0,
+                max_new_tokens=self.settings.max_new_tokens,
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+            responses = self.tokenizer.batch_decode(made[:, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+            found += rewards(prompts, responses, [row["label"] for row in rows])
+        model.train(training)
+        return sum(found) / len(found)
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def main(settings: SimpleNamespace) -> None:
     """Train."""
     torch.set_num_threads(settings.threads)
-    rows = [json.loads(line) for line in Path(settings.data).read_text(encoding="utf-8").splitlines()]
-    data = Dataset.from_list([{"prompt": row["input"], "label": row["label"]} for row in rows])
+    data = Dataset.from_list([{"prompt": row["input"], "label": row["label"]} for row in read(settings.data)])
     samples = settings.prompts * settings.responses
     config = GRPOConfig(
         output_dir=str(Path(settings.out).with_suffix("")),
@@ -78,10 +114,10 @@ def main(settings: SimpleNamespace) -> None:
         disable_tqdm=True,
     )
     tokenizer = AutoTokenizer.from_pretrained(settings.model, padding_side="left")
-    trainer = GRPOTrainer(
-        settings.model, rewards, config, data, processing_class=tokenizer, callbacks=[Lines(Path(settings.out))]
-    )
+    lines = Lines(settings, tokenizer)
+    trainer = GRPOTrainer(settings.model, rewards, config, data, processing_class=tokenizer, callbacks=[lines])
     trainer.train()
+    Path(settings.out).write_text("".join(json.dumps(row) + "\n" for row in lines.rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ def steps():
 
 
 def run(seconds, responses=256.0, trained=1000.0):
-    return {"seconds": seconds, "responses": responses, "trained": trained}
+    points = [[8 * seconds, 8 * responses, 8 * trained, 0.2], [16 * seconds, 16 * responses, 16 * trained, 0.28]]
+    return {"seconds": seconds, "responses": responses, "trained": trained, "points": points}
 
 
 def test_ratios_are_within_a_round(steps):
@@ -35,10 +36,49 @@ def test_ratios_are_within_a_round(steps):
     assert steps.ratios(found, kinds["BAPO-GRPO"], "seconds") == pytest.approx([0.9, 1.1, 0.5])
     assert steps.ratios(found, kinds["BA-PPO"], "seconds") == [0.5, 0.5, 0.5]
     about = {"runs": found, "steps": 24, "rounds": 3, "machine": "a machine", "commit": "abc", "command": "python"}
+    about |= {"evaluate_every": 8, "target": 0.26}
     page = steps.markdown(about)
     assert "| BAPO-GRPO | 2.00 (0.90 to 2.20) | 0.90 (0.50 to 1.10) | 160 (116 to 284) | 256 | 1,000 |" in page
     assert "| GRPO, plain OpenRLHF | 2.00 (1.00 to 4.00) | 1 |" in page
     assert "DAPO" not in page and "TRL" not in page
+    assert "| BA-PPO | 3 of 3 | 70.0 (70.0 to 70.0) | 3,584 (3,584 to 3,584) | 14,000 (14,000 to 14,000) |" in page
+    assert "| BA-PPO | 0 of 3 | – | – | – | 28.0 " in steps.markdown(about | {"target": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "share"),
+    [
+        ([0.1, 0.2, 0.4], 1.25),  # of the way, in evaluations after the first
+        ([0.1, 0.3, 0.2, 0.4], 0.75),  # a fall afterwards changes nothing
+        ([0.1, 0.1, 0.25], 2.0),
+        ([0.3, 0.1], 0.0),  # there at the first evaluation
+        ([0.1, 0.2], None),
+        ([], None),
+    ],
+)
+def test_way_to_an_accuracy(steps, accuracies, share):
+    points = [steps.Point(10.0 + 10 * k, 100.0 * k, 7.0 * k, value) for k, value in enumerate(accuracies)]
+    found = steps.reached(points, 0.25)
+    if share is None:
+        assert found is None
+    else:
+        first = points[0].accuracy if share == 0 else 0.25
+        assert found == pytest.approx((10 + 10 * share, 100 * share, 7 * share, first))
+
+
+def test_way_is_summed_up_to_each_evaluation(steps, tmp_path, monkeypatch):
+    rows = [{"timing/step_total": 2.0**k, "rollouts/step": 10, "tokens/trained": k} for k in range(6)]
+    evaluated = [{"step": step, "eval_cd34_pass1": step / 10, "eval_other_pass1": 1.0} for step in (2, 4, 6)]
+    asked = {}
+    monkeypatch.setattr(steps, "run", lambda kind, folder, flags, more: asked.update(flags) or rows)
+    monkeypatch.setattr(steps, "read_evaluations", lambda folder: evaluated)
+    found = steps.train(steps.KINDS[0], tmp_path, 5, 2, seed=3)
+    assert found["seconds"] == 16.0  # the fifth step: four come before, and the sixth was not asked for
+    assert found["points"] == [(3.0, 20, 1, 0.2), (15.0, 40, 6, 0.4)]
+    assert asked["eval.steps"] == 2 and asked["train.seed"] == 3
+    asked.clear()
+    steps.train(steps.KINDS[1], tmp_path, 5, 2, seed=3)
+    assert not any(name.startswith("eval.") for name in asked)
 
 
 def test_flags_are_flags_and_each_base_is_plain(steps):
