@@ -36,6 +36,7 @@ HELD_OUT = "runs/data/cd34.jsonl"
 EVALUATED = {"n_samples_per_prompt": 4, "temperature": 0.6}
 SETTING = {
     "train.batch_size": 256,
+    "train.micro_batch_size": 128,  # the fastest of 16, 64 and 128
     "actor.lr_scheduler": "constant_with_warmup",
     "critic.lr_scheduler": "constant_with_warmup",
     "run.answer_chars": 0,
@@ -301,7 +302,7 @@ def main() -> None:
     parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with TRL")
     parser.add_argument("--trl-options", type=json.loads, default={}, metavar="JSON", help="micro, dtype, ...")
     given = parser.parse_args()
-    options = {"micro": 64, "dtype": "float32", "attention": "sdpa", "threads": 2} | given.trl_options
+    options = {"micro": 256, "dtype": "float32", "attention": "sdpa", "threads": 2} | given.trl_options
     command = " ".join(["python", "benchmarks/steps.py", *(["--trl PYTHON"] if given.trl else [])])
     result = {
         "steps": given.steps,
