@@ -15,22 +15,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from report import CORES, RESULTS, origin, write
+from tqdm import tqdm
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.arithmetic import BatchArithmetic
 from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.methods import Method
-from bapo_openrlhf.run.record import provenance
 
-RESULTS = Path(__file__).parent / "results"
 METHODS = ("bapo", "bapo_prioritized", "mopps", "dots", "remix", "exgrpo", "repo", "arpo")
 BATCH, SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 8, 16, 48  # prompts a step, G, tokens
 DELAY, AGAIN = 5, 5  # v, m
@@ -150,7 +151,7 @@ def apart(name: str, prompts: int, passes: float, seed: int) -> dict:
     return json.loads(done.stdout)
 
 
-def markdown(results: list[dict], about: dict) -> str:
+def markdown(result: Mapping[str, Any]) -> str:
     """The page."""
     head = [
         "method",
@@ -164,7 +165,7 @@ def markdown(results: list[dict], about: dict) -> str:
     ]
     lines = ["# A million prompts", "", (__doc__ or "").split("\n\n")[2].rstrip(), ""]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for found in results:
+    for found in result["methods"]:
         rows = found["rows"]
         tenth = rows[len(rows) // 10]
         grown = [f"{row['resident'] - found['start_mib']:,.0f}" for row in (tenth, rows[-1])]
@@ -181,7 +182,9 @@ def markdown(results: list[dict], about: dict) -> str:
         "",
         "![BAPO's buffers, thresholds and memory over the steps](simulation.png)",
         "",
-        f"Commit {about['commit']}, {about['machine']}, Python {about['versions']['python']}; `{about['command']}`",
+        f"{result['machine']}; commit {result['commit']}.",
+        "",
+        f"`{result['command']}`",
         "",
     ]
     return "\n".join(lines)
@@ -221,14 +224,11 @@ def main() -> None:
     if given.one:
         print(json.dumps(simulate(given.one, given.prompts, given.passes, given.seed)))
         return
-    results = []
-    for name in given.methods:
-        results.append(apart(name, given.prompts, given.passes, given.seed))
-        print(f"{name}: {results[-1]['milliseconds_a_step']:.1f} ms a step, {results[-1]['seconds']:.0f} s")
-    about = {**provenance(), "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}"}
-    (given.results / "simulation.json").write_text(json.dumps({"about": about, "results": results}, indent=1) + "\n")
-    (given.results / "simulation.md").write_text(markdown(results, about))
-    draw(results[0], given.results / "simulation.png")
+    result = origin("python benchmarks/simulation.py", CORES) | {
+        "methods": [apart(name, given.prompts, given.passes, given.seed) for name in tqdm(given.methods, unit="method")]
+    }
+    write(given.results, "simulation", result, markdown(result))
+    draw(result["methods"][0], given.results / "simulation.png")
 
 
 if __name__ == "__main__":

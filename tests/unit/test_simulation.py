@@ -55,5 +55,5 @@ def test_the_page(simulation, tmp_path, monkeypatch):
     )
     simulation.main()
     assert "| `bapo` | 700 | 10 |" in (tmp_path / "simulation.md").read_text()
-    assert json.loads((tmp_path / "simulation.json").read_text())["results"][0]["steps"] == 10
+    assert json.loads((tmp_path / "simulation.json").read_text())["methods"][0]["steps"] == 10
     assert (tmp_path / "simulation.png").stat().st_size > 10_000
