@@ -37,7 +37,9 @@ CONTENTS = {
         "benchmarks/results/delay",
         "benchmarks/results/math_verifiers",
         "benchmarks/results/plan",
+        "benchmarks/results/simulation",
         "benchmarks/results/start",
+        "benchmarks/results/steps",
     ],
 }
 

@@ -88,7 +88,8 @@ def off_policy(
         groups = getattr(batch, source)
         if not groups:
             continue
-        advantages = np.concatenate([_advantages(group, eps) for group in groups])
+        rewards = np.array([[float(reward) for reward in group.rewards] for group in groups])
+        advantages = group_relative_advantages(rewards, eps).reshape(-1)  # A_alpha(x, y) of Eq. 23: Eq. 2
         own = np.array([not response.external for group in groups for response in group.responses])
         log_ratio = log_ratios[start : start + len(advantages)][own]
         start += len(advantages)
@@ -109,9 +110,3 @@ def off_policy(
 def _lengths(groups: Sequence[Group]) -> list[int]:
     """Generated tokens of each response."""
     return [len(response.log_probs) for group in groups for response in group.responses]
-
-
-def _advantages(group: Group, eps: float) -> np.ndarray:
-    """A_alpha(x, y) of Eq. 23, (G,): Eq. 2 for one group."""
-    advantages: np.ndarray = group_relative_advantages(np.array([[float(reward) for reward in group.rewards]]), eps)[0]
-    return advantages
