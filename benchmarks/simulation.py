@@ -1,6 +1,6 @@
 """The layer with a million prompts, without a model: whether buffers, thresholds and re-evaluation stay in bounds.
 
-    python benchmarks/simulation.py            # writes benchmarks/results/simulation.{json,md,png}; about 15 minutes
+    python benchmarks/simulation.py            # writes benchmarks/results/simulation.{json,md,png}; about 20 minutes
     python benchmarks/simulation.py --prompts 20000 --methods bapo --results /tmp    # a short one
 
 The real methods, filters, buffers and ledger are driven as the trainer drives them; only responses are made up. Prompt
@@ -15,10 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,15 +220,17 @@ def main() -> None:
     parser.add_argument("--passes", type=float, default=1.0, help="through the prompts")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=1, metavar="METHODS", help="a core for each")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(simulate(given.one, given.prompts, given.passes, given.seed)))
         return
-    result = origin("python benchmarks/simulation.py", CORES) | {
-        "methods": [apart(name, given.prompts, given.passes, given.seed) for name in tqdm(given.methods, unit="method")]
-    }
+    result = origin(shlex.join(["python", "benchmarks/simulation.py", *sys.argv[1:]]), CORES)
+    with ThreadPoolExecutor(given.at_once) as pool:
+        found = pool.map(lambda name: apart(name, given.prompts, given.passes, given.seed), given.methods)
+        result["methods"] = list(tqdm(found, total=len(given.methods), unit="method"))
     write(given.results, "simulation", result, markdown(result))
     draw(result["methods"][0], given.results / "simulation.png")
 

@@ -39,16 +39,23 @@ class SuccessCounts:
 
     def of(self, prompts: Sequence[Prompt]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Counts (P, 2) of the prompts, a and b of each, and (P,) whether there was a group of it."""
-        ids = _numbers(prompts)
-        known = np.isin(ids, self._ids)
-        counts = np.tile(self.prior, (len(ids), 1))
-        counts[known] = self._counts[np.searchsorted(self._ids, ids[known])]
+        rows, known = self._find(_numbers(prompts))
+        counts = np.tile(self.prior, (len(rows), 1))
+        counts[known] = self._counts[rows[known]]
         return counts, known
+
+    def _find(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Where each id stands or would stand, and whether it does; found by halving, for there may be millions."""
+        rows = np.searchsorted(self._ids, ids)
+        known = np.zeros(len(ids), np.bool_)
+        within = rows < len(self._ids)
+        known[within] = self._ids[rows[within]] == ids[within]
+        return rows, known
 
     def update(self, groups: Sequence[Group]) -> None:
         """Count these groups, in their order. The arrays are new ones: those in a state keep their values."""
         ids = _numbers([group.prompt for group in groups])
-        new = np.setdiff1d(ids, self._ids)
+        new = np.unique(ids[~self._find(ids)[1]])
         places = np.searchsorted(self._ids, new)
         self._ids = np.insert(self._ids, places, new)
         self._counts = np.insert(self._counts, places, self.prior, axis=0)
