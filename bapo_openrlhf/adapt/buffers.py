@@ -209,11 +209,18 @@ class ResponseCache:
 
     Args:
         capacity: most responses of a prompt; its oldest leave.
+
+    Attributes:
+        counts: of responses: added = evicted + self.responses.
+        responses: that are held.
+        nbytes: of their tokens and sampled log-probs. Both are counted as they come and go, for all prompts of the
+            data may be here.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.counts: Counter[str] = Counter()  # of responses: added = evicted + self.responses
+        self.counts: Counter[str] = Counter()
+        self.responses = self.nbytes = 0
         self._groups: dict[str, deque[Group]] = {}  # by prompt id, oldest first
 
     def __len__(self) -> int:
@@ -231,44 +238,49 @@ class ResponseCache:
         """Cache the responses of a group."""
         self._groups.setdefault(group.prompt.id, deque()).append(group)
         self.counts["added"] += group.size
+        self._count(group)
         self._evict(group.prompt.id)
+
+    def _count(self, group: Group, sign: int = 1) -> None:
+        self.responses += sign * group.size
+        self.nbytes += sign * group.sampled_nbytes
 
     def _evict(self, prompt_id: str) -> None:
         groups = self._groups[prompt_id]
         excess = sum(group.size for group in groups) - self.capacity
         while excess > 0:
             oldest = groups.popleft()
+            self._count(oldest, -1)
             if oldest.size > excess:
                 groups.appendleft(replace(oldest, responses=oldest.responses[excess:]))
+                self._count(groups[0])
             gone = min(oldest.size, excess)
             self.counts["evicted"] += gone
             excess -= gone
 
-    @property
-    def responses(self) -> int:
-        """Responses held."""
-        return sum(group.size for group in self)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of held tokens and log-probs."""
-        return sum(group.nbytes for group in self)
-
     def check(self) -> None:
-        """Raise RuntimeError unless every response that was added is still here or counted as gone."""
-        if self.counts["added"] != self.counts["evicted"] + self.responses:
-            raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {self.responses}")
+        """Raise RuntimeError unless every response that was added is still here or counted as gone. Looks at all."""
+        held = sum(group.size for group in self)
+        if not self.counts["added"] - self.counts["evicted"] == self.responses == held:
+            raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {held}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and counters; plain data and arrays."""
+        """Groups and counters; plain data and arrays.
+
+        Raises:
+            RuntimeError: see `check`.
+        """
+        self.check()
         return {"groups": [group_state(group) for group in self], "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`. A smaller capacity than before evicts the oldest responses."""
         self.counts = Counter(state["counts"])
+        self.responses = self.nbytes = 0
         self._groups = {}
         for group in map(group_from_state, state["groups"]):
             self._groups.setdefault(group.prompt.id, deque()).append(group)
+            self._count(group)
         for prompt_id in self._groups:
             self._evict(prompt_id)
         self.check()

@@ -115,7 +115,12 @@ class Response:
     def nbytes(self) -> int:
         """Bytes of tokens and log-probs, those under the reference model included."""
         _, reference = self.extras.get(REFERENCE, (None, None))
-        return self.token_ids.nbytes + self.log_probs.nbytes + (0 if reference is None else int(reference.nbytes))
+        return self.sampled_nbytes + (0 if reference is None else int(reference.nbytes))
+
+    @property
+    def sampled_nbytes(self) -> int:
+        """Bytes of tokens and log-probs as they were sampled: what the reference model adds later is left out."""
+        return self.token_ids.nbytes + self.log_probs.nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +211,11 @@ class Group:
     def nbytes(self) -> int:
         """Bytes of tokens and log-probs of all responses."""
         return sum(response.nbytes for response in self.responses)
+
+    @property
+    def sampled_nbytes(self) -> int:
+        """The same without those under the reference model: a number that never changes."""
+        return sum(response.sampled_nbytes for response in self.responses)
 
 
 def mean_reward(groups: Iterable[Group]) -> Fraction | None:

@@ -95,7 +95,6 @@ class ARPO(Method):
             )
             if right:
                 self.cache.add(replace(group, responses=right))
-        self.cache.check()
         exchanged = [new for new, old in zip(helped, fresh, strict=True) if new is not old]
         ages = [step - group.policy_step_of(group.responses[0]) for group in exchanged]
         self._metrics = {
@@ -131,7 +130,7 @@ class ARPO(Method):
         - exchange/groups: of these, with a stored success in them now, also where the filter dropped them
         - exchange/age_mean: trainer steps between the weights that generated these successes and today's, mean; where
           there is one
-        - cache/prompts, cache/responses, cache/bytes: successes held now; bytes of tokens and log-probs
+        - cache/prompts, cache/responses, cache/bytes: successes held now; bytes of tokens and sampled log-probs
         - cache/added, cache/evicted: successes, over the whole run
         """
         return dict(self._metrics)

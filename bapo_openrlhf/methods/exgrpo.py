@@ -106,6 +106,7 @@ class ExGRPO(Method):
         self.fresh_filter = make_filter(filter, mean=gaussian_mean, std=gaussian_std, fraction=uniform_fraction)
         self.started = False
         self.store: dict[str, Experience] = {}  # by prompt id
+        self.nbytes = 0  # of what is in it, counted as it comes and goes: it may have all prompts of the data
         self.retired: set[str] = set()  # prompt ids
         self._metrics: dict[str, float] = {}
 
@@ -158,7 +159,7 @@ class ExGRPO(Method):
             "experience/started": float(self.started),
             "experience/prompts": len(self.store),
             "experience/retired": len(self.retired),
-            "experience/bytes": sum(item.group.nbytes for item in self.store.values()),
+            "experience/bytes": self.nbytes,
         }
         if fresh:
             self._metrics["experience/pass_rate"] = float(pass_rate)
@@ -172,14 +173,24 @@ class ExGRPO(Method):
         name, right = group.prompt.id, right_responses(group)
         if len(right) == group.size:
             self.retired.add(name)
-            self.store.pop(name, None)
+            self.keep(name, None)
         elif right and name not in self.retired:
             best = min(right, key=entropy)
             held = self.store.get(name)
             if held and entropy(held.group.responses[0]) <= entropy(best):  # so it is where `best` is the stored one
-                self.store[name] = replace(held, solved=len(right))
+                self.keep(name, replace(held, solved=len(right)))
             else:
-                self.store[name] = Experience(len(right), replace(group, responses=(best,)))
+                self.keep(name, Experience(len(right), replace(group, responses=(best,))))
+
+    def keep(self, name: str, experience: Experience | None) -> None:
+        """Put it into the store, in the place of the prompt's former one; None takes that one out."""
+        held = self.store.get(name)
+        self.nbytes -= held.group.sampled_nbytes if held else 0
+        if experience:
+            self.store[name] = experience
+            self.nbytes += experience.group.sampled_nbytes
+        elif held:
+            del self.store[name]
 
     def metrics(self) -> dict[str, float]:
         """After the last batch.
@@ -190,7 +201,8 @@ class ExGRPO(Method):
           where there is one
         - experience/started: 1 once Pass@1 was high enough
         - experience/pass_rate: Pass@1, share of the fresh responses that are right; where there are fresh groups
-        - experience/prompts, experience/bytes: stored prompts; bytes of their successes' tokens and log-probs
+        - experience/prompts, experience/bytes: stored prompts; bytes of their successes' tokens and sampled
+          log-probs
         - experience/retired: prompts of which all responses were right, so far
         """
         return dict(self._metrics)
@@ -217,7 +229,9 @@ class ExGRPO(Method):
         self.rng.bit_generator.state = state["rng"]
         self.started, self.retired = state["started"], set(state["retired"])
         items = [Experience(item["solved"], group_from_state(item["group"])) for item in state["store"]]
-        self.store = {item.group.prompt.id: item for item in items}
+        self.store, self.nbytes = {}, 0
+        for item in items:
+            self.keep(item.group.prompt.id, item)
 
 
 def right_responses(group: Group) -> list[Response]:

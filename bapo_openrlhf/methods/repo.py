@@ -122,7 +122,6 @@ class RePO(Method):
 
         for group in fresh:  # last: a step's own responses are not replayed in that same step
             self.cache.add(group)
-        self.cache.check()
         self._metrics = {
             "groups/capacity": self.capacity,
             "cache/prompts": len(self.cache),
@@ -174,7 +173,7 @@ class RePO(Method):
         """After the last batch.
 
         - groups/capacity: groups that a batch holds at most, in whole quanta
-        - cache/prompts, cache/responses, cache/bytes: held now; bytes of tokens and log-probs
+        - cache/prompts, cache/responses, cache/bytes: held now; bytes of tokens and sampled log-probs
         - cache/added, cache/evicted: responses, over the whole run
         - cache/drawn: groups that the strategy has drawn in this step; those trained on are groups/replayed
         - cache/without_signal: of these, left out because their rewards are equal
