@@ -462,6 +462,13 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 state, method = method.state_dict(), RePO(**options)
                 method.load_state_dict(state)
             batch = method.build_batch(step, fresh, [])
+            held = list(method.cache)
+            assert method.metrics()["cache/responses"] == sum(len(group.responses) for group in held)
+            assert method.metrics()["cache/bytes"] == sum(
+                4 * (len(response.token_ids) + len(response.log_probs))
+                for group in held
+                for response in group.responses
+            )
 
             # X1 and what fits
             informative = [group for group in fresh if len(set(group.rewards)) > 1]
