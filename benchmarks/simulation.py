@@ -205,8 +205,8 @@ def draw(found: dict, path: Path) -> None:
         ("MiB", {"resident": "memory of the process"}),
     )
     for (unit, curves), place in zip(shown, axes, strict=True):
-        for key, label in curves.items():
-            place.plot(steps, [row.get(key, np.nan) for row in rows], label=label)
+        for (key, label), line in zip(curves.items(), ("-", "--", ":"), strict=False):  # two may lie on each other
+            place.plot(steps, [row.get(key, np.nan) for row in rows], line, label=label)
         place.set(xlabel="step", ylabel=unit, ylim=(0, None))
         place.legend(frameon=False)
         place.spines[["top", "right"]].set_visible(False)
