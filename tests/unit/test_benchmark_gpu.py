@@ -147,8 +147,8 @@ def test_page(gpu):
         in found
     )
     assert "| GRPO, plain OpenRLHF | 20.00 (10.00 to 40.00) | 1 |" in found
-    row = "| BAPO-GRPO | 256 | 510 | 128 | 12346 (12346 to 12346) | 30000 (30000 to 30000) | 40.00 (30.00 to 40.00) |"
-    assert f"{row} 0.10 (0.10 to 0.10) | 70.0 (70.0 to 71.3) | 54.4 |" in found
+    row = "| BAPO-GRPO | 256 | 510 | 128 | 12,346 (12,346 to 12,346) | 30,000 (30,000 to 30,000) |"
+    assert f"{row} 40.00 (30.00 to 40.00) | 0.10 (0.10 to 0.10) | 70.0 (70.0 to 71.3) | 54.4 |" in found
     assert "ry run" not in found and "Left out" not in found and "to 989 TFLOP/s" in found
     widths = [{line.count("|") for line in block.splitlines()} for block in found.split("\n\n") if block[0] == "|"]
     assert widths == [{10}, {11}]  # heads, rulers and rows of one table are equally wide

@@ -468,8 +468,6 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 4 * (len(one.token_ids) + len(one.log_probs))
                 for group in held
                 for one in group.responses
-                for group in held
-                for response in group.responses
             )
 
             # X1 and what fits
