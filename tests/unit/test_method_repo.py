@@ -465,9 +465,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
             held = list(method.cache)
             assert method.metrics()["cache/responses"] == sum(len(group.responses) for group in held)
             assert method.metrics()["cache/bytes"] == sum(
-                4 * (len(one.token_ids) + len(one.log_probs))
-                for group in held
-                for one in group.responses
+                4 * (len(one.token_ids) + len(one.log_probs)) for group in held for one in group.responses
             )
 
             # X1 and what fits
