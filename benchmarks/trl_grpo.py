@@ -57,12 +57,12 @@ class Lines(TrainerCallback):
     def accuracy(self, model: Any) -> float:
         """Mean reward of the responses to the held-out problems."""
         rows = read(self.settings.held_out)
+        prompts, labels = ([row[name] for row in rows] for name in ("input", "label"))
+        ids = self.tokenizer(prompts, return_tensors="pt", padding=True)
         training = model.training
         model.eval()
         found: list[float] = []
         for _ in range(self.settings.evaluate_responses):
-            prompts = [row["input"] for row in rows]
-            ids = self.tokenizer(prompts, return_tensors="pt", padding=True)
             made = model.generate(
                 **ids,
                 do_sample=True,
@@ -72,7 +72,7 @@ class Lines(TrainerCallback):
                 pad_token_id=self.tokenizer.pad_token_id,
             )
             responses = self.tokenizer.batch_decode(made[:, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-            found += rewards(prompts, responses, [row["label"] for row in rows])
+            found += rewards(prompts, responses, labels)
         model.train(training)
         return sum(found) / len(found)
 

@@ -13,20 +13,16 @@ import matplotlib.pyplot as plt
 import pandas
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-STUDIES = {  # by name: the picture, the table of runs, and the arms that have a curve
-    "countdown": ("study", "countdown_study", ("GRPO", "BAPO-GRPO", "DAPO", "PPO", "BA-PPO")),
-    "countdown_methods": (
-        "study_methods",
-        "countdown_methods_study",
-        ("GRPO", "BAPO-GRPO", "MoPPS", "DOTS", "RePO", "ReMix", "ExGRPO"),
-    ),
+STUDIES = {  # by name: the picture, and the arms that have a curve
+    "countdown": ("study", ("GRPO", "BAPO-GRPO", "DAPO", "PPO", "BA-PPO")),
+    "countdown_methods": ("study_methods", ("GRPO", "BAPO-GRPO", "MoPPS", "DOTS", "RePO", "ReMix", "ExGRPO")),
 }
 GREYS = {"GRPO": "#6b6b6b", "PPO": "#a0a0a0"}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
 DASHED = ("PPO", "BA-PPO", "DOTS", "ReMix")
 
 
-def draw(folder: Path, picture: str, runs: str, shown: Sequence[str]) -> None:
+def draw(folder: Path, picture: str, shown: Sequence[str]) -> None:
     """Held-out accuracy over the responses generated, and at the end; a row a run in a table."""
     colours = GREYS | dict(zip((label for label in shown if label not in GREYS), COLOURS, strict=False))
     table = pandas.read_parquet(folder / "table.parquet")
@@ -38,7 +34,7 @@ def draw(folder: Path, picture: str, runs: str, shown: Sequence[str]) -> None:
 
     last = table.sort_values("step").groupby(["label", "seed"], as_index=False).last()  # of each column, nan left out
     columns = ["method", "path", "label", "seed", "step", *evaluations, "rollouts/total", "tokens/trained_total"]
-    last[columns].to_csv(RESULTS / f"{runs}.csv", index=False, float_format="%.5g")
+    last[columns].to_csv(RESULTS / f"{folder.name}_study.csv", index=False, float_format="%.5g")
 
     height = max(4, 0.28 * len(order))
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, height), layout="constrained")
@@ -64,5 +60,5 @@ def draw(folder: Path, picture: str, runs: str, shown: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    for name, files in STUDIES.items():
-        draw(Path(sys.argv[1]) / name, *files)
+    for name, (picture, shown) in STUDIES.items():
+        draw(Path(sys.argv[1]) / name, picture, shown)

@@ -228,10 +228,10 @@ class ExGRPO(Method):
         require_state(state, "exgrpo", STATE_VERSION)
         self.rng.bit_generator.state = state["rng"]
         self.started, self.retired = state["started"], set(state["retired"])
-        items = [Experience(item["solved"], group_from_state(item["group"])) for item in state["store"]]
         self.store, self.nbytes = {}, 0
-        for item in items:
-            self.keep(item.group.prompt.id, item)
+        for item in state["store"]:
+            group = group_from_state(item["group"])
+            self.keep(group.prompt.id, Experience(item["solved"], group))
 
 
 def right_responses(group: Group) -> list[Response]:
