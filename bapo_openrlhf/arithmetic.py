@@ -1,7 +1,9 @@
-"""Batch arithmetic: how groups become micro-batches and optimizer steps on data-parallel ranks.
+"""Batch arithmetic: how the samples of a batch become micro-batches and optimizer steps on data-parallel ranks.
 
-OpenRLHF hands each rank an equal, consecutive share of its forward-pass batches and drops what fills no micro-batch. So
-a batch must hold a multiple of `quantum` groups; this is the one place that says which.
+A batch may hold any number of groups, and a model may have any number of ranks. Each model's samples are dealt to its
+ranks in shares that differ by at most one. All ranks must make the same number of forward passes and train on the same
+number of micro-batches, because they meet in collective calls. A *filler* stands in where a rank would have one less:
+a fully masked sample, which changes no gradient and is counted in no metric.
 """
 
 from __future__ import annotations
@@ -34,21 +36,10 @@ class BatchArithmetic:
     micro_train: int
     micro_rollout: int
 
-    @property
-    def shares(self) -> int:
-        """Equal shares that the samples are split into, such that every model's ranks get whole shares."""
-        return math.lcm(*self.ranks.values())
-
-    @property
-    def quantum(self) -> int:
-        """Least number of groups that gives every rank equally many whole micro-batches."""
-        trained = [ranks * self.micro_train for name, ranks in self.ranks.items() if name in ("actor", "critic")]
-        samples = math.lcm(self.shares, *trained)
-        return samples // math.gcd(samples, self.group_size)
-
     def micro_batches(self, groups: int, model: str = "actor") -> int:
-        """Micro-batches that each rank trains on, for a batch of `groups` groups."""
-        return groups * self.group_size // (self.ranks[model] * self.micro_train)
+        """Micro-batches that each rank trains on, for a batch of `groups` groups; the last one may be smaller."""
+        share = math.ceil(groups * self.group_size / self.ranks[model])
+        return math.ceil(share / self.micro_train)
 
     def optimizer_steps(self, groups: int) -> int:
         """Optimizer steps for a batch of `groups` groups and one epoch; the last one may be smaller."""
@@ -71,24 +62,85 @@ class BatchArithmetic:
         share = math.ceil(len(batches) / ranks)  # forward-pass batches of one rank
         return sum(sum(batches[rank * share : (rank + 1) * share]) % self.micro_train for rank in range(ranks))
 
-    def forward_batches(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Positions of the samples in each forward-pass batch, one rank's batches after the other's.
 
-        Every rank gets equally many samples. They are dealt out by length, so that ranks get about equally many tokens,
-        and in each rank's batches samples of like lengths stand together, so that little is padded.
+def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Positions of the samples that each rank gets; the numbers of two ranks differ by at most one.
 
-        Args:
-            lengths: tokens of each sample.
+    The samples are dealt by length, so that ranks get about equally many tokens. Each share is in order of length, so
+    that its neighbours need little padding.
 
-        Raises:
-            ValueError: the samples cannot be shared equally.
-        """
-        if len(lengths) % self.shares:
-            raise ValueError(f"{len(lengths)} samples cannot be shared equally by {self.shares} ranks")
-        by_length = sorted(range(len(lengths)), key=lambda position: lengths[position])
-        shares = [by_length[first :: self.shares] for first in range(self.shares)]
-        size = self.micro_rollout
-        return [share[start : start + size] for share in shares for start in range(0, len(share), size)]
+    Args:
+        lengths: tokens of each sample.
+        ranks: data-parallel ranks.
+    """
+    by_length = sorted(range(len(lengths)), key=lambda position: lengths[position])
+    return [by_length[rank::ranks] for rank in range(ranks)]
+
+
+def in_parts(share: Sequence[int], size: int) -> list[list[int]]:
+    """A rank's share in parts of `size` samples; the last part has what is left."""
+    return [list(share[start : start + size]) for start in range(0, len(share), size)]
+
+
+def in_step(parts: Sequence[list[list[int]]]) -> list[list[list[int]]]:
+    """The parts of each rank, filled up with empty parts so that all ranks have equally many.
+
+    An empty part stands for a filler.
+    """
+    most = max(map(len, parts))
+    return [own + [[]] * (most - len(own)) for own in parts]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch of one rank, and the optimizer step that it belongs to.
+
+    Attributes:
+        samples: samples of the batch in it; 0 means that it is a filler.
+        closes: whether the optimizer steps after it.
+        step_samples: samples of the optimizer step, on all ranks.
+        step_parts: micro-batches of the optimizer step, on all ranks, without fillers.
+    """
+
+    samples: int
+    closes: bool
+    step_samples: int
+    step_parts: int
+
+
+def step_totals(total: int, train_batch: int) -> list[int]:
+    """Samples of each optimizer step, on all ranks: `train_batch` in all but the last.
+
+    Args:
+        total: samples of the batch.
+        train_batch: samples of an optimizer step.
+    """
+    return [min(total - start, train_batch) for start in range(0, total, train_batch)]
+
+
+def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: int) -> list[MicroBatch]:
+    """The micro-batches of one rank for one epoch, in order.
+
+    A rank takes `train_batch / ranks` of its samples in each optimizer step but the last, and what is left in the last.
+    So every optimizer step but the last holds exactly `train_batch` samples, in whatever order a rank takes its own.
+
+    Args:
+        total: samples of the batch, on all ranks.
+        own: samples of this rank: total / ranks, rounded down or up.
+        ranks: data-parallel ranks.
+        size: samples of a micro-batch.
+        train_batch: samples of an optimizer step; a multiple of ranks x size.
+    """
+    plan = []
+    for step, samples in enumerate(step_totals(total, train_batch)):
+        least, more = divmod(samples, ranks)  # `more` ranks have one sample more than the others
+        parts = more * math.ceil((least + 1) / size) + (ranks - more) * math.ceil(least / size)
+        mine = min(own - step * train_batch // ranks, train_batch // ranks)
+        count = math.ceil((least + (more > 0)) / size)
+        for part in range(count):
+            taken = min(max(mine - part * size, 0), size)
+            plan.append(MicroBatch(taken, part + 1 == count, samples, parts))
+    return plan
 
 
 def epoch_steps(args: SimpleNamespace, prompts: int) -> int:
