@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from bapo_openrlhf.arithmetic import BatchArithmetic, batch_arithmetic
+from bapo_openrlhf.arithmetic import (
+    BatchArithmetic,
+    MicroBatch,
+    batch_arithmetic,
+    deal,
+    in_parts,
+    in_step,
+    micro_batch_plan,
+    step_totals,
+)
+
+many = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 
 def arithmetic(ranks: dict[str, int], *, group_size=8, micro_train=1, micro_rollout=1, train_batch=8):
@@ -24,18 +34,6 @@ def arithmetic(ranks: dict[str, int], *, group_size=8, micro_train=1, micro_roll
         micro_train=micro_train,
         micro_rollout=micro_rollout,
     )
-
-
-def fits(groups: int, group_size: int, ranks: dict[str, int], micro: int) -> bool:
-    """Whether every model's samples are dealt out evenly and, where it trains, in whole micro-batches."""
-    samples = groups * group_size
-    for model, count in ranks.items():
-        shares = [len(range(rank, samples, count)) for rank in range(count)]
-        if len(set(shares)) != 1:
-            return False
-        if model != "reference" and shares[0] % micro:
-            return False
-    return True
 
 
 class TestLeftOver:
@@ -58,120 +56,184 @@ class TestLeftOver:
         assert arithmetic({"actor": 2}, train_batch=128).left_over(samples, dynamic=True) == left
 
 
-class TestQuantum:
-    @pytest.mark.parametrize("group_size", [1, 2, 3, 4, 6, 8])
-    def test_is_the_least_group_count_that_fits(self, group_size):
-        for actor, critic, reference, micro in itertools.product(
-            (1, 2, 3, 4), (None, 1, 2, 3), (None, 1, 4, 5), (1, 2, 3, 4)
-        ):
-            named = {"actor": actor, "critic": critic, "reference": reference}
-            ranks = {model: count for model, count in named.items() if count}
-            least = next(n for n in itertools.count(1) if fits(n, group_size, ranks, micro))
-            made = arithmetic(ranks, group_size=group_size, micro_train=micro)
-            assert made.quantum == least, (ranks, micro)
-
-    @pytest.mark.parametrize("multiple", [1, 2, 3, 7])
-    def test_every_multiple_fits_and_nothing_between(self, multiple):
-        ranks = {"actor": 4, "critic": 2, "reference": 3}
-        quantum = arithmetic(ranks, group_size=2, micro_train=3).quantum
-        assert quantum == 6  # 12 samples: 4 ranks x 3
-        assert fits(multiple * quantum, 2, ranks, 3)
-        assert not any(fits(multiple * quantum + more, 2, ranks, 3) for more in range(1, quantum))
-
-    # by hand: 8 ranks x 1 = one group of 8; 8 x 2 = 16 samples = 2 groups; 8 x 3 = 24 = 3 groups; 6 x 1: lcm(6, 8) = 24
-    @pytest.mark.parametrize(("ranks", "micro", "groups"), [(8, 1, 1), (8, 2, 2), (8, 3, 3), (6, 1, 3), (1, 8, 1)])
-    def test_by_hand(self, ranks, micro, groups):
-        assert arithmetic({"actor": ranks}, micro_train=micro).quantum == groups
-
-
-def chunks_of(items: list, ranks: int) -> list[list]:
-    """OpenRLHF's rule for a call on all ranks: ceil(items / ranks) consecutive items each, to the last what is left."""
-    size = -(-len(items) // ranks)
-    return [items[rank * size : min((rank + 1) * size, len(items))] for rank in range(ranks)]
-
-
-class TestShares:
-    @pytest.mark.parametrize(
-        "ranks",
-        [
-            {"actor": 1},
-            {"actor": 2},
-            {"actor": 4, "critic": 2},
-            {"actor": 2, "critic": 3, "reference": 1},
-            {"actor": 1, "critic": 1, "reference": 4},
-            {"actor": 6, "critic": 4, "reference": 2},
-        ],
-        ids=str,
-    )
-    def test_each_models_ranks_get_equally_many_samples(self, ranks):
-        rng = random.Random(4)
-        for micro_rollout, micro_train, group_size in itertools.product((1, 2, 3, 5, 64), (1, 2, 3), (2, 3, 8)):
-            made = arithmetic(ranks, group_size=group_size, micro_train=micro_train, micro_rollout=micro_rollout)
-            for multiple in (1, 2, 3):
-                samples = multiple * made.quantum * group_size
-                batches = made.forward_batches([rng.randrange(9) for _ in range(samples)])
-                assert sorted(itertools.chain(*batches)) == list(range(samples))
-                assert all(0 < len(batch) <= micro_rollout for batch in batches)
-                for count in ranks.values():
-                    loads = [sum(map(len, chunk)) for chunk in chunks_of(batches, count)]
-                    assert loads == [samples // count] * count
-
-    @given(
-        lengths=st.lists(st.integers(1, 5000), min_size=1, max_size=40),
-        ranks=st.sampled_from([{"actor": 1}, {"actor": 2}, {"actor": 2, "critic": 3}, {"actor": 4, "critic": 2}]),
-        micro=st.integers(1, 7),
-    )
-    def test_little_is_padded_and_ranks_are_about_as_busy(self, lengths, ranks, micro):
-        made = arithmetic(ranks, micro_rollout=micro)
-        lengths = lengths * made.shares
-        batches = made.forward_batches(lengths)
-        for count in ranks.values():
-            chunks = chunks_of(batches, count)
-            tokens = [sum(lengths[position] for batch in chunk for position in batch) for chunk in chunks]
-            # each rank's n-th shortest is at most its neighbour's, and at least the neighbour's one before
-            assert max(tokens) - min(tokens) <= (max(lengths) - min(lengths)) * made.shares // count
-        for share in chunks_of(batches, made.shares):
-            # no other way to cut this share's samples into passes of so many has less padding
-            in_order = [lengths[position] for batch in share for position in batch]
-            assert in_order == sorted(in_order)
+class TestDeal:
+    @given(lengths=st.lists(st.integers(1, 5000), max_size=60), ranks=st.integers(1, 70))
+    @many
+    def test_like_cards(self, lengths, ranks):
+        """One rank after the other takes the shortest sample that is left; of equal ones the first."""
+        left, hands = list(range(len(lengths))), [[] for _ in range(ranks)]
+        for hand in itertools.cycle(hands):
+            if not left:
+                break
+            shortest = left[0]
+            for position in left:
+                if lengths[position] < lengths[shortest]:
+                    shortest = position
+            left.remove(shortest)
+            hand.append(shortest)
+        dealt = deal(lengths, ranks)
+        assert dealt == hands
+        # what follows from it, said on its own
+        sizes = [len(share) for share in dealt]
+        assert max(sizes) - min(sizes) <= 1
+        assert sorted(itertools.chain(*dealt)) == list(range(len(lengths)))
+        tokens = [sum(lengths[position] for position in share) for share in dealt]
+        # each rank's n-th is at most its neighbour's n-th, and at least the neighbour's one before
+        assert max(tokens) - min(tokens) <= max(lengths, default=0)
 
     def test_by_hand(self):
-        made = arithmetic({"actor": 2, "critic": 1}, micro_rollout=3)
         lengths = [5, 1, 4, 4, 9, 2, 8, 7, 6, 3]
-        # by length: 1, 5, 9, 2, 3, 0, 8, 7, 6, 4; every other one to each share of 5, in passes of 3 + 2
-        assert made.forward_batches(lengths) == [[1, 9, 3], [8, 6], [5, 2, 0], [7, 4]]
+        # by length: 1, 5, 9, 2, 3, 0, 8, 7, 6, 4
+        assert deal(lengths, 3) == [[1, 2, 8, 4], [5, 3, 7], [9, 0, 6]]
+        assert deal(lengths[:2], 4) == [[1], [0], [], []]
+        assert deal([], 2) == [[], []]
+        assert deal([7] * 5, 1) == [[0, 1, 2, 3, 4]]
 
-    def test_equal_lengths_keep_their_order(self):
-        assert arithmetic({"actor": 1}, micro_rollout=3).forward_batches([7] * 5) == [[0, 1, 2], [3, 4]]
 
-    def test_cutting_without_shares_would_be_uneven(self):
-        # The case that shares exist for: 16 samples in passes of 6, two ranks, would be 12 and 4.
-        plain = [list(range(start, min(start + 6, 16))) for start in range(0, 16, 6)]
-        assert [sum(map(len, chunk)) for chunk in chunks_of(plain, 2)] == [12, 4]
-        batches = arithmetic({"actor": 2}, micro_rollout=6).forward_batches([3] * 16)
-        assert [sum(map(len, chunk)) for chunk in chunks_of(batches, 2)] == [8, 8]
+class TestParts:
+    @given(share=st.lists(st.integers(), max_size=30, unique=True), size=st.integers(1, 9))
+    @many
+    def test_all_but_the_last_are_full(self, share, size):
+        parts, expected = in_parts(share, size), []
+        for sample in share:
+            if not expected or len(expected[-1]) == size:
+                expected.append([])
+            expected[-1].append(sample)
+        assert parts == expected
 
-    @pytest.mark.parametrize("samples", [1, 7, 13])
-    def test_samples_that_cannot_be_shared_are_an_error(self, samples):
-        with pytest.raises(ValueError, match=f"{samples} samples cannot be shared equally by 2 ranks"):
-            arithmetic({"actor": 2}).forward_batches([3] * samples)
+    @given(samples=st.integers(0, 40), ranks=st.integers(1, 50), size=st.integers(1, 6))
+    @many
+    def test_ranks_are_in_step_with_one_empty_part_at_most(self, samples, ranks, size):
+        own = [in_parts(share, size) for share in deal([1] * samples, ranks)]
+        filled = in_step(own)
+        assert len({len(parts) for parts in filled}) == 1
+        for before, after in zip(own, filled, strict=True):
+            assert after == before or after == [*before, []]
+
+    def test_by_hand(self):
+        assert in_step([[[4], [1]], [[0]], []]) == [[[4], [1]], [[0], []], [[], []]]
+        assert in_step([[], []]) == [[], []]
+
+
+def shares(total: int, ranks: int) -> list[int]:
+    """Samples of each rank, dealt one by one."""
+    counts = [0] * ranks
+    for sample in range(total):
+        counts[sample % ranks] += 1
+    return counts
+
+
+def brute_force(total: int, ranks: int, size: int, train_batch: int) -> list[list[tuple[int, bool, int, int]]]:
+    """The plans of all ranks, from samples that are dealt one by one, an optimizer step's worth at a time."""
+    plans, left = [[] for _ in range(ranks)], total
+    while left:
+        taken = min(left, train_batch)
+        left -= taken
+        rows = []  # of each rank: sizes of its micro-batches in this step
+        for own in shares(taken, ranks):
+            row = []
+            while own:
+                row.append(min(own, size))
+                own -= row[-1]
+            rows.append(row)
+        real = sum(len(row) for row in rows)
+        longest = max(len(row) for row in rows)
+        for plan, row in zip(plans, rows, strict=True):
+            row += [0] * (longest - len(row))
+            plan.extend((samples, place + 1 == longest, taken, real) for place, samples in enumerate(row))
+    return plans
+
+
+@st.composite
+def batches(draw):
+    """Samples, ranks, micro-batch and train batch, with all the odd cases near."""
+    ranks, size = draw(st.integers(1, 9) | st.sampled_from([16, 33])), draw(st.integers(1, 5))
+    train_batch = ranks * size * draw(st.integers(1, 4))
+    total = draw(st.integers(0, 3 * train_batch + 2) | st.integers(0, ranks))
+    return total, ranks, size, train_batch
+
+
+class TestMicroBatchPlan:
+    @given(case=batches())
+    @settings(max_examples=1000, deadline=None, derandomize=True, database=None)
+    def test_all_ranks_together(self, case):
+        total, ranks, size, train_batch = case
+        owns = shares(total, ranks)
+        plans = [micro_batch_plan(total, own, ranks, size, train_batch) for own in owns]
+        assert [[(m.samples, m.closes, m.step_samples, m.step_parts) for m in plan] for plan in plans] == brute_force(
+            *case
+        )
+
+        # What it is for, said on its own. Every rank has equally many micro-batches, and trains on each sample once.
+        assert len({len(plan) for plan in plans}) == 1
+        assert [sum(m.samples for m in plan) for plan in plans] == owns
+        assert all(0 <= m.samples <= size for plan in plans for m in plan)
+        # No rank has more than one filler, and only in the last optimizer step.
+        assert all([m.samples for m in plan].count(0) <= 1 for plan in plans)
+        assert all(m.samples for plan in plans for m in plan[:-1] if m.step_samples == train_batch)
+        # The ranks step together. Every optimizer step but the last holds exactly train_batch samples.
+        steps, held, real = [], 0, 0
+        for together in zip(*plans, strict=True):
+            assert len({m.closes for m in together}) == 1
+            assert len({(m.step_samples, m.step_parts) for m in together}) == 1
+            held += sum(m.samples for m in together)
+            real += sum(m.samples > 0 for m in together)
+            if together[0].closes:
+                assert (together[0].step_samples, together[0].step_parts) == (held, real)
+                steps.append(held)
+                held = real = 0
+        assert held == 0 and sum(steps) == total and 0 not in steps
+        assert all(step == train_batch for step in steps[:-1])
+        assert steps == step_totals(total, train_batch)
+
+    def test_no_samples_make_no_plan(self):
+        assert micro_batch_plan(0, 0, 4, 2, 8) == []
+        assert step_totals(0, 8) == []
+
+    def test_fewer_samples_than_ranks(self):
+        assert [micro_batch_plan(2, own, 4, 1, 8) for own in (1, 1, 0, 0)] == [
+            [MicroBatch(samples, True, 2, 2)] for samples in (1, 1, 0, 0)
+        ]
+
+    def test_by_hand(self):
+        # 11 samples on 2 ranks, in micro-batches of 2 and steps of 8: 4 + 4, then 2 + 1
+        first = [MicroBatch(2, False, 8, 4), MicroBatch(2, True, 8, 4)]
+        assert micro_batch_plan(11, 6, 2, 2, 8) == [*first, MicroBatch(2, True, 3, 2)]
+        assert micro_batch_plan(11, 5, 2, 2, 8) == [*first, MicroBatch(1, True, 3, 2)]
+        # 13 samples: 4 + 4, then 3 + 2, so that the second rank has a filler
+        assert micro_batch_plan(13, 7, 2, 2, 8)[2:] == [MicroBatch(2, False, 5, 3), MicroBatch(1, True, 5, 3)]
+        assert micro_batch_plan(13, 6, 2, 2, 8)[2:] == [MicroBatch(2, False, 5, 3), MicroBatch(0, True, 5, 3)]
 
 
 class TestOptimizerSteps:
-    @pytest.mark.parametrize(("ranks", "micro"), [(1, 1), (1, 4), (2, 2), (4, 2), (8, 1)])
-    def test_matches_counting_micro_batches_on_a_rank(self, ranks, micro):
-        for accumulated in (1, 2, 3):
-            train_batch = ranks * micro * accumulated
-            made = arithmetic({"actor": ranks}, micro_train=micro, train_batch=train_batch)
-            for groups in range(made.quantum, 12 * made.quantum, made.quantum):
-                micro_batches = groups * 8 // ranks // micro
-                steps = pending = 0
-                for index in range(micro_batches):
-                    pending += 1
-                    if pending == accumulated or index + 1 == micro_batches:
-                        steps, pending = steps + 1, 0
-                assert made.micro_batches(groups) == micro_batches
-                assert made.optimizer_steps(groups) == steps
+    @given(
+        ranks=st.integers(1, 9), micro=st.integers(1, 5), accumulated=st.integers(1, 3), groups=st.integers(0, 40),
+        group_size=st.integers(2, 9), critic=st.integers(1, 9),
+    )  # fmt: skip
+    @many
+    def test_matches_counting_one_by_one(self, ranks, micro, accumulated, groups, group_size, critic):
+        """Any number of groups: the rank with the most samples says how many micro-batches all take."""
+        train_batch = ranks * micro * accumulated
+        made = arithmetic(
+            {"actor": ranks, "critic": critic}, group_size=group_size, micro_train=micro, train_batch=train_batch
+        )
+        for model, count in (("actor", ranks), ("critic", critic)):
+            loads = shares(groups * group_size, count)
+            assert made.micro_batches(groups, model) == len(range(0, max(loads), micro))
+        assert made.micro_batches(groups) == made.micro_batches(groups, "actor")
+        steps = pending = 0
+        for _ in range(groups * group_size):
+            pending += 1
+            if pending == train_batch:
+                steps, pending = steps + 1, 0
+        assert made.optimizer_steps(groups) == steps + (pending > 0)
+
+    @pytest.mark.parametrize(
+        ("groups", "ranks", "micro", "count"),
+        [(1, 1, 8, 1), (1, 1, 16, 1), (3, 2, 8, 2), (3, 2, 12, 1), (1, 9, 1, 1), (2, 9, 1, 2), (0, 4, 2, 0)],
+    )
+    def test_micro_batches_by_hand(self, groups, ranks, micro, count):
+        assert arithmetic({"actor": ranks}, micro_train=micro).micro_batches(groups) == count
 
     @pytest.mark.parametrize(("groups", "steps"), [(64, 4), (63, 4), (49, 4), (48, 3), (1, 1)])
     def test_by_hand_with_16_groups_a_step(self, groups, steps):
