@@ -132,13 +132,14 @@ def shares(runs: Sequence[Path], settings: Settings) -> Constants:
     return Constants().replaced("measured", values)
 
 
-def predict(method: Method, settings: Settings, constants: Constants, costs: LinearCosts, steps: int,
-            quantum: int) -> dict[str, float]:  # fmt: skip
+def predict(
+    method: Method, settings: Settings, constants: Constants, costs: LinearCosts, steps: int
+) -> dict[str, float]:
     """Medians over the steps of a run, as `measure` has them."""
     schedule, phases = settings.schedule(method), defaultdict(list)
     for row in range(WARM_UP + 1, steps + 1):
         again = schedule.reevaluation_due(row - 1)
-        groups = groups_of_step(method, settings, constants, reevaluates=again, quantum=quantum)
+        groups = groups_of_step(method, settings, constants, reevaluates=again)
         seconds = step_seconds(method, settings, constants, groups, costs,
                                together=schedule.sync_due(row - 1), synced=schedule.sync_due(row))  # fmt: skip
         phases["generation"].append(seconds["generation"] + seconds["reevaluation"])
@@ -148,7 +149,7 @@ def predict(method: Method, settings: Settings, constants: Constants, costs: Lin
             phases["sync"].append(seconds["sync"])
         phases["step"].append(sum(seconds.values()))
     found = {phase: statistics.median(values) for phase, values in phases.items()}
-    batch = average_groups(method, settings, constants, quantum)
+    batch = average_groups(method, settings, constants)
     found["rollouts"] = rollouts(method, settings, constants, steps) / steps
     found["tokens"] = settings.group_size * batch.trained * lengths(settings, constants).response
     return found
@@ -194,13 +195,12 @@ def validate(folder: Path) -> dict[str, Any]:
             result["shares"] = {name: getattr(adapted, name) for name in sorted(adapted.sources)}
         each = [measure(run, method, settings) for run in runs]
         steps = round(statistics.fmean(len(read_metrics(run)) for run in runs))
-        quantum = settings.arithmetic(method, 4 if method.critic else 3).quantum if method.adapted else 1
-        predicted = predict(method, settings, constants, costs[path], steps, quantum)
+        predicted = predict(method, settings, constants, costs[path], steps)
         near = {run.name: (one, other) for run, one in zip(runs, each, strict=True)
                 if (other := nearest(run, arms[BASES[path]])) is not None}  # fmt: skip
         paired = [
             {name: value / one[name] - 1
-             for name, value in predict(method, settings, constants, fit([other]), steps, quantum).items()}
+             for name, value in predict(method, settings, constants, fit([other]), steps).items()}
             for one, other in near.values()
         ]  # fmt: skip
         measured = {name: statistics.median(one[name] for one in each) for name in each[0]}

@@ -9,8 +9,6 @@ from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.planning.constants import Constants
 from bapo_openrlhf.planning.settings import Method, Settings
 
-ROUNDING = 1e-9  # of a sum of floats, which must not cost a full batch a quantum
-
 
 @dataclass(frozen=True)
 class Groups:
@@ -75,15 +73,11 @@ def replayable_groups(settings: Settings, constants: Constants) -> float:
     return min(recent, float(settings.replay_capacity))
 
 
-def groups_of_step(
-    method: Method, settings: Settings, constants: Constants, *, reevaluates: bool, quantum: int = 1
-) -> Groups:
+def groups_of_step(method: Method, settings: Settings, constants: Constants, *, reevaluates: bool) -> Groups:
     """The groups of one step.
 
     Args:
         reevaluates: whether hard prompts are generated again in it.
-        quantum: least number of groups that the ranks can share (`BatchArithmetic.quantum`): an adapted batch is a
-            multiple of it, and what is over is left out of X3 first, then of X1 and X2.
     """
     prompts = float(settings.prompts)
     if method.dynamic:  # draws until as many as the batch holds have a signal
@@ -95,21 +89,13 @@ def groups_of_step(
     chosen = min(1.0, settings.capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which
     x1, x2 = x1 * chosen, x2 * chosen
     x3 = min(replayable_groups(settings, constants), max(settings.capacity - x1 - x2, 0.0))
-    batch = x1 + x2 + x3
-    if quantum > 1:
-        batch = quantum * math.floor(batch / quantum + ROUNDING)
-        x3 = min(x3, max(batch - x1 - x2, 0.0))
-        left = min(1.0, batch / (x1 + x2)) if x1 + x2 else 1.0
-        x1, x2 = x1 * left, x2 * left
     return Groups(prompts, again, x1, x2, x3)
 
 
-def average_groups(method: Method, settings: Settings, constants: Constants, quantum: int = 1) -> Groups:
+def average_groups(method: Method, settings: Settings, constants: Constants) -> Groups:
     """An average step: every m-th re-evaluates."""
     every = settings.reevaluate_every if method.adapted else 0
-    plain, again = (
-        groups_of_step(method, settings, constants, reevaluates=whether, quantum=quantum) for whether in (False, True)
-    )
+    plain, again = (groups_of_step(method, settings, constants, reevaluates=whether) for whether in (False, True))
     return plain.mixed(again, 1 / every if every else 0.0)
 
 

@@ -18,7 +18,7 @@ REASONS = {
     "engine": "an engine's weights and the cache of one longest sequence do not fit, with up to 8 GPUs an engine",
     "training": "weights, gradients, optimizer and activations of a trained model do not fit",
     "together": "each fits alone, but not what stays on the GPU beside it",
-    "batch": "an optimizer step (train.batch_size), or an adapted batch, has fewer samples than the ranks need",
+    "batch": "an optimizer step (train.batch_size) has fewer samples than ranks x micro-batch",
 }
 
 
@@ -137,7 +137,7 @@ def gpu_memory(shape: ModelShape, settings: Settings, constants: Constants, meth
         word = "training"
     elif max(generation, experience, training) > room:
         word = "together"
-    elif not shares_batch(settings, method, total):
+    elif not fills_step(settings, method, total):
         word = "batch"
     return Memory(generation, experience, training, state("actor"), activations["actor"], engine, word)
 
@@ -149,12 +149,10 @@ def _too_few(settings: Settings, method: Method, total: int, engine: int) -> boo
     return total < roles or settings.gpus_of("engines", method, total) < engine or ranks < settings.copies
 
 
-def shares_batch(settings: Settings, method: Method, total: int) -> bool:
-    """Whether the ranks get equal shares of whole micro-batches: of an optimizer step, and of an adapted batch."""
-    arithmetic = settings.arithmetic(method, total)
-    step = min(arithmetic.train_batch, arithmetic.capacity * arithmetic.group_size)
-    least = max(arithmetic.ranks[model] for model in arithmetic.ranks if model != "reference") * settings.micro_train
-    return step >= least and (not method.adapted or arithmetic.capacity >= arithmetic.quantum)
+def fills_step(settings: Settings, method: Method, total: int) -> bool:
+    """Whether an optimizer step has a micro-batch for every rank of each trained model, as DeepSpeed requires."""
+    ranks = max(settings.ranks(model, method, total) for model in method.trained)
+    return settings.train_samples >= ranks * settings.micro_train
 
 
 def replay_bytes(settings: Settings, constants: Constants, *, groups: float | None = None) -> float:

@@ -83,14 +83,7 @@ def _groups(plan: Plan) -> str:
         g = e.groups
         counts = [g.fresh, g.again, g.x1, g.x2, g.x3, g.trained, e.responses, e.trained_tokens]
         rows.append((e.method, *map(number, counts), number(e.rollouts), f"{e.rollouts / base:.2f}"))
-    coarse = sorted({(e.gpus, e.quantum) for e in plan.entries if e.quantum > 1})
-    text = table(head, rows) + f'\nOn {first[0].gpus} GPUs; "rollouts" are the responses of all {plan.steps} steps.\n'
-    if coarse:
-        which = ", ".join(f"{quantum} on {gpus} GPUs" for gpus, quantum in coarse)
-        text += f"An adapted batch is a multiple of so many groups, for the ranks share it: {which}.\n"
-    if empty := sorted({e.gpus for e in plan.entries if e.groups.trained < e.quantum}):
-        text += f"On {', '.join(map(str, empty))} GPUs most batches have fewer: such a step skips its update.\n"
-    return text
+    return table(head, rows) + f'\n"rollouts" are the responses of all {plan.steps} steps.\n'
 
 
 def _gpus(plan: Plan) -> list[int]:

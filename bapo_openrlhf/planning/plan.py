@@ -35,7 +35,6 @@ class Entry:
     gpus: int
     method: str
     memory: Memory
-    quantum: int
     groups: Groups
     responses: float
     generated_tokens: float
@@ -83,14 +82,13 @@ def plan_entry(shape: ModelShape, gpus: int, method: Method, settings: Settings,
                steps: int) -> Entry:  # fmt: skip
     """One entry of the grid."""
     found = memory.gpu_memory(shape, settings, constants, method, gpus)
-    quantum = settings.arithmetic(method, gpus).quantum if method.adapted else 1
-    groups, length = average_groups(method, settings, constants, quantum), lengths(settings, constants)
+    groups, length = average_groups(method, settings, constants), lengths(settings, constants)
     size = memory.tensor_parallel(shape, settings, constants)
     seconds = None
     if found.word == "fits" and size is not None:
         cache = memory.cache_tokens(shape, settings, constants, size)
         costs = GPUCosts(shape, settings, method, constants, gpus, size, cache)
-        seconds = average_seconds(method, settings, constants, costs, quantum)
+        seconds = average_seconds(method, settings, constants, costs)
     responses = settings.group_size * groups.generated
     stored = replayable_groups(settings, constants)
     return Entry(
@@ -98,7 +96,6 @@ def plan_entry(shape: ModelShape, gpus: int, method: Method, settings: Settings,
         gpus=gpus,
         method=method.name,
         memory=found,
-        quantum=quantum,
         groups=groups,
         responses=responses,
         generated_tokens=responses * length.response,
@@ -149,7 +146,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
                 "step_seconds": e.step_seconds,
                 "seconds": e.seconds,
                 "groups": dict(vars(e.groups)),
-                "quantum": e.quantum,
                 "responses": e.responses,
                 "generated_tokens": e.generated_tokens,
                 "trained_tokens": e.trained_tokens,

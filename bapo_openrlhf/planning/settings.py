@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.thresholds import Interval
-from bapo_openrlhf.arithmetic import BatchArithmetic
 
 
 @dataclass(frozen=True)
@@ -136,19 +135,6 @@ class Settings:
     def ranks(self, role: str, method: Method, total: int) -> int:
         """Data-parallel ranks of a trained or forward-passed model."""
         return max(self.gpus_of(role, method, total) // self.copies, 1)
-
-    def arithmetic(self, method: Method, total: int) -> BatchArithmetic:
-        """How a batch is shared by the ranks on `total` GPUs."""
-        ranks = {model: self.ranks(model, method, total) for model in self.passed_forward(method)}
-        return BatchArithmetic(
-            group_size=self.group_size,
-            capacity=self.capacity if method.adapted else self.prompts,
-            rollout_groups=self.prompts,
-            train_batch=self.train_samples,
-            ranks=ranks,
-            micro_train=self.micro_train,
-            micro_rollout=self.micro_forward,
-        )
 
 
 def settings_of(args: SimpleNamespace) -> Settings:

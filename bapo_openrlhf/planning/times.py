@@ -100,8 +100,7 @@ def step_seconds(method: Method, settings: Settings, constants: Constants, group
     }
 
 
-def average_seconds(method: Method, settings: Settings, constants: Constants, costs: Costs,
-                    quantum: int = 1) -> dict[str, float]:  # fmt: skip
+def average_seconds(method: Method, settings: Settings, constants: Constants, costs: Costs) -> dict[str, float]:
     """Seconds by phase of an average step, over a whole period of v and m."""
     schedule = settings.schedule(method)
     period = math.lcm(schedule.delay, schedule.reevaluate_every or 1)
@@ -111,7 +110,7 @@ def average_seconds(method: Method, settings: Settings, constants: Constants, co
         kind = (schedule.reevaluation_due(step), schedule.sync_due(step), schedule.sync_due(step + 1))
         kinds[kind] = kinds.get(kind, 0) + 1
     for (reevaluates, together, synced), count in kinds.items():
-        groups = groups_of_step(method, settings, constants, reevaluates=reevaluates, quantum=quantum)
+        groups = groups_of_step(method, settings, constants, reevaluates=reevaluates)
         seconds = step_seconds(method, settings, constants, groups, costs, together=together, synced=synced)
         for phase in PHASES:
             total[phase] += seconds[phase] * count / period
