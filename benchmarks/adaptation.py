@@ -31,12 +31,13 @@ from report import CORES, RESULTS, origin, write
 from bapo_openrlhf import cpu
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.arithmetic import deal, in_parts
 
 PAPER_STEP_SECONDS = 40.97 * 3600 / (3 * math.ceil(40_000 / 256))  # 1d 16h 58m over 471 steps
 CONVERSIONS = {"samples_to_groups": "samples to groups", "groups_to_samples": "groups to samples"}
 ROUNDED = (2000, 4096)  # responses and their tokens
 MEMORY_ROUNDS = 3  # at most: each starts two processes that import the stack
-LEAST_GROUPS = 16  # the 8 ranks of a run share multiples of 8 groups
+LEAST_GROUPS = 4  # with fewer, a round may have nothing to train on
 DRAWN = {
     "layer": "the layer, a step",
     "build_batch": "build the batch",
@@ -86,8 +87,9 @@ class SampledRun(Run):
         for index, sample in enumerate(samples):
             sample.index = [index]
         clock.skip()
-        for positions in self.arithmetic.forward_batches([sample.sequences.shape[1] for sample in samples]):
-            Experience.concat_experiences([samples[position] for position in positions], 0)
+        for share in deal([sample.sequences.shape[1] for sample in samples], self.arithmetic.ranks["actor"]):
+            for positions in in_parts(share, self.arithmetic.micro_rollout):
+                Experience.concat_experiences([samples[position] for position in positions], 0)
         clock.lap("openrlhf_padding")
         for name in ("groups_to_samples", "openrlhf_padding"):
             self.handled[name] += len(samples)
