@@ -288,7 +288,6 @@ class AdaptConfig:
         given = flags | {
             "capacity": arithmetic.capacity,
             "group_size": arithmetic.group_size,
-            "quantum": arithmetic.quantum,
             "seed": seed,
             "c1": c1,
             "c2": c2,

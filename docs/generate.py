@@ -46,8 +46,8 @@ OPENRLHF = """
 | `--rollout.n_samples_per_prompt` | G, the group size; at least 2 |
 | `--rollout.batch_size` | prompts of a rollout batch, and B unless `--adapt.batch_size` says otherwise |
 | `--rollout.temperature`, `--rollout.top_p` | the behaviour policy: stored log-probs are those after both |
-| `--train.batch_size` | samples of an optimizer step; the last one of a batch takes what is left |
-| `--train.micro_batch_size`, `--actor.num_gpus_per_node`, ... | the ranks, and which batch sizes they can share |
+| `--train.batch_size` | samples of an optimizer step, a multiple of ranks x micro-batch; the last takes what is left |
+| `--train.micro_batch_size`, `--actor.num_gpus_per_node`, ... | ranks and micro-batches: see `--train.batch_size` |
 | `--reward.remote_url` | a `.py` file with `reward_func`, or an endpoint; must be set |
 | `--algo.kl.init_coef`, `--algo.kl.use_loss` | beta, and whether the KL penalty is in the loss or in the reward |
 | `--algo.advantage.is_correction_level` | the engine-to-actor correction; `--adapt.ratio decoupled` sets it |

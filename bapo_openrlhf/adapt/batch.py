@@ -22,10 +22,10 @@ class Batch:
         filtered: fresh groups that the filter dropped.
         unimproved: groups generated again that are still too hard.
         solved: groups generated again that have nothing left to learn from.
-        cut: groups that were selected for X1 or X2 but did not fit (capacity, or the data-parallel ranks).
+        cut: groups that were selected for X1 or X2 but did not fit, because the batch is full.
         too_far: groups selected for X1 whose policy is further from today's than allowed (Eq. 9).
         nonfinite: groups selected for X1 or X2 whose importance ratio today is no finite number.
-        unused: groups drawn for X3 and then left out, for one of the last three reasons. They are not of this step.
+        unused: groups drawn for X3 and then left out, for one of the last two reasons. They are not of this step.
     """
 
     fresh: list[Group] = field(default_factory=list)
@@ -68,61 +68,38 @@ def cut_to(size: int, fresh: list[Group], reevaluated: list[Group]) -> Batch:
     )
 
 
-def fresh_alone(groups: Sequence[Group], keep: Sequence[bool], capacity: int, quantum: int) -> Batch:
-    """X1 alone: of the kept groups as many whole quanta as fit (see `cut_to`); the others are filtered.
+def fresh_alone(groups: Sequence[Group], keep: Sequence[bool], capacity: int) -> Batch:
+    """X1 only: of the kept groups as many as fit (see `cut_to`); the others are filtered.
 
     Args:
         groups: the fresh groups of the step.
         keep: for each of them, whether it may be trained on.
-        capacity: B, groups a batch holds at most.
-        quantum: a batch holds a multiple of this many groups.
+        capacity: most groups of X1.
     """
-    x1 = [group for group, kept in zip(groups, keep, strict=True) if kept]
-    size = min(len(x1), capacity)
-    batch = cut_to(size - size % quantum, x1, [])
+    batch = cut_to(capacity, [group for group, kept in zip(groups, keep, strict=True) if kept], [])
     batch.filtered = [group for group, kept in zip(groups, keep, strict=True) if not kept]
     return batch
 
 
-def replay_room(capacity: int, selected: int, available: int, quantum: int) -> int:
-    """How many groups X3 adds to |X1| + |X2| = `selected`: min(|B_high|, B - |X1| - |X2|) of Eq. 7, made to fit.
-
-    A batch must hold a multiple of `quantum` groups, or the data-parallel ranks would get unequal shares. So X3 takes a
-    few less than Eq. 7 allows where that makes the union a multiple; never more.
-    """
-    total = selected + max(min(available, capacity - selected), 0)
-    return max(total - total % quantum - selected, 0)
+def replay_room(capacity: int, selected: int, available: int) -> int:
+    """How many groups X3 adds to |X1| + |X2| = `selected`: min(|B_high|, B - |X1| - |X2|), at least 0 (Eq. 7)."""
+    return max(min(available, capacity - selected), 0)
 
 
-def drop(
-    batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] = frozenset(), quantum: int = 1
-) -> Batch:
-    """The batch without groups that turned out to be unfit once their log-probs were known; again whole quanta.
-
-    What is then left over beyond a multiple of `quantum` leaves too: replayed groups first, the oldest first, for they
-    have been trained on before; then those of least variance.
+def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] = frozenset()) -> Batch:
+    """The batch without groups that turned out to be unfit once their log-probs were known.
 
     Args:
         too_far, nonfinite: uids; one that is in both counts as nonfinite.
     """
-    unfit = too_far | nonfinite
-    x1, x2, x3 = (
-        [group for group in source if group.uid not in unfit]
-        for source in (batch.fresh, batch.reevaluated, batch.replayed)
-    )
-    surplus = (len(x1) + len(x2) + len(x3)) % quantum
-    oldest = {group.uid for group in sorted(x3, key=lambda g: (g.policy_step, g.uid))[:surplus]}
-    x3 = [group for group in x3 if group.uid not in oldest]
-    fitted = cut_to(len(x1) + len(x2) - (surplus - len(oldest)), x1, x2)
+    far, unfit = too_far - nonfinite, too_far | nonfinite
     selected = batch.fresh + batch.reevaluated
-    kept = {group.uid for group in x3}
     return replace(
         batch,
-        fresh=fitted.fresh,
-        reevaluated=fitted.reevaluated,
-        replayed=x3,
-        cut=batch.cut + fitted.cut,
-        too_far=batch.too_far + [g for g in selected if g.uid in too_far and g.uid not in nonfinite],
-        nonfinite=batch.nonfinite + [g for g in selected if g.uid in nonfinite],
-        unused=batch.unused + [g for g in batch.replayed if g.uid not in kept],
+        fresh=[group for group in batch.fresh if group.uid not in unfit],
+        reevaluated=[group for group in batch.reevaluated if group.uid not in unfit],
+        replayed=[group for group in batch.replayed if group.uid not in unfit],
+        too_far=batch.too_far + [group for group in selected if group.uid in far],
+        nonfinite=batch.nonfinite + [group for group in selected if group.uid in nonfinite],
+        unused=batch.unused + [group for group in batch.replayed if group.uid in unfit],
     )

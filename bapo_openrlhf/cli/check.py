@@ -70,9 +70,8 @@ def describe(args: SimpleNamespace, arithmetic, prompts: int | None) -> list[tup
     for model in ("actor", "critic"):
         if model in arithmetic.ranks:
             count = arithmetic.micro_batches(arithmetic.capacity, model)
-            rows.append(
-                (f"{model} micro-batches", f"{count} per rank and full batch, of {arithmetic.micro_train} samples")
-            )
+            most = arithmetic.micro_train
+            rows.append((f"{model} micro-batches", f"{count} per rank and full batch, of at most {most} samples"))
     if adapt.enabled:
         rows += _adaptation(args, arithmetic)
     if args.train.async_enable:
@@ -89,8 +88,7 @@ def _batch(arithmetic, adapted: bool) -> str:
     size = arithmetic.capacity * arithmetic.group_size
     if not adapted:
         return f"{arithmetic.capacity} groups = {size} samples"
-    plural = "group" if arithmetic.quantum == 1 else f"multiple of {arithmetic.quantum} groups"
-    return f"at most B {arithmetic.capacity} groups = {size} samples; any {plural} can be shared by the ranks"
+    return f"at most B {arithmetic.capacity} groups = {size} samples; any number of groups"
 
 
 def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:

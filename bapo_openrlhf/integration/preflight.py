@@ -76,18 +76,6 @@ def check_batch(args: SimpleNamespace) -> BatchArithmetic:
             raise ConfigError(
                 f"rollout.n_samples_per_prompt is {arithmetic.group_size}; batch adaptation needs groups of at least 2"
             )
-        for model, ranks in arithmetic.ranks.items():
-            if args.train.dynamic_batch_enable and arithmetic.ranks["actor"] % ranks:
-                raise ConfigError(
-                    f"train.dynamic_batch_enable shares samples out for the actor's {arithmetic.ranks['actor']} ranks; "
-                    f"{model} has {ranks}, which must divide that"
-                )
-        if arithmetic.capacity < arithmetic.quantum:
-            raise ConfigError(
-                f"a batch holds {arithmetic.capacity} groups of {arithmetic.group_size} samples, which the ranks "
-                f"{arithmetic.ranks} cannot share: it must be at least {arithmetic.quantum} groups "
-                f"(adapt.batch_size or rollout.batch_size)"
-            )
         method = args.adapt.make_method(arithmetic, args.train.seed)
         args.adapt.candidates, args.adapt.traces = method.candidates, method.traces
     return arithmetic

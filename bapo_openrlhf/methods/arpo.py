@@ -40,7 +40,6 @@ class ARPO(Method):
 
     Args:
         capacity: B, groups a batch holds at most.
-        quantum: a batch holds a multiple of this many groups.
         seed: of the generator behind the draws.
         filter, gaussian_mean, gaussian_std, uniform_fraction: the fresh filter, as the --adapt flags.
         successes: most stored of a prompt, at least 1; the oldest leave.
@@ -55,7 +54,6 @@ class ARPO(Method):
         self,
         *,
         capacity: int,
-        quantum: int = 1,
         seed: int = 0,
         filter: str = "range",
         gaussian_mean: float = 0.5,
@@ -71,7 +69,7 @@ class ARPO(Method):
         self.std_below = as_fraction(std_below)
         if self.std_below <= 0:
             raise ValueError(f"std_below is {std_below}; it must be above 0")
-        self.capacity, self.quantum = capacity - capacity % quantum, quantum
+        self.capacity = capacity
         self.success_above, self.mean_below = as_fraction(success_above), as_fraction(mean_below)
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.fresh_filter = make_filter(filter, mean=gaussian_mean, std=gaussian_std, fraction=uniform_fraction)
@@ -85,7 +83,7 @@ class ARPO(Method):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1 alone: fresh groups, some with a stored success in them, that the filter keeps."""
         helped = [self._helped(group) for group in fresh]
-        batch = fresh_alone(helped, self.fresh_filter(helped, self.rng), self.capacity, self.quantum)
+        batch = fresh_alone(helped, self.fresh_filter(helped, self.rng), self.capacity)
 
         for group in fresh:  # last, and as generated: what is stored is from earlier steps, each response once
             right = tuple(
@@ -125,7 +123,7 @@ class ARPO(Method):
     def metrics(self) -> dict[str, float]:
         """After the last batch.
 
-        - groups/capacity: groups that a batch holds at most, in whole quanta
+        - groups/capacity: groups that a batch holds at most
         - exchange/failed: fresh groups that failed as a whole
         - exchange/groups: of these, with a stored success in them now, also where the filter dropped them
         - exchange/age_mean: trainer steps between the weights that generated these successes and today's, mean; where

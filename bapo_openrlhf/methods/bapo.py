@@ -37,7 +37,6 @@ class BAPOConfig:
 
     capacity: int  # B, groups a batch holds at most
     group_size: int  # G
-    quantum: int = 1  # a batch holds a multiple of this many groups (data-parallel ranks)
     filter: str = "range"
     gaussian_mean: float = 0.5
     gaussian_std: float = 0.2
@@ -139,13 +138,10 @@ class BAPO(Method):
         def replayable(group: Group) -> bool:
             return c2 <= group.mean <= c3
 
-        quantum, capacity = config.quantum, config.capacity - config.capacity % config.quantum
-        selected = min(len(x1) + len(x2), capacity)
+        batch = cut_to(config.capacity, x1, x2)
+        batch.filtered, batch.unimproved, batch.solved = filtered, unimproved, solved
         available = sum(map(replayable, self.replay))
-        x3 = self.draw_replay(replay_room(capacity, selected, available, quantum), replayable)
-        total = selected + len(x3)
-        batch = cut_to(total - total % quantum - len(x3), x1, x2)
-        batch.replayed, batch.filtered, batch.unimproved, batch.solved = x3, filtered, unimproved, solved
+        batch.replayed = self.draw_replay(replay_room(config.capacity, len(batch), available), replayable)
 
         # Stored last: a step's own groups are neither re-evaluated nor replayed in that same step.
         for group in fresh:
@@ -158,7 +154,7 @@ class BAPO(Method):
         self.replay.check()
         self._metrics = {
             "groups/reevaluation_attempts": len(reevaluated),
-            "groups/capacity": capacity,
+            "groups/capacity": config.capacity,
             "buffer/hard": len(self.hard),
             "buffer/replay": len(self.replay),
             "buffer/replay_bytes": self.replay.nbytes,

@@ -48,8 +48,8 @@ class Method(ABC):
         """A method for a run.
 
         Args:
-            given: capacity (B), group_size (G), quantum, seed, and the --adapt flags by name; it takes what it has a
-                parameter for.
+            given: capacity (B), group_size (G), seed, and the --adapt flags by name; it takes what it has a parameter
+                for.
             options: the other parameters, by name.
         """
         return cls(**{name: given[name] for name in cls.parameters() if name in given}, **options)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to, replay_room
+from bapo_openrlhf.adapt.batch import Batch, fresh_alone
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.difficulty import SuccessCounts, forecast_metrics, successes
 from bapo_openrlhf.adapt.filters import has_signal
@@ -107,7 +107,6 @@ class DOTS(Method):
 
     Args:
         capacity: B, groups a batch holds at most.
-        quantum: a batch holds a multiple of this many groups.
         seed: of the draws.
         candidates: prompts drawn from the data for each one that is generated for. The authors' code has no such
             number.
@@ -126,7 +125,6 @@ class DOTS(Method):
         self,
         *,
         capacity: int,
-        quantum: int = 1,
         seed: int = 0,
         candidates: int = 8,
         temperature: float = 1e-3,
@@ -146,8 +144,7 @@ class DOTS(Method):
             raise ValueError(f"predictor is {predictor!r}; it must be one of {', '.join(PREDICTORS)}")
         if not 0 <= decay <= 1:
             raise ValueError(f"decay is {decay}; it must be within [0, 1]")
-        self.capacity = capacity - capacity % quantum
-        self.quantum = quantum
+        self.capacity = capacity
         self.candidates = candidates
         self.temperature = temperature
         self.replay_places = math.floor((1 - fresh_share) * self.capacity)
@@ -174,14 +171,9 @@ class DOTS(Method):
         predicted, known = self.predictor.predict([group.prompt for group in fresh])
         self.predictor.update(fresh)
 
-        informative = [group for group in fresh if has_signal(group)]
-        available = min(len(self.replay), self.replay_places)
-        selected = min(len(informative), self.capacity - available)
-        room = replay_room(self.capacity, selected, available, self.quantum)
-        total = selected + room
-        batch = cut_to(total - total % self.quantum - room, informative, [])
-        batch.replayed = self.replay.sample(room, self.rng, lambda group: True)
-        batch.filtered = [group for group in fresh if not has_signal(group)]
+        places = min(len(self.replay), self.replay_places)
+        batch = fresh_alone(fresh, [has_signal(group) for group in fresh], self.capacity - places)
+        batch.replayed = self.replay.sample(places, self.rng, lambda group: True)
 
         for group in fresh:  # last: a step's own groups are not replayed in that same step
             self.replay.add(group)

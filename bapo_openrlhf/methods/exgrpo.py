@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to
+from bapo_openrlhf.adapt.batch import Batch, fresh_alone
 from bapo_openrlhf.adapt.filters import has_signal, make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, Response, as_fraction
 from bapo_openrlhf.adapt.schedule import due
@@ -66,7 +66,6 @@ class ExGRPO(Method):
     Args:
         capacity: B, groups a batch holds at most.
         group_size: G.
-        quantum: a batch holds a multiple of this many groups.
         seed: of the generator behind the draws.
         filter, gaussian_mean, gaussian_std, uniform_fraction: the fresh filter, as the --adapt flags.
         reevaluate_every, max_reevaluated_prompts: how often prompts of the store are generated again, and how many at
@@ -83,7 +82,6 @@ class ExGRPO(Method):
         *,
         capacity: int,
         group_size: int,
-        quantum: int = 1,
         seed: int = 0,
         filter: str = "range",
         gaussian_mean: float = 0.5,
@@ -97,7 +95,7 @@ class ExGRPO(Method):
         for name, value in (("experience_share", experience_share), ("start_above", start_above)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}; it must be within [0, 1]")
-        self.capacity, self.quantum = capacity - capacity % quantum, quantum
+        self.capacity = capacity
         self.group_size = group_size
         self.every = reevaluate_every
         self.places = min(math.floor(as_fraction(experience_share) * self.capacity), max_reevaluated_prompts)
@@ -130,8 +128,6 @@ class ExGRPO(Method):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X2: groups of stored prompts, each with its stored success."""
-        keep = self.fresh_filter(fresh, self.rng)
-        x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
         stored = [self.store[group.prompt.id].group for group in reevaluated]
         mixed = [
             group.exchange(0, past.standalone(past.responses[0]))
@@ -139,12 +135,8 @@ class ExGRPO(Method):
         ]
         x2 = [group for group in mixed if has_signal(group)]
 
-        total = min(len(x1), self.capacity - len(x2)) + len(x2)
-        total -= total % self.quantum
-        places = min(len(x2), total)
-        batch, experience = cut_to(total - places, x1, []), cut_to(places, [], x2)
-        batch.reevaluated, batch.cut = experience.reevaluated, batch.cut + experience.cut
-        batch.filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
+        batch = fresh_alone(fresh, self.fresh_filter(fresh, self.rng), self.capacity - len(x2))
+        batch.reevaluated = x2
         batch.solved = [group for group in mixed if not has_signal(group)]
 
         right = sum(len(right_responses(group)) for group in fresh)
@@ -195,7 +187,7 @@ class ExGRPO(Method):
     def metrics(self) -> dict[str, float]:
         """After the last batch.
 
-        - groups/capacity: groups that a batch holds at most, in whole quanta
+        - groups/capacity: groups that a batch holds at most
         - groups/reevaluation_attempts: prompts of the store that were generated again
         - exchange/age_mean: trainer steps between the weights that generated their stored successes and today's, mean;
           where there is one

@@ -38,7 +38,6 @@ class LUFFY(Method):
 
     Args:
         capacity: B, groups a batch holds at most.
-        quantum: a batch holds a multiple of this many groups.
         seed: of the generator behind the filters that draw.
         filter, gaussian_mean, gaussian_std, uniform_fraction: the fresh filter, as the --adapt flags; it sees mixed
             groups.
@@ -54,7 +53,6 @@ class LUFFY(Method):
         self,
         *,
         capacity: int,
-        quantum: int = 1,
         seed: int = 0,
         filter: str = "range",
         gaussian_mean: float = 0.5,
@@ -68,7 +66,7 @@ class LUFFY(Method):
             raise ValueError(f"gamma is {gamma}; it must be above 0")
         if not np.isfinite(trace_reward):
             raise ValueError(f"trace_reward is {trace_reward}; it must be finite")
-        self.capacity, self.quantum = capacity - capacity % quantum, quantum
+        self.capacity = capacity
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.fresh_filter = make_filter(filter, mean=gaussian_mean, std=gaussian_std, fraction=uniform_fraction)
         self.traces, self.trace_reward, self.shaping = traces, trace_reward, gamma
@@ -81,7 +79,7 @@ class LUFFY(Method):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps, with a trace each where there is one."""
         groups = [self.mixed(group) for group in fresh]
-        batch = fresh_alone(groups, self.fresh_filter(groups, self.rng), self.capacity, self.quantum)
+        batch = fresh_alone(groups, self.fresh_filter(groups, self.rng), self.capacity)
         self._metrics = {
             "groups/capacity": self.capacity,
             "traces/prompts": len(self.trace_of),
@@ -100,7 +98,7 @@ class LUFFY(Method):
     def metrics(self) -> dict[str, float]:
         """After the last batch.
 
-        - groups/capacity: groups that a batch holds at most, in whole quanta
+        - groups/capacity: groups that a batch holds at most
         - traces/prompts: prompts that have a trace
         - traces/mixed: fresh groups of this step that got one
         """

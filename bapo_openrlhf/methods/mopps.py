@@ -37,7 +37,6 @@ class MoPPS(Method):
 
     Args:
         capacity: B, groups a batch holds at most.
-        quantum: a batch holds a multiple of this many groups.
         seed: of the draws.
         candidates: prompts drawn from the data for each one that is generated for. The authors' scripts have 8 for
             Countdown and geometry, 16 for mathematics.
@@ -55,7 +54,6 @@ class MoPPS(Method):
         self,
         *,
         capacity: int,
-        quantum: int = 1,
         seed: int = 0,
         candidates: int = 8,
         decay: float = 0.5,
@@ -72,8 +70,7 @@ class MoPPS(Method):
         for name, value in (("prior_a", prior_a), ("prior_b", prior_b)):
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} is {value}; it must be a finite number above 0")
-        self.capacity = capacity - capacity % quantum
-        self.quantum = quantum
+        self.capacity = capacity
         self.candidates = candidates
         self.target = target
         self.keep_uninformative = keep_uninformative
@@ -93,13 +90,13 @@ class MoPPS(Method):
         return []
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
-        """The informative fresh groups, cut to the capacity and to whole quanta. `reevaluated` is empty."""
+        """The informative fresh groups, at most as many as fit. `reevaluated` is empty."""
         counts, known = self.posteriors.of([group.prompt for group in fresh])
         predicted = counts[:, 0] / counts.sum(axis=1)  # the posterior's mean
         self.posteriors.update(fresh)
 
         keep = [self.keep_uninformative or has_signal(group) for group in fresh]
-        batch = fresh_alone(fresh, keep, self.capacity, self.quantum)
+        batch = fresh_alone(fresh, keep, self.capacity)
         self._metrics = {
             "groups/capacity": self.capacity,
             "prompts/known": len(self.posteriors),

@@ -1,7 +1,7 @@
 """Methods by name or by file, and what their constructors are given.
 
-A method is a class. Its constructor takes, by name, what the batch is like (capacity, group_size, quantum, seed) and
-any of the --adapt flags; every other parameter is an option of its own, has a default, and is set by --adapt.options.
+A method is a class. Its constructor takes, by name, what the batch is like (capacity, group_size, seed) and any of
+the --adapt flags; every other parameter is an option of its own, has a default, and is set by --adapt.options.
 """
 
 from __future__ import annotations
@@ -63,12 +63,19 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
 
     Args:
         kind: as `method_class` gives it.
-        given: capacity, group_size, quantum, seed and the --adapt flags, by name.
+        given: capacity, group_size, seed and the --adapt flags, by name.
         options: NAME=VALUE each.
 
     Raises:
-        ConfigError: an option that it does not have, or a value that it does not take.
+        ConfigError: an option that it does not have, a value that it does not take, or a constructor that asks for
+            `quantum`, as methods of version 0.1 did.
     """
+    if "quantum" in kind.parameters():
+        raise ConfigError(
+            f"adapt.method {kind.__name__}: its constructor asks for `quantum`; a batch may hold any number of groups "
+            "now, so delete the parameter and everything that rounds to it (for example `total - total % self.quantum` "
+            "becomes `total`)"
+        )
     own = _options(kind, given)
     chosen: dict[str, Any] = {}
     for word in options:

@@ -36,7 +36,6 @@ class ReLIFT(Method):
 
     Args:
         capacity: B, groups a batch holds at most.
-        quantum: a batch holds a multiple of this many groups.
         seed: of the generator behind the filters that draw.
         filter, gaussian_mean, gaussian_std, uniform_fraction: the fresh filter, as the --adapt flags.
         traces: file with the traces.
@@ -51,7 +50,6 @@ class ReLIFT(Method):
         self,
         *,
         capacity: int,
-        quantum: int = 1,
         seed: int = 0,
         filter: str = "range",
         gaussian_mean: float = 0.5,
@@ -65,7 +63,7 @@ class ReLIFT(Method):
             raise ValueError(f"finetune_batch is {finetune_batch}; it must be at least 1")
         if not 0 < finetune_weight < np.inf:
             raise ValueError(f"finetune_weight is {finetune_weight}; it must be finite and above 0")
-        self.capacity, self.quantum = capacity - capacity % quantum, quantum
+        self.capacity = capacity
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.fresh_filter = make_filter(filter, mean=gaussian_mean, std=gaussian_std, fraction=uniform_fraction)
         self.traces, self.finetune_batch, self.finetune_weight = traces, finetune_batch, finetune_weight
@@ -79,7 +77,7 @@ class ReLIFT(Method):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. Unsolved prompts start to wait."""
-        batch = fresh_alone(fresh, self.fresh_filter(fresh, self.rng), self.capacity, self.quantum)
+        batch = fresh_alone(fresh, self.fresh_filter(fresh, self.rng), self.capacity)
 
         unsolved = [group for group in fresh if max(group.rewards) <= 0]
         for group in unsolved:
@@ -106,7 +104,7 @@ class ReLIFT(Method):
     def metrics(self) -> dict[str, float]:
         """After the last batch.
 
-        - groups/capacity: groups that a batch holds at most, in whole quanta
+        - groups/capacity: groups that a batch holds at most
         - traces/prompts: prompts that have a trace
         - finetune/unsolved: fresh groups of this step without a reward above 0
         - finetune/waiting: prompts that wait after this step

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to
+from bapo_openrlhf.adapt.batch import Batch, fresh_alone
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.filters import make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
@@ -43,7 +43,6 @@ class ReMix(Method):
 
     Args:
         capacity: B, groups a batch holds at most.
-        quantum: a batch holds a multiple of this many groups.
         seed: of the generator behind the draws.
         filter, gaussian_mean, gaussian_std, uniform_fraction: the fresh filter, as the --adapt flags.
         replay_steps: N, how many steps a group is replayed for; 2 in the paper, the --adapt flag's default is 3.
@@ -58,7 +57,6 @@ class ReMix(Method):
         self,
         *,
         capacity: int,
-        quantum: int = 1,
         seed: int = 0,
         filter: str = "range",
         gaussian_mean: float = 0.5,
@@ -73,7 +71,7 @@ class ReMix(Method):
             raise ValueError(f"replay_share is {replay_share}; it must be in [0, 1)")
         if buffer_groups < 1:
             raise ValueError(f"buffer_groups is {buffer_groups}; it must be at least 1")
-        self.capacity, self.quantum = capacity - capacity % quantum, quantum
+        self.capacity = capacity
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.fresh_filter = make_filter(filter, mean=gaussian_mean, std=gaussian_std, fraction=uniform_fraction)
         self.replay = ReplayBuffer(buffer_groups, replay_steps)
@@ -87,14 +85,13 @@ class ReMix(Method):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps, at most the share p."""
         keep = self.fresh_filter(fresh, self.rng)
-        x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
-        selected, replayed = self.mix(len(x1), len(self.replay))
-        batch = cut_to(selected, x1, [])
+        selected, replayed = self.mix(sum(keep), len(self.replay))
+        batch = fresh_alone(fresh, keep, selected)
         batch.replayed = self.replay.sample(replayed, self.rng, lambda group: True)
-        batch.filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
 
-        for group in x1:  # last: a step's own groups are not replayed in that same step
-            self.replay.add(group)
+        for group, kept in zip(fresh, keep, strict=True):  # last: a step's own groups are not replayed in that step
+            if kept:
+                self.replay.add(group)
         self.replay.check()
         self._metrics = {
             "groups/capacity": self.capacity,
@@ -117,7 +114,7 @@ class ReMix(Method):
             fresh: fresh groups there are.
             stored: groups that may be replayed.
         """
-        for size in range(self.capacity, 0, -self.quantum):
+        for size in range(self.capacity, 0, -1):
             replayed = min(math.floor(self.replay_share * size), stored)
             if size - replayed <= fresh:
                 return size - replayed, replayed
@@ -126,7 +123,7 @@ class ReMix(Method):
     def metrics(self) -> dict[str, float]:
         """After the last batch.
 
-        - groups/capacity: groups that a batch holds at most, in whole quanta
+        - groups/capacity: groups that a batch holds at most
         - buffer/replay, buffer/replay_bytes: stored groups, and bytes of their tokens and log-probs
         - buffer/replay_age_mean: trainer steps since a stored group was generated, mean; where there is one
         - buffer/replay_added, buffer/replay_evicted, buffer/replay_expired: groups, over the whole run

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to, replay_room
+from bapo_openrlhf.adapt.batch import Batch, cut_to, fresh_alone
 from bapo_openrlhf.adapt.buffers import ResponseCache
 from bapo_openrlhf.adapt.filters import has_signal, make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
@@ -47,7 +47,6 @@ class RePO(Method):
     Args:
         capacity: B, groups a batch holds at most.
         group_size: G, and k of the paper.
-        quantum: a batch holds a multiple of this many groups.
         seed: of the generator behind `random` and the filters that draw.
         filter, gaussian_mean, gaussian_std, uniform_fraction: the fresh filter, as the --adapt flags.
         strategy: which cached responses of a prompt are replayed.
@@ -70,7 +69,6 @@ class RePO(Method):
         *,
         capacity: int,
         group_size: int,
-        quantum: int = 1,
         seed: int = 0,
         filter: str = "range",
         gaussian_mean: float = 0.5,
@@ -92,7 +90,7 @@ class RePO(Method):
                 f"warm_up is {warm_up}; it must be from {group_size}, the size of a group, to {cache_responses}, what "
                 "is cached of a prompt at most, or 0"
             )
-        self.capacity, self.group_size, self.quantum = capacity - capacity % quantum, group_size, quantum
+        self.capacity, self.group_size = capacity, group_size
         self.strategy = strategy
         self.warm_up = warm_up or cache_responses
         self.rng = np.random.Generator(np.random.PCG64(seed))
@@ -106,19 +104,12 @@ class RePO(Method):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: replayed groups of the prompts of all fresh groups."""
-        keep = self.fresh_filter(fresh, self.rng)
-        x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
+        batch = fresh_alone(fresh, self.fresh_filter(fresh, self.rng), self.capacity)
 
         prompts = {group.prompt.id: group.prompt for group in fresh}  # each once, or a uid would come twice in X3
         drawn = [group for prompt in prompts.values() for group in self.replays(self.cache.groups(prompt))]
         informative = [group for group in drawn if has_signal(group)]
-
-        selected = min(len(x1), self.capacity)
-        room = replay_room(self.capacity, selected, len(informative), self.quantum)
-        total = selected + room
-        batch = cut_to(total - total % self.quantum - room, x1, [])
-        batch.replayed = cut_to(room, informative, []).fresh
-        batch.filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
+        batch.replayed = cut_to(self.capacity - len(batch), informative, []).fresh
 
         for group in fresh:  # last: a step's own responses are not replayed in that same step
             self.cache.add(group)
@@ -172,7 +163,7 @@ class RePO(Method):
     def metrics(self) -> dict[str, float]:
         """After the last batch.
 
-        - groups/capacity: groups that a batch holds at most, in whole quanta
+        - groups/capacity: groups that a batch holds at most
         - cache/prompts, cache/responses, cache/bytes: held now; bytes of tokens and sampled log-probs
         - cache/added, cache/evicted: responses, over the whole run
         - cache/drawn: groups that the strategy has drawn in this step; those trained on are groups/replayed

@@ -80,7 +80,7 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
         Metric("length/SOURCE", "tokens", "mean length of a response that is trained on", "", ALL, TRAINED),
     ),
     "The batch": (
-        Metric("groups/capacity", "groups", "most that a batch holds: B, in whole quanta", "B, Eq. 7", ALL),
+        Metric("groups/capacity", "groups", "most that a batch holds: B", "B, Eq. 7", ALL),
         Metric("groups/capacity_used", "0 to 1", "share of it that was trained on", "Fig. 8", ALL),
         Metric("groups/fresh", "groups", "fresh ones that were trained on", "X1, Eq. 5", ALL),
         Metric("groups/reevaluated", "groups", "hard prompts generated again, trained on", "X2, Eq. 5, 6", ALL),
@@ -113,7 +113,7 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             "A.3",
             ALL,
         ),
-        Metric("groups/cut", "groups", "selected, but there was no room", "Prop. A.3"),
+        Metric("groups/cut", "groups", "selected, but the batch was full (groups/capacity)", "Prop. A.3"),
         Metric(
             "groups/too_far",
             "groups",
@@ -130,11 +130,7 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             "groups",
             "generated, but without a reward for one of the responses, or with log-probs that are no finite numbers",
         ),
-        Metric(
-            "groups/unused",
-            "groups",
-            "drawn for replay and left out: too far, not finite, or because the ranks could not share them",
-        ),
+        Metric("groups/unused", "groups", "drawn for replay and left out: too far, or not finite"),
         Metric(
             "tokens/trained", "tokens", "generated tokens of the batch, once, whatever train.max_epochs is", "", ALL
         ),

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to, replay_room
+from bapo_openrlhf.adapt.batch import Batch, fresh_alone, replay_room
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.state import group_from_state, group_state
@@ -12,22 +12,19 @@ from bapo_openrlhf.methods import Method
 
 
 class FIFOReplay(Method):
-    def __init__(self, capacity: int, quantum: int = 1, memory: int = 64) -> None:
-        self.capacity, self.quantum = capacity, quantum
+    def __init__(self, capacity: int, memory: int = 64) -> None:
+        self.capacity = capacity
         self.stored: deque[Group] = deque(maxlen=memory)  # groups of earlier steps, the newest last
 
     def begin_step(self, step: int) -> list[Prompt]:
         return []  # no prompt is generated again
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
-        informative = [group for group in fresh if has_signal(group)]
-        selected = min(len(informative), self.capacity)
-        room = replay_room(self.capacity, selected, len(self.stored), self.quantum)
-        total = selected + room
-        batch = cut_to(total - total % self.quantum - room, informative, [])
-        batch.replayed = list(self.stored)[-room:] if room else []
-        batch.filtered = [group for group in fresh if not has_signal(group)]
-        self.stored.extend(informative)  # last: a step's own groups are not replayed in that same step
+        batch = fresh_alone(fresh, [has_signal(group) for group in fresh], self.capacity)
+        room = replay_room(self.capacity, len(batch), len(self.stored))
+        batch.replayed = list(self.stored)[len(self.stored) - room :]
+        # Last: a step's own groups are not replayed in that same step.
+        self.stored.extend(group for group in fresh if has_signal(group))
         return batch
 
     def metrics(self) -> dict[str, float]:

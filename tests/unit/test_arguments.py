@@ -561,7 +561,6 @@ class TestMakeMethod:
         assert method.config == BAPOConfig(
             capacity=40,
             group_size=6,
-            quantum=2,  # 12 samples are 4 ranks x 3
             filter="gaussian",
             gaussian_mean=0.4,
             gaussian_std=0.3,

@@ -431,42 +431,48 @@ class TestX3:
 
 
 class TestFit:
-    """Eq. 7's B, and whole shares for the data-parallel ranks."""
+    """Eq. 7's B, and any number of groups up to it."""
 
     @pytest.mark.parametrize(
-        ("capacity", "quantum", "informative", "stored", "expected"),
+        ("capacity", "informative", "stored", "expected"),
         [
-            (8, 1, 5, 2, (5, 2, 0)),  # all of the replay buffer
-            (8, 1, 5, 9, (5, 3, 0)),  # B - |X1|
-            (8, 1, 8, 9, (8, 0, 0)),
-            (8, 1, 11, 9, (8, 0, 3)),  # above B
-            (8, 4, 5, 2, (4, 0, 1)),  # 5, 6, 7 are no multiples of 4
-            (8, 4, 5, 3, (5, 3, 0)),
-            (8, 4, 5, 9, (5, 3, 0)),
-            (8, 4, 4, 3, (4, 0, 0)),
-            (8, 4, 3, 0, (0, 0, 3)),
-            (8, 4, 0, 9, (0, 8, 0)),
-            (8, 4, 0, 7, (0, 4, 0)),
-            (10, 4, 9, 9, (8, 0, 1)),  # B is no multiple of the quantum: 8 is what fits
-            (10, 4, 7, 9, (7, 1, 0)),
-            (10, 4, 12, 0, (8, 0, 4)),
-            (3, 4, 2, 9, (0, 0, 2)),  # no whole share fits
-            (12, 3, 7, 1, (6, 0, 1)),
-            (12, 3, 7, 4, (7, 2, 0)),
+            (8, 5, 2, (5, 2, 0)),  # all of the replay buffer
+            (8, 5, 9, (5, 3, 0)),  # B - |X1|
+            (8, 8, 9, (8, 0, 0)),
+            (8, 11, 9, (8, 0, 3)),  # above B
+            (8, 3, 0, (3, 0, 0)),
+            (8, 0, 7, (0, 7, 0)),
+            (8, 0, 0, (0, 0, 0)),
+            (7, 9, 9, (7, 0, 2)),
+            (0, 2, 9, (0, 0, 2)),
         ],
     )
-    def test_sizes_by_hand(self, make_group, capacity, quantum, informative, stored, expected):
-        method = bapo(capacity=capacity, quantum=quantum, **fixed("1/2", "1/2"))
+    def test_sizes_by_hand(self, make_group, capacity, informative, stored, expected):
+        method = bapo(capacity=capacity, **fixed("1/2", "1/2"))
         run(method, 0, [make_group(4) for _ in range(stored)])
         batch = run(method, 1, [make_group(3, step=1) for _ in range(informative)] + [make_group(0, step=1)])
         assert (len(batch.fresh), len(batch.replayed), len(batch.cut)) == expected
-        assert len(batch) % quantum == 0 and len(batch) <= capacity
 
-    @pytest.mark.parametrize(("capacity", "quantum", "holds"), [(8, 1, 8), (8, 4, 8), (10, 4, 8), (3, 4, 0)])
-    def test_the_reported_capacity_is_what_a_batch_can_hold(self, make_group, capacity, quantum, holds):
-        method = bapo(capacity=capacity, quantum=quantum)
-        assert len(run(method, 0, [make_group(4) for _ in range(20)])) == holds
-        assert method.metrics()["groups/capacity"] == holds
+    @given(
+        capacity=st.integers(0, 14), informative=st.integers(0, 9), improved=st.integers(0, 4), stored=st.integers(0, 9)
+    )
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    def test_any_number_goes_through(self, make_group, capacity, informative, improved, stored):
+        """min(B, everything eligible) groups, and nothing is cut unless B is reached."""
+        method = bapo(capacity=capacity, reevaluate_every=1, **fixed("1/2", "1/2"))
+        names = [f"hard {number}" for number in range(improved)]
+        run(method, 0, [make_group(4) for _ in range(stored)] + [make_group(0, prompt=name) for name in names])
+        again = [make_group(2, step=1, prompt=name) for name in names]
+        batch = run(method, 1, [make_group(3, step=1) for _ in range(informative)], again)
+        assert len(batch) == min(capacity, informative + improved + stored)
+        assert len(batch.cut) == max(informative + improved - capacity, 0)
+        assert not batch.cut or len(batch) == capacity
+
+    @pytest.mark.parametrize("capacity", [0, 1, 3, 8])
+    def test_the_reported_capacity_is_what_a_batch_can_hold(self, make_group, capacity):
+        method = bapo(capacity=capacity)
+        assert len(run(method, 0, [make_group(4) for _ in range(20)])) == capacity
+        assert method.metrics()["groups/capacity"] == capacity
 
     def test_the_least_variance_is_cut_from_x1_and_x2_alike(self, make_group):
         method = bapo(capacity=3, reevaluate_every=1)
@@ -493,8 +499,8 @@ class TestFit:
         assert [group.prompt.text for group in batch.cut] == ["x"] and hard_texts(method) == []
 
     def test_replay_is_never_cut(self, make_group):
-        method = bapo(capacity=8, quantum=2, **fixed("1/2", "1/2"))
-        run(method, 0, [make_group(4) for _ in range(3)])
+        method = bapo(capacity=6, **fixed("1/2", "1/2"))
+        run(method, 0, [make_group(4) for _ in range(9)])
         batch = run(method, 1, [make_group(1, step=1) for _ in range(3)])
         assert (len(batch.fresh), len(batch.replayed), batch.cut) == (3, 3, [])
 
@@ -530,7 +536,7 @@ class TestMiniTest:
 
 class TestReports:
     def test_metrics_by_hand(self, make_group):
-        method = bapo(capacity=5, reevaluate_every=1, quantum=1)
+        method = bapo(capacity=5, reevaluate_every=1)
         assert method.metrics() == {}
         # r = 7/24: [15/64, 23/64] holds 2/8
         run(
@@ -607,7 +613,7 @@ class TestReports:
 
 class TestState:
     def grown(self, make_group, seed: int = 3) -> BAPO:
-        method = bapo(seed=seed, capacity=6, quantum=2, filter="gaussian", reevaluate_every=2, reward_ema=0.5)
+        method = bapo(seed=seed, capacity=6, filter="gaussian", reevaluate_every=2, reward_ema=0.5)
         for step in range(4):
             named = method.begin_step(step)
             method.build_batch(
@@ -627,7 +633,7 @@ class TestState:
 
     def test_two_loads_of_one_state_share_nothing_that_moves(self, make_group):
         state = self.grown(make_group).state_dict()
-        first, second = (bapo(capacity=6, quantum=2, filter="gaussian", reward_ema=0.5) for _ in range(2))
+        first, second = (bapo(capacity=6, filter="gaussian", reward_ema=0.5) for _ in range(2))
         first.load_state_dict(state)
         run(first, 4, [make_group(right, step=4) for right in (0, 3, 4)])
         second.load_state_dict(state)
@@ -772,18 +778,14 @@ class Plain:
         eligible = [group["uid"] for group in self.high if c2 <= self.mean(group) <= c3]
         assert all(group["step"] < t for group in self.high)
         have = len(x1) + len(x2)
-        fitting = [
-            count
-            for count in range(len(eligible) + 1)
-            if have + count <= self.s["capacity"] and (have + count) % self.s["quantum"] == 0
-        ]
+        fitting = [count for count in range(len(eligible) + 1) if have + count <= self.s["capacity"]]
         want = max(fitting) if fitting else 0
         assert len(drawn_x3) == want
         assert drawn_x3 == [uid for uid in eligible if uid in set(drawn_x3)]
 
         # the union, made to fit by dropping the least informative of X1 and X2, one after the other
         pool, cut = x1 + x2, []
-        while len(pool) + want > self.s["capacity"] or (len(pool) + want) % self.s["quantum"]:
+        while len(pool) + want > self.s["capacity"]:
             worst = pool[0]
             for group in pool[1:]:
                 here, there = self.variance(group), self.variance(worst)
@@ -820,11 +822,9 @@ def schedules(draw) -> dict:
     """Settings of a run."""
     low2, high2 = sorted((draw(fractions_of_g), draw(fractions_of_g)))
     low3, high3 = sorted((draw(fractions_of_g), draw(fractions_of_g)))
-    quantum = draw(st.integers(1, 4))
     return {
         "size": draw(st.sampled_from([2, 3, 4, 5, 10])),
         "capacity": draw(st.integers(0, 12)),
-        "quantum": quantum,
         "filter": draw(st.sampled_from(["range", "range", "gaussian", "uniform", "none"])),
         "c1": draw(st.sampled_from([F(0), F(1, 10), F(1, 5), F(1, 4), F(1, 3), F(1, 2)])),
         "c2": (min(low2, low3), min(high2, high3)),
@@ -845,7 +845,6 @@ def build(s: dict, seed: int) -> BAPO:
         BAPOConfig(
             capacity=s["capacity"],
             group_size=s["size"],
-            quantum=s["quantum"],
             filter=s["filter"],
             c1=s["c1"],
             c2=Interval(*s["c2"]),
@@ -924,7 +923,7 @@ class SideBySide:
             assert uids(getattr(batch, name)) == expected[name]
         assert sorted(uids(batch.cut)) == expected["cut"]
         assert batch.too_far == batch.nonfinite == batch.unused == []  # known only after the method is done
-        assert len(batch) <= self.s["capacity"] and len(batch) % self.s["quantum"] == 0
+        assert len(batch) <= self.s["capacity"]
         used = uids(group for _, group in batch.with_sources())
         assert len(set(used)) == len(used) == len(batch)
 
@@ -990,7 +989,6 @@ def test_side_by_side_over_long_runs(make_group, seed):
     s = {
         "size": size,
         "capacity": int(rng.integers(4, 8)),
-        "quantum": int(rng.integers(1, 4)),
         "filter": ["range", "gaussian", "uniform", "none"][seed % 4],
         "c1": F(1, 8) if seed % 2 else F(1, size),
         "c2": (C2.low, C2.high),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to, drop, replay_room
+from bapo_openrlhf.adapt.batch import Batch, cut_to, drop, fresh_alone, replay_room
 
 LISTS = [field.name for field in fields(Batch)]
 
@@ -79,37 +79,44 @@ class TestCut:
         assert len(batch) == 0 and uids(batch.cut) == [1, 2]
 
 
+class TestFreshAlone:
+    def test_where_each_goes(self, make_group):
+        groups = [make_group(right, uid=uid) for uid, right in enumerate((1, 4, 8, 3, 2))]
+        batch = fresh_alone(groups, [True, True, False, True, True], 2)
+        assert (uids(batch.fresh), uids(batch.filtered), sorted(uids(batch.cut))) == ([1, 3], [2], [0, 4])
+        assert len(batch) == 2 and not batch.reevaluated
+
+    @given(keep=st.lists(st.booleans(), max_size=12), capacity=st.integers(0, 12))
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    def test_any_number_goes_through_and_only_a_full_batch_cuts(self, make_group, keep, capacity):
+        groups = [make_group(uid % 9, uid=uid) for uid in range(len(keep))]
+        batch = fresh_alone(groups, keep, capacity)
+        assert len(batch) == min(capacity, sum(keep))
+        assert not batch.cut or len(batch) == capacity
+        assert uids(batch.filtered) == [uid for uid, kept in enumerate(keep) if not kept]
+        assert sorted(uids(batch.fresh + batch.cut)) == [uid for uid, kept in enumerate(keep) if kept]
+
+
 def test_room_by_brute_force():
-    """Over all small cases: the most groups that Eq. 7 allows and that make the union a multiple; else none."""
-    for capacity, selected, available, quantum in itertools.product(range(13), range(16), range(8), (1, 2, 3, 4, 5)):
-        if capacity % quantum:
-            continue
-        fits = [
-            count
-            for count in range(available + 1)
-            if selected + count <= capacity and (selected + count) % quantum == 0
-        ]
-        assert replay_room(capacity, selected, available, quantum) == max(fits, default=0)
+    """Over all small cases: the most groups that Eq. 7 allows."""
+    for capacity, selected, available in itertools.product(range(13), range(16), range(8)):
+        fits = [count for count in range(available + 1) if selected + count <= capacity]
+        assert replay_room(capacity, selected, available) == max(fits, default=0)
 
 
 @pytest.mark.parametrize(
-    ("capacity", "selected", "available", "quantum", "room"),
+    ("capacity", "selected", "available", "room"),
     [
-        (8, 5, 10, 1, 3),  # B - |X1| - |X2|
-        (8, 5, 2, 1, 2),  # |B_high|
-        (8, 8, 10, 1, 0),
-        (8, 9, 10, 1, 0),
-        (8, 0, 10, 1, 8),
-        (8, 0, 0, 1, 0),
-        (8, 5, 2, 2, 1),  # 5 + 1 = 6
-        (8, 5, 2, 4, 0),  # neither 6 nor 7 is a multiple: X1 and X2 will be cut to 4
-        (8, 5, 3, 4, 3),
-        (8, 4, 3, 4, 0),
-        (12, 4, 7, 4, 4),
+        (8, 5, 10, 3),  # B - |X1| - |X2|
+        (8, 5, 2, 2),  # |B_high|
+        (8, 8, 10, 0),
+        (8, 9, 10, 0),
+        (8, 0, 10, 8),
+        (8, 0, 0, 0),
     ],
 )
-def test_room_by_hand(capacity, selected, available, quantum, room):
-    assert replay_room(capacity, selected, available, quantum) == room
+def test_room_by_hand(capacity, selected, available, room):
+    assert replay_room(capacity, selected, available) == room
 
 
 class TestDrop:
@@ -117,14 +124,13 @@ class TestDrop:
 
     def test_nothing_unfit_leaves_the_batch_as_it_is(self, make_group):
         batch = Batch(fresh=[make_group(1)], reevaluated=[make_group(2)], replayed=[make_group(4)], cut=[make_group(3)])
-        for quantum in (1, 3):
-            assert drop(batch, quantum=quantum) == batch
+        assert drop(batch) == batch
 
     def test_where_each_goes(self, make_group):
         a, b, c, d, e, f = (make_group(4, uid=uid, step=5) for uid in range(6))
         old = [make_group(4, uid=uid, step=3) for uid in (10, 11, 12)]
         batch = Batch(fresh=[a, b, c], reevaluated=[d, e, f], replayed=old)
-        result = drop(batch, too_far={1, 3, 10}, nonfinite={2, 4, 11}, quantum=1)
+        result = drop(batch, too_far={1, 3, 10}, nonfinite={2, 4, 11})
         assert result == Batch(
             fresh=[a], reevaluated=[f], replayed=[old[2]], too_far=[b, d], nonfinite=[c, e], unused=old[:2]
         )
@@ -137,7 +143,7 @@ class TestDrop:
     def test_only_what_is_trained_on_can_be_unfit(self, make_group):
         """An unfit number that the batch does not train on changes nothing."""
         batch = Batch(fresh=[make_group(4, uid=1)], cut=[make_group(4, uid=2)], filtered=[make_group(4, uid=3)])
-        assert drop(batch, too_far={2, 99}, nonfinite={3, 98}, quantum=1) == batch
+        assert drop(batch, too_far={2, 99}, nonfinite={3, 98}) == batch
 
     def test_two_reviews_add_up(self, make_group):
         a, b, c, d = (make_group(4, uid=uid, step=5) for uid in range(4))
@@ -146,39 +152,13 @@ class TestDrop:
 
     def test_everything_unfit_leaves_nothing(self, make_group):
         a, old = make_group(4, uid=1, step=1), make_group(4, uid=0)
-        result = drop(Batch(fresh=[a], replayed=[old]), too_far={0, 1}, quantum=2)
+        result = drop(Batch(fresh=[a], replayed=[old]), too_far={0, 1})
         assert len(result) == 0 and (result.too_far, result.unused) == ([a], [old])
-
-    def test_the_surplus_is_first_the_replays_of_the_oldest_policy(self, make_group):
-        # uid and position say otherwise than the policy; between equal policies the one generated first leaves
-        replayed = [
-            make_group(4, uid=uid, step=7, policy_step=policy) for uid, policy in ((9, 5), (2, 6), (8, 3), (7, 5))
-        ]
-        for quantum, left in ((5, []), (4, [8]), (3, [8, 7])):
-            batch = Batch(fresh=[make_group(1, uid=20, step=8)], replayed=replayed)
-            result = drop(batch, quantum=quantum)
-            assert uids(result.replayed) == [uid for uid in (9, 2, 8, 7) if uid not in left]
-            assert uids(result.unused) == [uid for uid in (9, 2, 8, 7) if uid in left]
-            assert uids(result.fresh) == [20] and result.cut == []
-
-    def test_then_those_of_least_variance(self, make_group):
-        fresh = [make_group(right, uid=uid, step=8) for uid, right in enumerate((4, 1, 3))]
-        again = [make_group(2, uid=10, step=8)]
-        batch = Batch(fresh=fresh, reevaluated=again, replayed=[make_group(4, uid=20, step=5)])
-        result = drop(batch, quantum=8)  # 5 groups: all of them leave
-        assert len(result) == 0 and uids(result.unused) == [20] and uids(result.cut) == [0, 1, 2, 10]
-        result = drop(batch, quantum=3)  # 5 -> 3: the replay, then 1 of 8 right
-        assert (uids(result.fresh), uids(result.reevaluated), result.replayed) == ([0, 2], [10], [])
-        assert (uids(result.unused), uids(result.cut)) == ([20], [1])
-        result = drop(batch, nonfinite={0}, quantum=2)  # 4 are left: nothing more leaves
-        assert len(result) == 4 and result.cut == result.unused == []
-        result = drop(batch, too_far={20}, nonfinite={2}, quantum=2)  # 3 -> 2: no replay is left to go first
-        assert (uids(result.fresh), uids(result.reevaluated), uids(result.cut)) == ([0], [10], [1])
 
     @given(data=st.data())
     @settings(max_examples=400, deadline=None, derandomize=True, database=None)
     def test_by_brute_force(self, make_group, data):
-        """Against leaving one by one, worst first."""
+        """Against moving the unfit one by one: nothing else leaves, however many are left."""
         sizes = [data.draw(st.integers(0, 7 if name in ("fresh", "reevaluated", "replayed") else 2)) for name in LISTS]
         order = iter(data.draw(st.permutations(range(sum(sizes)))))
         batch = Batch(
@@ -193,9 +173,9 @@ class TestDrop:
         before = {name: list(getattr(batch, name)) for name in LISTS}
         trained = uids(group for _, group in batch.with_sources())
         some = st.sets(st.integers(0, sum(sizes)) | st.sampled_from(trained or [0]), max_size=8)
-        too_far, nonfinite, quantum = data.draw(some), data.draw(some), data.draw(st.integers(1, 6))
+        too_far, nonfinite = data.draw(some), data.draw(some)
 
-        result = drop(batch, too_far=too_far, nonfinite=nonfinite, quantum=quantum)
+        result = drop(batch, too_far=too_far, nonfinite=nonfinite)
 
         expected = {name: list(groups) for name, groups in before.items()}
         for name in ("fresh", "reevaluated", "replayed"):
@@ -204,27 +184,6 @@ class TestDrop:
                     why = "unused" if name == "replayed" else "nonfinite" if group.uid in nonfinite else "too_far"
                     expected[name].remove(group)
                     expected[why].append(group)
-        fit = sum(len(expected[name]) for name in ("fresh", "reevaluated", "replayed"))
-        left = 0
-        while (fit - left) % quantum:
-            if expected["replayed"]:
-                worst = expected["replayed"][0]
-                for group in expected["replayed"]:
-                    if (group.policy_step, group.uid) < (worst.policy_step, worst.uid):
-                        worst = group
-                expected["replayed"].remove(worst)
-                expected["unused"].append(worst)
-            else:
-                worst, *rest = expected["fresh"] + expected["reevaluated"]
-                for group in rest:
-                    here, there = group.mean * (1 - group.mean), worst.mean * (1 - worst.mean)
-                    if here < there or (
-                        here == there and (group.policy_step, group.uid) < (worst.policy_step, worst.uid)
-                    ):
-                        worst = group
-                expected["fresh" if worst in expected["fresh"] else "reevaluated"].remove(worst)
-                expected["cut"].append(worst)
-            left += 1
 
         for name in LISTS:
             kept = len(before[name])
@@ -233,7 +192,7 @@ class TestDrop:
             else:
                 assert getattr(result, name)[:kept] == before[name]
                 assert sorted(uids(getattr(result, name))) == sorted(uids(expected[name]))
-        assert len(result) % quantum == 0 and len(result) == fit - fit % quantum
+        assert len(result) == sum(uid not in too_far | nonfinite for uid in trained) and result.cut == before["cut"]
         assert not {group.uid for _, group in result.with_sources()} & (too_far | nonfinite)
         # every group of the batch is in exactly one list, and the batch handed in is as it was
         assert Counter(uids(g for name in LISTS for g in getattr(result, name))) == Counter(range(sum(sizes)))

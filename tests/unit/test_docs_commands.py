@@ -80,7 +80,7 @@ def on_runs(words, here):
 
 def on_checkpoint(words, here):
     """For real, on a checkpoint after one step, with a hard prompt and a group to replay."""
-    method = BAPO(BAPOConfig(capacity=4, group_size=2, quantum=1))
+    method = BAPO(BAPOConfig(capacity=4, group_size=2))
     responses = [Response(np.arange(3), ((1, 3),), np.zeros(2), reward) for reward in (0.0, 0.0, 1.0)]
     groups = [Group(uid, Prompt(f"{uid}+1="), tuple(responses[uid : uid + 2]), 0, 0) for uid in (0, 1)]
     method.build_batch(0, groups, [])

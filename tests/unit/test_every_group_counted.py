@@ -52,8 +52,8 @@ class Layer(RuleBasedStateMachine):
     make_group = None  # given by the test
     met: Counter  # what the runs have come across, all together
 
-    def begin(self, new_method, *, capacity: int, quantum: int, size: int, delay: int) -> None:
-        self.new_method, self.capacity, self.quantum, self.delay = new_method, capacity, quantum, delay
+    def begin(self, new_method, *, capacity: int, size: int, delay: int) -> None:
+        self.new_method, self.capacity, self.delay = new_method, capacity, delay
         self.outcomes = rewards(size)
         self.method, self.ledger = new_method(), Ledger()
         self.t = 0
@@ -109,8 +109,9 @@ class Layer(RuleBasedStateMachine):
             nonfinite = data.draw(st.sets(trained, max_size=3))
         if review == "all":
             nonfinite |= {group.uid for _, group in batch.with_sources()}
-        batch = drop(batch, too_far=too_far, nonfinite=nonfinite, quantum=self.quantum)
+        batch = drop(batch, too_far=too_far, nonfinite=nonfinite)
         self.check_trained(batch)
+        assert not selected.cut or len(selected) == self.capacity  # nothing is cut unless the batch is full
         assert not {group.uid for _, group in batch.with_sources()} & (too_far | nonfinite)
         assert Counter(uids(batch.replayed + batch.unused)) == Counter(uids(selected.replayed))
 
@@ -137,7 +138,7 @@ class Layer(RuleBasedStateMachine):
     def check_trained(self, batch: Batch) -> None:
         """A batch fits; its groups are distinct and whole, and those replayed are old but not too old."""
         trained = uids(group for _, group in batch.with_sources())
-        assert len(trained) == len(set(trained)) <= self.capacity and len(trained) % self.quantum == 0
+        assert len(trained) == len(set(trained)) <= self.capacity
         for group in batch.replayed + batch.unused:
             first = self.groups[group.uid]
             assert first.step < self.t and (self.max_age is None or self.t - first.step <= self.max_age)
@@ -205,7 +206,6 @@ class BAPORun(Layer):
         config = BAPOConfig(
             capacity=data.draw(st.integers(1, 10)),
             group_size=size,
-            quantum=data.draw(st.integers(1, 4)),
             filter=data.draw(st.sampled_from(["range", "range", "gaussian", "uniform", "none"])),
             threshold_direction=data.draw(st.sampled_from(["eq8", "text"])),
             buffer_size=data.draw(st.integers(1, 6)),
@@ -223,7 +223,6 @@ class BAPORun(Layer):
         self.begin(
             lambda: BAPO(config, seed=next(seeds)),
             capacity=config.capacity,
-            quantum=config.quantum,
             size=size,
             delay=data.draw(st.integers(1, 3)),
         )
@@ -303,13 +302,11 @@ class FIFORun(Layer):
 
     @initialize(data=st.data())
     def start(self, data):
-        quantum, memory = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 8))
-        capacity = data.draw(st.integers(1, 10))
+        memory, capacity = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 10))
         self.memory, self.informative = memory, []
         self.begin(
-            lambda: FIFOReplay(capacity, quantum=quantum, memory=memory),
+            lambda: FIFOReplay(capacity, memory=memory),
             capacity=capacity,
-            quantum=quantum,
             size=data.draw(st.sampled_from([2, 4, 5])),
             delay=data.draw(st.integers(1, 3)),
         )

@@ -98,7 +98,6 @@ PRINTED = {
     "unknown flag": ["check", "--config", "quickstart.yaml"],
     "contradiction": [*CHECK, "--algo.advantage.estimator", "group_norm"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
-    "batch and ranks": [*CHECK, "--adapt.batch_size", "1"],
     "no reward": ["check", "--config", "no_reward.yaml"],
     "asynchronous": [*CHECK, "--train.async_enable"],
     "OpenRLHF": [*CHECK, "--rollout.n_samples_per_prompt", "1"],

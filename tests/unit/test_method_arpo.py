@@ -171,14 +171,14 @@ class TestBatch:
         assert run(method, 0, [failed]).fresh == [failed]
 
     def test_what_does_not_fit_is_cut(self, make):
-        method = arpo(5, quantum=2)  # 4 fit, in whole quanta
+        method = arpo(4)
         run(method, 0, [make([1, 0, 0, 0], "a")])
         fresh = [make([0] * 4, "a", step=1), *(make([1, 1, 0, 0], "b", step=1) for _ in range(4))]
         batch = run(method, 1, fresh)
         assert batch.fresh == fresh[1:] and [group.uid for group in batch.cut] == [fresh[0].uid]
         assert method.metrics()["groups/capacity"] == 4
         batch = run(method, 2, [make([1, 0], "c", step=2) for _ in range(3)])
-        assert (len(batch.fresh), len(batch.cut)) == (2, 1)
+        assert (len(batch.fresh), len(batch.cut)) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_side_by_side_with_a_plain_implementation(make):
     @given(st.data())
     def check(data):
         size, delay = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-        options = {"successes": data.draw(st.integers(1, 5)), "quantum": data.draw(st.integers(1, 3))}
+        options = {"successes": data.draw(st.integers(1, 5))}
         capacity = data.draw(st.integers(1, 9))
         method, ledger, uids = arpo(capacity, **options), Ledger(), itertools.count()
         stored: dict[str, list] = {}
@@ -285,8 +285,7 @@ def test_side_by_side_with_a_plain_implementation(make):
                 signal = len(rewards) > 1
                 kept += signal
                 assert (found in batch.filtered) == (not signal)
-            room = min(kept, capacity // options["quantum"] * options["quantum"])
-            assert len(batch.fresh) == room - room % options["quantum"] and not batch.replayed + batch.reevaluated
+            assert len(batch.fresh) == min(kept, capacity) and not batch.replayed + batch.reevaluated
             spreads = [sorted((g.variance for g in part), reverse=True) for part in (batch.fresh, batch.cut)]
             assert not spreads[0] or not spreads[1] or spreads[0][-1] >= spreads[1][0]
             assert method.metrics()["exchange/groups"] == exchanged

@@ -197,33 +197,27 @@ class TestBatch:
         assert uids(batch.replayed) == sorted(uids(batch.replayed))
 
     @pytest.mark.parametrize(
-        ("capacity", "quantum", "share", "in_store", "fresh", "expected"),
+        ("capacity", "share", "in_store", "fresh", "expected"),
         [
-            (8, 1, F(1, 2), 0, 8, (8, 0)),  # nothing to replay: fresh groups take its places
-            (8, 1, F(1, 2), 3, 8, (5, 3)),
-            (8, 1, F(1, 2), 20, 8, (4, 4)),
-            (8, 1, F(1, 2), 20, 2, (2, 4)),  # replay never takes more than its share
-            (8, 1, F(1, 2), 20, 0, (0, 4)),
-            (8, 1, F(1), 20, 9, (8, 0)),
-            (8, 1, F(1, 4), 20, 9, (2, 6)),
-            (7, 1, F(1, 2), 20, 9, (4, 3)),  # 3.5 are 3
-            (1, 1, F(1, 8), 20, 9, (1, 0)),
-            (10, 1, F(7, 10), 20, 20, (7, 3)),
-            (8, 2, F(1, 2), 20, 3, (3, 3)),  # 3 + 4 is odd: one replayed less
-            (8, 2, F(1, 2), 0, 5, (4, 0)),
-            (9, 2, F(1, 2), 20, 9, (4, 4)),  # capacity 8
-            (8, 4, F(1, 2), 20, 1, (1, 3)),
-            (8, 4, F(1, 2), 2, 1, (0, 0)),  # 1 + 2 is no quantum
-            (3, 4, F(1, 2), 9, 9, (0, 0)),
+            (8, F(1, 2), 0, 8, (8, 0)),  # nothing to replay: fresh groups take its places
+            (8, F(1, 2), 3, 8, (5, 3)),
+            (8, F(1, 2), 20, 8, (4, 4)),
+            (8, F(1, 2), 20, 2, (2, 4)),  # replay never takes more than its share
+            (8, F(1, 2), 20, 0, (0, 4)),
+            (8, F(1), 20, 9, (8, 0)),
+            (8, F(1, 4), 20, 9, (2, 6)),
+            (7, F(1, 2), 20, 9, (4, 3)),  # 3.5 are 3
+            (1, F(1, 8), 20, 9, (1, 0)),
+            (10, F(7, 10), 20, 20, (7, 3)),
         ],
     )
-    def test_shares(self, make_group, capacity, quantum, share, in_store, fresh, expected):
-        method = dots(capacity=capacity, quantum=quantum, fresh_share=share)
+    def test_shares(self, make_group, capacity, share, in_store, fresh, expected):
+        method = dots(capacity=capacity, fresh_share=share)
         run(method, [make_group(4) for _ in range(in_store)])
         batch = run(method, [make_group(4, step=1) for _ in range(fresh)], 1)
         assert (len(batch.fresh), len(batch.replayed)) == expected
         assert len(batch.cut) == fresh - expected[0]
-        assert method.metrics()["groups/capacity"] == capacity - capacity % quantum
+        assert method.metrics()["groups/capacity"] == capacity
 
     def test_its_own_groups_are_not_replayed_in_the_same_step(self, make_group):
         method = dots()
@@ -373,8 +367,8 @@ class TestState:
 class Reference:
     """DOTS once more, from lists: every group of the run is kept, and all is derived from them anew."""
 
-    def __init__(self, capacity: int, quantum: int, share: F, room: int, decay: F) -> None:
-        self.capacity, self.quantum, self.share, self.room, self.decay = capacity, quantum, share, room, decay
+    def __init__(self, capacity: int, share: F, room: int, decay: F) -> None:
+        self.capacity, self.share, self.room, self.decay = capacity, share, room, decay
         self.past: list[Group] = []
 
     def p(self, prompt: Prompt) -> float:
@@ -399,13 +393,11 @@ class Reference:
 
     def sizes(self, informative: int) -> tuple[int, int]:
         """Fresh and replayed groups: of all pairs that fit, the one that replays least short, then has most fresh."""
-        most_replayed = min(len(self.store()), int((1 - self.share) * (self.capacity // self.quantum * self.quantum)))
+        most_replayed = min(len(self.store()), int((1 - self.share) * self.capacity))
         fitting = [
             (fresh, replayed)
             for fresh, replayed in itertools.product(range(informative + 1), range(most_replayed + 1))
-            if (fresh + replayed) % self.quantum == 0
-            and fresh + replayed <= self.capacity
-            and fresh <= self.capacity // self.quantum * self.quantum - most_replayed
+            if fresh + replayed <= self.capacity and fresh <= self.capacity - most_replayed
         ]
         return max(fitting, key=lambda pair: (sum(pair), pair[0]))
 
@@ -414,13 +406,11 @@ class TestSideBySide:
     @settings(max_examples=80, deadline=None)
     @given(data=st.data())
     def test_equals_the_reference(self, make_group, data):
-        capacity, quantum = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+        capacity = data.draw(st.integers(1, 9))
         share = data.draw(st.sampled_from([F(1, 2), F(1, 4), F(2, 3), F(1)]))
         room, decay = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([F(0), F(1, 2), F(1)]))
-        method = dots(
-            capacity=capacity, quantum=quantum, fresh_share=share, buffer_groups=room, decay=float(decay), seed=7
-        )
-        reference, ledger, pool = Reference(capacity, quantum, share, room, decay), Ledger(), list("abcdefgh")
+        method = dots(capacity=capacity, fresh_share=share, buffer_groups=room, decay=float(decay), seed=7)
+        reference, ledger, pool = Reference(capacity, share, room, decay), Ledger(), list("abcdefgh")
         for step in range(data.draw(st.integers(1, 6))):
             candidates = [Prompt(text) for text in data.draw(st.permutations(pool))]
             count = data.draw(st.integers(1, len(candidates)))

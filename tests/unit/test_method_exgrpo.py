@@ -194,7 +194,7 @@ class TestDraw:
             ({"reevaluate_every": 2}, [0, 0, 4, 0]),
             ({"reevaluate_every": 0}, [0, 0, 0, 0]),
             ({"max_reevaluated_prompts": 3}, [0, 3, 3, 3]),
-            ({"quantum": 3}, [0, 3, 3, 3]),  # half of 6
+            ({"capacity": 7}, [0, 3, 3, 3]),  # half of 7, rounded down
         ],
     )
     def test_how_many_and_when(self, make, options, drawn):
@@ -266,14 +266,13 @@ class TestBatch:
         assert len(batch.reevaluated) == 3
         assert (batch.fresh, batch.cut) == ([fresh[1], fresh[3]], [fresh[0], fresh[2]])
 
-    def test_whole_quanta(self, make):
-        method = started(capacity=6, quantum=2)
+    @pytest.mark.parametrize(("fresh", "expected"), [(0, (0, 3, 0)), (2, (2, 3, 0)), (4, (4, 3, 0)), (5, (4, 3, 1))])
+    def test_any_number_up_to_the_capacity(self, make, fresh, expected):
+        method = started(capacity=7)
         run(method, 0, [make([1, 0, 0, 0], text) for text in "abc"])
-        batch = run(method, 1, [make([1, 1, 0, 0], "x", step=1)] * 0, lambda prompt: make([0] * 4, prompt, step=1))
-        assert (len(batch.reevaluated), len(batch.cut)) == (2, 1)
-        fresh = [make([1, 1, 0, 0], f"x{n}", step=2) for n in range(2)]
-        batch = run(method, 2, fresh, lambda prompt: make([0] * 4, prompt, step=2))
-        assert (len(batch.fresh), len(batch.reevaluated), len(batch.cut)) == (1, 3, 1)
+        groups = [make([1, 1, 0, 0], f"x{n}", step=1) for n in range(fresh)]
+        batch = run(method, 1, groups, lambda prompt: make([0] * 4, prompt, step=1))
+        assert (len(batch.fresh), len(batch.reevaluated), len(batch.cut)) == expected
 
     def test_the_filter_is_of_the_fresh_groups(self, make):
         method = started(filter="none", group_size=2)
@@ -347,14 +346,13 @@ def test_side_by_side_with_a_plain_implementation(make):
     @settings(max_examples=120, deadline=None, derandomize=True, database=None)
     @given(st.data())
     def check(data):
-        size, quantum, capacity = (data.draw(st.integers(*bounds)) for bounds in ((2, 4), (1, 3), (3, 9)))
+        size, capacity = data.draw(st.integers(2, 4)), data.draw(st.integers(3, 9))
         share = data.draw(st.sampled_from([F(1, 2), F(1, 3), F(1), F(0)]))
         start = data.draw(st.sampled_from([F(0), F(0), F(1, 4), F(1, 2)]))
         every = data.draw(st.sampled_from([1, 1, 1, 2, 0]))
-        options = {"group_size": size, "quantum": quantum, "experience_share": share, "start_above": start}
+        options = {"group_size": size, "experience_share": share, "start_above": start}
         options |= {"reevaluate_every": every, "capacity": capacity}
         method, ledger, uids, delay = exgrpo(**options), Ledger(), itertools.count(), data.draw(st.integers(1, 3))
-        room = capacity // quantum * quantum
         on, solved, successes, retired = False, {}, {}, set()
 
         def generate(text, step, policy):
@@ -388,7 +386,7 @@ def test_side_by_side_with_a_plain_implementation(make):
                 method.load_state_dict(state)
             prompts = [prompt.text for prompt in method.begin_step(step)]
             held = [text for text in solved if text not in retired]
-            wanted = min(len(held), math.floor(share * room)) if every and step and step % every == 0 else 0
+            wanted = min(len(held), math.floor(share * capacity)) if every and step and step % every == 0 else 0
             assert len(prompts) == len(set(prompts)) == wanted and set(prompts) <= set(held)
             policy = step - step % delay
             texts = data.draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5))
@@ -410,13 +408,10 @@ def test_side_by_side_with_a_plain_implementation(make):
             signal = [g for g in mixed if len({r.reward for r in g.responses}) > 1]
             informative = [g for g in fresh if len({r.reward for r in g.responses}) > 1]
             assert [g.uid for g in batch.solved] == [g.uid for g in mixed if g not in signal]
-            total = min(len(signal) + len(informative), room)
-            total -= total % quantum
-            assert len(batch.reevaluated) == min(len(signal), total)
-            assert len(batch.fresh) == total - len(batch.reevaluated)
-            for part, chosen in ((informative, batch.fresh), (signal, batch.reevaluated)):
-                left = [g for g in part if g not in chosen]
-                assert not left or not chosen or min(g.variance for g in chosen) >= max(g.variance for g in left)
+            assert batch.reevaluated == signal
+            assert len(batch) == min(len(signal) + len(informative), capacity)
+            left = [g for g in informative if g not in batch.fresh]
+            assert not left or not batch.fresh or min(g.variance for g in batch.fresh) >= max(g.variance for g in left)
             for group in fresh + mixed if on else []:
                 enter(group, members(group, names(group)))
             flags = [r.reward >= 1 for g in fresh for r in g.responses]

@@ -69,17 +69,17 @@ def test_reward_of_a_trace(make_group):
     assert mixed.rewards[-1] == F(1, 4)
 
 
-def test_groups_beyond_the_capacity_are_cut_in_whole_quanta(make_group):
+def test_groups_beyond_the_capacity_are_cut(make_group):
     fresh = [make_group(right, prompt=prompt) for right, prompt in [(0, "a"), (3, "x"), (3, "b"), (1, "x"), (0, "c")]]
-    batch = run(luffy(5, quantum=2), 0, fresh)  # means 1/8, 3/8, 4/8, 1/8, 1/8: those of most variance stay
+    batch = run(luffy(4), 0, fresh)  # means 1/8, 3/8, 4/8, 1/8, 1/8: those of most variance stay
     assert len(batch.fresh) == 4 and {fresh[1].uid, fresh[2].uid} <= {group.uid for group in batch.fresh}
     assert [group.uid for group in batch.cut] == [fresh[0].uid]
 
 
 def test_metrics(make_group):
-    method = luffy(7, quantum=2)
+    method = luffy(7)
     run(method, 0, [make_group(1, prompt="a"), make_group(1, prompt="x"), make_group(8, prompt="b")])
-    assert method.metrics() == {"groups/capacity": 6, "traces/prompts": 3, "traces/mixed": 2}
+    assert method.metrics() == {"groups/capacity": 7, "traces/prompts": 3, "traces/mixed": 2}
 
 
 def test_state_goes_on_as_if_nothing_had_been(make_group, tmp_path):
@@ -118,19 +118,17 @@ def test_options_out_of_range(options, message):
         st.tuples(st.lists(st.sampled_from([0.0, 0.0, 1.0]), min_size=4, max_size=4), st.sampled_from("abcxy"))
     ),
     capacity=st.integers(1, 6),
-    quantum=st.integers(1, 3),
     reward=st.sampled_from([1.0, 0.5, 0.0]),
 )
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-def test_beside_a_plain_reference(make_group, groups, capacity, quantum, reward):
+def test_beside_a_plain_reference(make_group, groups, capacity, reward):
     fresh = [make_group(rewards, prompt=prompt) for rewards, prompt in groups]
-    batch = run(luffy(capacity, quantum=quantum, trace_reward=reward), 0, fresh)
+    batch = run(luffy(capacity, trace_reward=reward), 0, fresh)
     wanted = {}
     for group, (rewards, prompt) in zip(fresh, groups, strict=True):
         wanted[group.uid] = [*rewards[:3], reward] if prompt in "abc" else rewards
     signal = [uid for uid, rewards in wanted.items() if len(set(rewards)) > 1]
-    size = min(len(signal), capacity - capacity % quantum)
-    size -= size % quantum
+    size = min(len(signal), capacity)
     assert len(batch.fresh) == size and len(batch.cut) == len(signal) - size
     for group in batch.fresh + batch.cut + batch.filtered:
         assert [float(r) for r in group.rewards] == wanted[group.uid]

@@ -214,19 +214,16 @@ class TestBatch:
         fresh = [make_group(right) for right in (0, 4, 8)]
         assert run(mopps(keep_uninformative=True), fresh) == Batch(fresh=fresh)
 
-    @pytest.mark.parametrize(
-        ("capacity", "quantum", "kept"),
-        [(4, 1, 4), (3, 1, 3), (4, 2, 4), (3, 2, 2), (9, 3, 3), (5, 4, 4), (3, 4, 0), (9, 1, 4)],
-    )
-    def test_cut_to_the_capacity_and_to_whole_quanta(self, make_group, capacity, quantum, kept):
+    @pytest.mark.parametrize(("capacity", "kept"), [(4, 4), (3, 3), (2, 2), (1, 1), (0, 0), (9, 4)])
+    def test_cut_to_the_capacity(self, make_group, capacity, kept):
         """Variances 7/64, 16/64, 12/64, 15/64: the lowest leave first."""
-        method = mopps(capacity=capacity, quantum=quantum)
+        method = mopps(capacity=capacity)
         fresh = [make_group(right) for right in (1, 4, 2, 5)]
         order = [1, 3, 2, 0][:kept]
         batch = run(method, fresh)
         assert batch.fresh == [fresh[index] for index in sorted(order)]
         assert batch.cut == [group for index, group in enumerate(fresh) if index not in order]
-        assert method.metrics()["groups/capacity"] == capacity - capacity % quantum
+        assert method.metrics()["groups/capacity"] == capacity
 
     def test_uninformative_ones_are_the_first_to_leave(self, make_group):
         fresh = [make_group(right) for right in (0, 4, 8, 1)]
@@ -307,8 +304,8 @@ class TestState:
 class Reference:
     """MoPPS once more: a dictionary of exact fractions, and loops."""
 
-    def __init__(self, capacity: int, quantum: int, seed: int, decay: F, prior: tuple[F, F], target: float) -> None:
-        self.capacity, self.quantum, self.decay, self.prior, self.target = capacity, quantum, decay, prior, target
+    def __init__(self, capacity: int, seed: int, decay: F, prior: tuple[F, F], target: float) -> None:
+        self.capacity, self.decay, self.prior, self.target = capacity, decay, prior, target
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.beta: dict[str, tuple[F, F]] = {}
 
@@ -334,9 +331,6 @@ class Reference:
         filtered = {group.uid for group in groups} - {group.uid for group in kept}
         kept.sort(key=lambda group: (-np.var([r.reward for r in group.responses]).round(12), -group.uid))
         size = min(len(kept), self.capacity)
-        while size % self.quantum:
-            size -= 1
-        size = min(size, self.capacity // self.quantum * self.quantum)
         return {group.uid for group in kept[:size]}, filtered, {group.uid for group in kept[size:]}
 
 
@@ -345,20 +339,19 @@ class TestSideBySide:
     @given(data=st.data())
     def test_equals_the_reference(self, make_group, data):
         """Decays and rewards are binary fractions with few digits, so that float32 has each posterior exactly."""
-        capacity, quantum = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+        capacity = data.draw(st.integers(1, 9))
         seed, target = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.5, 0.25, 1.0]))
         decay = data.draw(st.sampled_from([F(0), F(1, 4), F(1, 2), F(1)]))
         prior = data.draw(st.sampled_from([(F(1), F(1)), (F(1, 2), F(2))]))
         method = mopps(
             capacity=capacity,
-            quantum=quantum,
             seed=seed,
             decay=float(decay),
             prior_a=float(prior[0]),
             prior_b=float(prior[1]),
             target=target,
         )
-        reference = Reference(capacity, quantum, seed, decay, prior, target)
+        reference = Reference(capacity, seed, decay, prior, target)
         ledger, pool = Ledger(), [Prompt(text) for text in "abcdefghijkl"]
         for step in range(data.draw(st.integers(1, 5))):
             drawn = [pool[at] for at in data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=20))]

@@ -73,11 +73,10 @@ def test_unsolved_is_no_reward_above_0(make_group, rewards, unsolved):
     assert method.metrics()["finetune/unsolved"] == method.metrics()["finetune/waiting"] == unsolved
 
 
-def test_the_batch_is_cut_in_whole_quanta(make_group):
-    batch, _ = run(relift(capacity=5, quantum=2), 0, [make_group(4) for _ in range(7)])
-    assert (len(batch.fresh), len(batch.cut)) == (4, 3)
-    batch, _ = run(relift(capacity=5, quantum=2), 0, [make_group(4) for _ in range(3)])
-    assert (len(batch.fresh), len(batch.cut)) == (2, 1)
+@pytest.mark.parametrize(("fresh", "expected"), [(7, (5, 2)), (5, (5, 0)), (3, (3, 0)), (0, (0, 0))])
+def test_only_what_is_beyond_the_capacity_is_cut(make_group, fresh, expected):
+    batch, _ = run(relift(capacity=5), 0, [make_group(4) for _ in range(fresh)])
+    assert (len(batch.fresh), len(batch.cut)) == expected
 
 
 def test_defaults_are_those_of_the_paper():

@@ -57,53 +57,47 @@ def test_defaults_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("share", "capacity", "quantum", "fresh", "stored", "expected"),
+    ("share", "capacity", "fresh", "stored", "expected"),
     [
-        ("2/5", 10, 1, 6, 9, (6, 4)),
-        ("2/5", 10, 1, 10, 9, (6, 4)),  # the share is fixed: 4 fresh groups are too many
-        ("2/5", 10, 1, 10, 1, (9, 1)),  # too few are stored: fresh ones take their places
-        ("2/5", 10, 1, 10, 0, (10, 0)),
-        ("2/5", 10, 1, 3, 9, (3, 2)),  # 2 of 5; with 3 of 6 more than 2/5 would be replayed
-        ("2/5", 10, 1, 2, 9, (2, 1)),  # 1 of 3
-        ("2/5", 10, 1, 1, 9, (1, 0)),  # 1 of 2 is more than 2/5
-        ("2/5", 10, 1, 0, 9, (0, 0)),
-        ("1/2", 10, 1, 3, 9, (3, 3)),
-        ("1/2", 10, 4, 9, 9, (4, 4)),  # 8 is what fits
-        ("1/2", 10, 4, 3, 9, (2, 2)),
-        ("1/2", 10, 4, 3, 0, (0, 0)),
-        ("1/2", 10, 4, 3, 1, (3, 1)),
-        ("0", 10, 1, 12, 9, (10, 0)),
-        ("9/10", 10, 1, 5, 99, (1, 9)),
-        ("2/5", 3, 4, 9, 9, (0, 0)),  # no whole quantum fits
-        ("29/100", 100, 1, 71, 99, (71, 29)),  # 0.29 * 100 is 28.99... in floats
-        (0.29, 100, 1, 71, 99, (71, 29)),
+        ("2/5", 10, 6, 9, (6, 4)),
+        ("2/5", 10, 10, 9, (6, 4)),  # the share is fixed: 4 fresh groups are too many
+        ("2/5", 10, 10, 1, (9, 1)),  # too few are stored: fresh ones take their places
+        ("2/5", 10, 10, 0, (10, 0)),
+        ("2/5", 10, 3, 9, (3, 2)),  # 2 of 5; with 3 of 6 more than 2/5 would be replayed
+        ("2/5", 10, 2, 9, (2, 1)),  # 1 of 3
+        ("2/5", 10, 1, 9, (1, 0)),  # 1 of 2 is more than 2/5
+        ("2/5", 10, 0, 9, (0, 0)),
+        ("1/2", 10, 3, 9, (3, 3)),
+        ("0", 10, 12, 9, (10, 0)),
+        ("9/10", 10, 5, 99, (1, 9)),
+        ("29/100", 100, 71, 99, (71, 29)),  # 0.29 * 100 is 28.99... in floats
+        (0.29, 100, 71, 99, (71, 29)),
     ],
 )
-def test_mixtures_by_hand(make_group, share, capacity, quantum, fresh, stored, expected):
+def test_mixtures_by_hand(make_group, share, capacity, fresh, stored, expected):
     share = share if isinstance(share, float) else F(share)
-    method = remix(capacity, quantum=quantum, replay_share=share)
+    method = remix(capacity, replay_share=share)
     run(method, 0, [make_group(4) for _ in range(stored)])
     batch = run(method, 1, [make_group(4, step=1) for _ in range(fresh)])
     assert sizes(batch) == (*expected, fresh - expected[0])
-    assert method.metrics()["groups/capacity"] == capacity - capacity % quantum
+    assert method.metrics()["groups/capacity"] == capacity
 
 
 @settings(max_examples=400, deadline=None)
 @given(
     share=st.fractions(0, 1, max_denominator=20).filter(lambda share: share < 1),
     capacity=st.integers(1, 14),
-    quantum=st.integers(1, 4),
     fresh=st.integers(0, 16),
     stored=st.integers(0, 16),
 )
-def test_the_mixture_is_the_largest_then_the_one_with_most_replays(share, capacity, quantum, fresh, stored):
+def test_the_mixture_is_the_largest_then_the_one_with_most_replays(share, capacity, fresh, stored):
     allowed = [
         (x1 + x3, x3)
         for x1, x3 in itertools.product(range(fresh + 1), range(stored + 1))
-        if x1 + x3 <= capacity and (x1 + x3) % quantum == 0 and x3 <= share * (x1 + x3)
+        if x1 + x3 <= capacity and x3 <= share * (x1 + x3)
     ]
     total, replayed = max(allowed)
-    assert remix(capacity, quantum=quantum, replay_share=share).mix(fresh, stored) == (total - replayed, replayed)
+    assert remix(capacity, replay_share=share).mix(fresh, stored) == (total - replayed, replayed)
 
 
 def test_the_fresh_groups_of_highest_variance_stay(make_group):
@@ -231,7 +225,7 @@ def test_options_out_of_range(options, message):
 class TestState:
     def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
         def new():
-            return remix(8, quantum=2, buffer_groups=9, seed=4)
+            return remix(8, buffer_groups=9, seed=4)
 
         right = np.random.default_rng(1).integers(0, 9, (12, 6)).tolist()
         steps = [[make_group(int(number), step=step) for number in row] for step, row in enumerate(right)]
@@ -263,10 +257,10 @@ class TestState:
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_every_group_is_counted_over_random_runs(make_group, data):
-    capacity, quantum = data.draw(st.integers(1, 10)), data.draw(st.integers(1, 3))
+    capacity = data.draw(st.integers(1, 10))
     share = data.draw(st.fractions(0, 1, max_denominator=6).filter(lambda share: share < 1))
     window, most = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 12))
-    method = remix(capacity, quantum=quantum, replay_share=share, replay_steps=window, buffer_groups=most)
+    method = remix(capacity, replay_share=share, replay_steps=window, buffer_groups=most)
     ledger, known = Ledger(), []  # known: informative groups, oldest first
     for step in range(data.draw(st.integers(1, 8))):
         fresh = [make_group(right, step=step) for right in data.draw(st.lists(st.integers(0, 8), max_size=8))]
@@ -277,7 +271,8 @@ def test_every_group_is_counted_over_random_runs(make_group, data):
         x3 = len(batch.replayed)
         assert set(uids(batch.replayed)) <= set(uids(held)) and len(set(uids(batch.replayed))) == x3
         assert (len(batch.fresh), x3) == method.mix(len(informative), len(held))
-        assert len(batch) <= capacity and len(batch) % quantum == 0 and x3 <= share * len(batch)
+        assert len(batch) <= capacity and x3 <= share * len(batch)
+        assert not batch.cut or len(batch) == capacity
         ledger.settle(fresh, batch)
         known += informative
         assert uids(method.replay) == uids(group for group in known[-most:] if step - group.step <= window)

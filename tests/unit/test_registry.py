@@ -16,7 +16,7 @@ from bapo_openrlhf.methods import BAPO, Method
 from bapo_openrlhf.methods.registry import METHODS, build, method_class
 from bapo_openrlhf.run.metrics import names
 
-GIVEN = {"capacity": 8, "group_size": 4, "quantum": 2, "seed": 7, "buffer_size": 64}
+GIVEN = {"capacity": 8, "group_size": 4, "seed": 7, "buffer_size": 64}
 SOURCE = """
     from fractions import Fraction
     from bapo_openrlhf.adapt.batch import Batch
@@ -44,6 +44,13 @@ SOURCE = """
         def __init__(self, seed, strength): pass
     class Other: pass
     number = 3
+
+    class Rounds(Complete):  # as version 0.1's documentation had it
+        def __init__(self, capacity: int, quantum: int = 1, memory: int = 64) -> None:
+            self.capacity, self.quantum = capacity, quantum
+    class Insists(Complete):
+        def __init__(self, *, quantum, capacity): pass
+    class Inherits(Rounds): pass
 """
 
 
@@ -83,6 +90,28 @@ def test_every_metric_of_a_method_is_in_the_catalogue(name, make_group):
         seen |= set(method.metrics())
     assert seen <= names("bapo_grpo", optional=True)
     assert "groups/capacity" in seen
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
+    """All informative fresh groups are in a batch that has room for them, and only a full batch cuts any."""
+    arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8, 4)
+    method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
+    rng, sizes = random.Random(2), set()
+    for step in range(60):
+        again = method.begin_step(step)
+        count = rng.randrange(10)
+        fresh = [
+            make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, policy_step=step) for n in range(count)
+        ]
+        hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, policy_step=step) for prompt in again]
+        batch = method.build_batch(step, fresh, hard)
+        assert not batch.cut or len(batch) == 7
+        kept = {group.uid for group in batch.fresh + batch.cut}
+        assert {group.uid for group in fresh if 0 < group.mean < 1} <= kept
+        sizes.add(len(batch))
+        method.observe(step, {group.uid: 0.5 for _, group in batch.with_sources()})
+    assert len(sizes) >= 5 and max(sizes) == 7
 
 
 def test_a_class_of_a_file_gets_what_it_asks_for(file):
@@ -127,6 +156,18 @@ def test_a_method_without_options_says_so(file):
         build(method_class(f"{file}:Demanding"), GIVEN, [])
 
 
+@pytest.mark.parametrize("name", ["Rounds", "Insists", "Inherits"])
+def test_a_method_that_rounds_to_a_quantum_is_told_what_to_delete(file, name):
+    adapt = AdaptConfig(method=f"{file}:{name}")
+    with pytest.raises(ConfigError) as error:
+        adapt.make_method(BatchArithmetic(8, 32, 32, 128, {"actor": 2}, 8, 8), seed=1)
+    assert str(error.value) == (
+        f"adapt.method {name}: its constructor asks for `quantum`; a batch may hold any number of groups now, so "
+        "delete the parameter and everything that rounds to it (for example `total - total % self.quantum` becomes "
+        "`total`)"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -154,6 +195,6 @@ def test_the_flags_reach_bapo_by_their_names():
     method = adapt.make_method(arithmetic, seed=1)
     assert isinstance(method, BAPO)
     config = method.config
-    assert (config.capacity, config.group_size, config.quantum) == (32, 8, arithmetic.quantum)
+    assert (config.capacity, config.group_size) == (32, 8)
     assert (config.c1, config.replay_steps, config.eps) == (Fraction(1, 4), 2, 0.5)
     assert (config.buffer_size, config.replay_buffer_size) == (9, 9)
