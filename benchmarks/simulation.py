@@ -7,18 +7,21 @@ The real methods, filters, buffers and ledger are driven as the trainer drives t
 i is solved with probability sigmoid(skill + bonus_i - difficulty_i). Each trained group raises the skill a little and
 its own prompt's bonus more, so that success probabilities rise with training and hard prompts become solvable. Each
 method runs in a process of its own, whose memory is measured. What a method keeps for each prompt of the data grows
-with the data: that is said, not hidden.
+with the data: that is said, not hidden. Every step also deals its batch to many data-parallel ranks, as the trainer
+does, and what is left out is counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,14 +31,16 @@ import numpy as np
 from report import CORES, RESULTS, origin, write
 from tqdm import tqdm
 
+from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.arithmetic import BatchArithmetic
+from bapo_openrlhf.arithmetic import BatchArithmetic, deal, micro_batch_plan
 from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.methods import Method
 
 METHODS = ("bapo", "bapo_prioritized", "mopps", "dots", "remix", "exgrpo", "repo", "arpo")
-BATCH, SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 8, 16, 48  # prompts a step, G, tokens
+BATCH, SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 8, 16, 48  # prompts a step, G, tokens; a response has half or more
+MICRO, UPDATES = 1, 8  # samples of a micro-batch; optimizer steps of a full batch
 DELAY, AGAIN = 5, 5  # v, m
 EXTRAS = {"info": {}, "score": None, "truncated": False, "mm_train_inputs": None}
 LEARNED, GENERAL = 1.0, 2.0  # of a trained group: to its prompt's bonus; of all prompts' groups together: to the skill
@@ -66,15 +71,16 @@ class World:
         right = self.rng.random((len(prompts), SIZE)) < chance[:, None]
         tokens = self.rng.integers(0, 150_000, (len(prompts), SIZE, PROMPT_TOKENS + RESPONSE_TOKENS), dtype=np.int32)
         log_probs = self.rng.normal(-1, 1, (len(prompts), SIZE, RESPONSE_TOKENS)).astype(np.float32)
-        spans = ((PROMPT_TOKENS, PROMPT_TOKENS + RESPONSE_TOKENS),)
+        lengths = self.rng.integers(RESPONSE_TOKENS // 2, RESPONSE_TOKENS + 1, (len(prompts), SIZE)).tolist()
         made = []
         for row, prompt in enumerate(prompts):
-            responses = tuple(
+            responses = []
+            for n, length in enumerate(lengths[row]):
+                end = PROMPT_TOKENS + length
                 # copies: a stored response must not keep the whole step's array alive
-                Response(tokens[row, n].copy(), spans, log_probs[row, n].copy(), float(right[row, n]), EXTRAS)
-                for n in range(SIZE)
-            )
-            made.append(Group(self.uid, prompt, responses, step, policy_step))
+                own, probs = tokens[row, n, :end].copy(), log_probs[row, n, :length].copy()
+                responses.append(Response(own, ((PROMPT_TOKENS, end),), probs, float(right[row, n]), EXTRAS))
+            made.append(Group(self.uid, prompt, tuple(responses), step, policy_step))
             self.uid += 1
         return made
 
@@ -95,14 +101,55 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def simulate(name: str, prompts: int, passes: float, seed: int) -> dict:
-    """One method: a row every EVERY steps."""
+def train_batch(ranks: int) -> int:
+    """Samples of an optimizer step, a multiple of ranks x MICRO: a full batch has about UPDATES such steps."""
+    return ranks * MICRO * max(BATCH * SIZE // (UPDATES * ranks * MICRO), 1)
+
+
+def shared(batch: Batch, ranks: int) -> dict[str, int]:
+    """Deals a batch to the ranks as the trainer does, plans their micro-batches, and counts what they train on.
+
+    Returns:
+        Samples trained on, fillers, optimizer steps, and groups left out: those of the batch with a sample that no rank
+        trains on once, and those that were cut though the batch had room.
+
+    Raises:
+        RuntimeError: shares differ by more than a sample, a rank is out of step with the others or does not train on
+            its share, or an optimizer step but the last has not `train_batch` samples.
+    """
+    groups = [group for _, group in batch.with_sources()]
+    lengths = [len(response.token_ids) for group in groups for response in group.responses]
+    shares, size = deal(lengths, ranks), train_batch(ranks)
+    own = np.array([len(share) for share in shares])
+    # Ranks with equally many samples have the same plan.
+    plans = {count: micro_batch_plan(len(lengths), count, ranks, MICRO, size) for count in set(own.tolist())}
+    if len({tuple((part.closes, part.step_samples, part.step_parts) for part in plan) for plan in plans.values()}) > 1:
+        raise RuntimeError("the ranks are out of step")
+    taken = {count: np.array([part.samples for part in plan], dtype=int) for count, plan in plans.items()}
+    samples = np.stack([taken[count] for count in own.tolist()])  # (ranks, micro-batches)
+    ends = [place + 1 for place, part in enumerate(next(iter(plans.values()))) if part.closes]
+    updates = [int(samples[:, start:end].sum()) for start, end in itertools.pairwise([0, *ends])]
+    if own.max() - own.min() > 1 or (samples.sum(1) != own).any() or any(update != size for update in updates[:-1]):
+        raise RuntimeError(f"shares of {set(own.tolist())} samples, optimizer steps of {updates}")
+    dealt = np.bincount(np.fromiter(itertools.chain(*shares), dtype=int), minlength=len(lengths))
+    left_out = int((dealt.reshape(-1, SIZE) != 1).any(1).sum()) + len(batch.cut) * (len(batch) < BATCH)
+    return {
+        "samples": int(samples.sum()),
+        "fillers": int((samples == 0).sum()),
+        "updates": len(updates),
+        "left_out": left_out,
+    }
+
+
+def simulate(name: str, prompts: int, passes: float, seed: int, ranks: int) -> dict:
+    """One method: a row every EVERY steps, and totals over all steps of what the ranks do."""
     config = AdaptConfig(method=name, batch_size=BATCH, buffer_size=256, rollout_delay=DELAY, reevaluate_every=AGAIN)
-    arithmetic = BatchArithmetic(SIZE, BATCH, BATCH, BATCH * SIZE, {"actor": 8}, 8, 8)
+    arithmetic = BatchArithmetic(SIZE, BATCH, BATCH, train_batch(ranks), {"actor": ranks}, MICRO, MICRO)
     method: Method = config.make_method(arithmetic, seed)
     world, ledger = World(prompts, seed), Ledger()
     steps = max(int(passes * prompts / BATCH / method.candidates), 2 * AGAIN)
-    rows, layer, began, before = [], 0.0, time.perf_counter(), resident()
+    rows, layer, dealing, began, before = [], 0.0, 0.0, time.perf_counter(), resident()
+    totals: Counter[str] = Counter(samples=0, fillers=0, updates=0, left_out=0)
     for step in range(steps):
         drawn = world.draw(BATCH * method.candidates)
         clock = time.perf_counter()
@@ -118,6 +165,10 @@ def simulate(name: str, prompts: int, passes: float, seed: int) -> dict:
         trained = [group for _, group in batch.with_sources()]
         method.observe(step, {group.uid: float(group.variance) for group in trained})
         layer += time.perf_counter() - clock
+        clock = time.perf_counter()
+        counts = shared(batch, ranks)
+        dealing += time.perf_counter() - clock
+        totals.update(counts)
         world.learn(trained)
         if step % EVERY == 0 or step == steps - 1 or (hard and step < 3 * AGAIN):
             metrics = method.metrics()
@@ -132,6 +183,7 @@ def simulate(name: str, prompts: int, passes: float, seed: int) -> dict:
                     "attempts": len(again),
                     "improved": len(batch.reevaluated),
                     "resident": resident(),
+                    **counts,
                     **{key: metrics[key] for key in metrics if key.startswith(("buffer/", "threshold/", "cache/"))},
                 }
             )
@@ -139,16 +191,21 @@ def simulate(name: str, prompts: int, passes: float, seed: int) -> dict:
         "method": name,
         "prompts": prompts,
         "steps": steps,
+        "ranks": ranks,
+        "train_batch": train_batch(ranks),
+        "totals": dict(totals),
         "milliseconds_a_step": 1000 * layer / steps,
+        "dealing_milliseconds_a_step": 1000 * dealing / steps,
         "seconds": time.perf_counter() - began,
         "start_mib": before,
         "rows": rows,
     }
 
 
-def apart(name: str, prompts: int, passes: float, seed: int) -> dict:
+def apart(name: str, prompts: int, passes: float, seed: int, ranks: int) -> dict:
     """`simulate` in a process of its own."""
     words = ["--one", name, "--prompts", str(prompts), "--passes", str(passes), "--seed", str(seed)]
+    words += ["--ranks", str(ranks)]
     done = subprocess.run([sys.executable, __file__, *words], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
@@ -164,23 +221,39 @@ def markdown(result: Mapping[str, Any]) -> str:
         "at the end",
         "reward",
         "solved",
+        "dealing, ms a step",
+        "samples a step",
+        "fillers a step",
+        "groups left out",
     ]
     lines = ["# A million prompts", "", (__doc__ or "").split("\n\n")[2].rstrip(), ""]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for found in result["methods"]:
         rows = found["rows"]
         tenth = rows[len(rows) // 10]
+        shares = [f"{found['totals'][key] / found['steps']:,.0f}" for key in ("samples", "fillers")]
         grown = [f"{row['resident'] - found['start_mib']:,.0f}" for row in (tenth, rows[-1])]
         lines.append(
             f"| `{found['method']}` | {found['prompts']:,} | {found['steps']:,} | {found['milliseconds_a_step']:.1f} | "
             f"{grown[0]} | {grown[1]} | {rows[0]['reward']:.2f} to {rows[-1]['reward']:.2f} | "
-            f"{rows[0]['solved']:.2f} to {rows[-1]['solved']:.2f} |"
+            f"{rows[0]['solved']:.2f} to {rows[-1]['solved']:.2f} | {found['dealing_milliseconds_a_step']:.1f} | "
+            f"{shares[0]} | {shares[1]} | {found['totals']['left_out']} |"
         )
+    first = result["methods"][0]
     lines += [
         "",
-        f"{BATCH} prompts a step, G = {SIZE}, {RESPONSE_TOKENS} tokens a response, v = {DELAY}, m = {AGAIN}, the other "
-        "flags at their defaults. Memory is what the process has beyond its start, with the made-up world's arrays and "
-        "a step's groups in it. `solved` is the mean success probability over all prompts.",
+        f"{BATCH} prompts a step, G = {SIZE}, {RESPONSE_TOKENS // 2} to {RESPONSE_TOKENS} tokens a response, v = "
+        f"{DELAY}, m = {AGAIN}, the other flags at their defaults. Memory is what the process has beyond its start, "
+        "with the made-up world's arrays and a step's groups in it. `solved` is the mean success probability over all "
+        "prompts.",
+        "",
+        f"The last columns are about {first['ranks']:,} data-parallel ranks. Every step deals its whole batch to them, "
+        f"and plans their micro-batches of {MICRO} sample and optimizer steps of {first['train_batch']:,} samples. A "
+        "filler is a micro-batch without a sample: a rank takes it in the last optimizer step if others have a sample "
+        "more. Every step checks that the ranks' shares differ by at most one sample, that every sample is in exactly "
+        "one share, that all ranks have equally many micro-batches, and that every optimizer step but the last has "
+        "exactly its samples. A group is left out if a sample of it is not trained on, or if it is cut while the batch "
+        "has room.",
         "",
         "![BAPO's buffers, thresholds and memory over the steps](simulation.png)",
         "",
@@ -220,16 +293,17 @@ def main() -> None:
     parser.add_argument("--passes", type=float, default=1.0, help="through the prompts")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=1024, help="data-parallel ranks that every batch is dealt to")
     parser.add_argument("--at-once", type=int, default=1, metavar="METHODS", help="a core for each")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(simulate(given.one, given.prompts, given.passes, given.seed)))
+        print(json.dumps(simulate(given.one, given.prompts, given.passes, given.seed, given.ranks)))
         return
     result = origin(shlex.join(["python", "benchmarks/simulation.py", *sys.argv[1:]]), CORES)
     with ThreadPoolExecutor(given.at_once) as pool:
-        found = pool.map(lambda name: apart(name, given.prompts, given.passes, given.seed), given.methods)
+        found = pool.map(lambda name: apart(name, given.prompts, given.passes, given.seed, given.ranks), given.methods)
         result["methods"] = list(tqdm(found, total=len(given.methods), unit="method"))
     write(given.results, "simulation", result, markdown(result))
     draw(result["methods"][0], given.results / "simulation.png")
