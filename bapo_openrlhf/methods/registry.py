@@ -67,8 +67,8 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
         options: NAME=VALUE each.
 
     Raises:
-        ConfigError: an option that it does not have, a value that it does not take, or a constructor that asks for
-            `quantum`, as methods of version 0.1 did.
+        ConfigError: an option that it does not have, a value that it does not take, or a constructor that still asks
+            for `quantum`.
     """
     if "quantum" in kind.parameters():
         raise ConfigError(

@@ -437,6 +437,13 @@ def test_a_reference_beside_the_actor():
     assert [settings.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [4, 4, 4]
 
 
+def test_an_optimizer_step_is_for_the_ranks_of_all_trained_models():
+    settings = replace(APART, gpus={"actor": 1, "critic": 3, "engines": 4}, train_samples=23, micro_train=1)
+    assert [settings.ranks(model, BA_PPO, 64) for model in ("actor", "critic")] == [8, 24]
+    assert not memory.fills_step(settings, BA_PPO, 64) and memory.fills_step(settings, BAPO_GRPO, 64)
+    assert memory.fills_step(replace(settings, train_samples=24), BA_PPO, 64)
+
+
 def test_what_ranks_exchange():
     weights = SHAPES["7B"].weight_bytes
     inside, between = 0.7 * 450e9, 0.7 * 400e9

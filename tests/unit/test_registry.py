@@ -45,7 +45,7 @@ SOURCE = """
     class Other: pass
     number = 3
 
-    class Rounds(Complete):  # as version 0.1's documentation had it
+    class Rounds(Complete):  # as the documentation once had it
         def __init__(self, capacity: int, quantum: int = 1, memory: int = 64) -> None:
             self.capacity, self.quantum = capacity, quantum
     class Insists(Complete):
