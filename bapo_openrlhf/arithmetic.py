@@ -135,10 +135,9 @@ def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: i
     for step, samples in enumerate(step_totals(total, train_batch)):
         least, more = divmod(samples, ranks)  # `more` ranks have one sample more than the others
         parts = more * math.ceil((least + 1) / size) + (ranks - more) * math.ceil(least / size)
-        mine = min(own - step * train_batch // ranks, train_batch // ranks)
-        count = math.ceil((least + (more > 0)) / size)
+        left, count = own - step * train_batch // ranks, math.ceil((least + (more > 0)) / size)
         for part in range(count):
-            taken = min(max(mine - part * size, 0), size)
+            taken = min(max(left - part * size, 0), size)
             plan.append(MicroBatch(taken, part + 1 == count, samples, parts))
     return plan
 

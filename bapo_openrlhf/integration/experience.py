@@ -70,22 +70,6 @@ class AdaptedExperienceMaker(OncePastReference):
         self._token_log_ratios: list[np.ndarray] = []  # (B, A) of each experience, for the V-trace returns
         self._loss_log_ratios: list[torch.Tensor] = []  # (B, A) of each experience
 
-    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Forward-pass batches of samples of like lengths; every data-parallel rank gets equally many samples."""
-        if self.args.train.dynamic_batch_enable:
-            return super().split_rollout_samples(rollout_samples)  # by tokens; OpenRLHF shares the samples out later
-        return self._shared(rollout_samples)
-
-    def _shared(self, samples: Sequence[Experience]) -> list[Experience]:
-        for index, sample in enumerate(samples):
-            sample.index = [index]
-        lengths = [int(sample.attention_mask.sum()) for sample in samples]
-        pad = self.tokenizer.pad_token_id
-        return [
-            Experience.concat_experiences([samples[position] for position in positions], pad)
-            for positions in self.arithmetic.forward_batches(lengths)
-        ]
-
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """As OpenRLHF's, then the sources are weighed; and what the loss takes of each is noted."""
@@ -159,7 +143,7 @@ class AdaptedExperienceMaker(OncePastReference):
         return log_ratio
 
     def _only(self, experiences: list[Experience], kept: Sequence[int]) -> list[Experience]:
-        """The samples at these positions, shared anew among the ranks.
+        """The samples at these positions, dealt to the ranks anew.
 
         Raises:
             NothingToTrain: there are none.
@@ -169,7 +153,9 @@ class AdaptedExperienceMaker(OncePastReference):
         if not kept:
             raise NothingToTrain
         rows = {index: (experience, row) for experience in experiences for row, index in enumerate(experience.index)}
-        return self._shared([row_of(*rows[index]) for index in kept])
+        dealt = self.split_rollout_samples([row_of(*rows[index]) for index in kept])
+        self._forget()
+        return dealt
 
     def _pull_towards_behaviour(self, experience: Experience, external: torch.Tensor) -> None:
         """D_KL(pi_theta || alpha) of Eq. 3 in the place of the KL to the reference model.

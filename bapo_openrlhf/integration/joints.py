@@ -15,7 +15,7 @@ import openrlhf.cli.train_ppo_ray as cli
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import vllm_engine
 
-from bapo_openrlhf.integration import engines, trainer, workers
+from bapo_openrlhf.integration import dealing, engines, trainer, workers
 from bapo_openrlhf.integration.pinned import OPENRLHF_VERSION, rebound, require_name, require_version
 
 
@@ -59,6 +59,7 @@ def batch_adaptation(adapted: bool) -> Iterator[ModuleType]:
             cli,
             PolicyModelActor=workers.AdaptedPolicyActor,
             CriticModelActor=workers.AdaptedCriticActor,
+            RayActorGroup=dealing.DealtActorGroup,
             **either,
             create_vllm_engines=with_rollout_log_probs(require_name(cli, "create_vllm_engines")),
         ),

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
-from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 
@@ -30,8 +28,9 @@ from bapo_openrlhf.adapt.ledger import FAILED, Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.staleness import beyond, group_tv, nonfinite
-from bapo_openrlhf.arithmetic import batch_arithmetic, epoch_steps
+from bapo_openrlhf.arithmetic import batch_arithmetic, epoch_steps, in_parts
 from bapo_openrlhf.integration.checkpoints import WholeCheckpoints
+from bapo_openrlhf.integration.dealing import dealt_batches
 from bapo_openrlhf.integration.experience import AdaptedExperienceMaker, NothingToTrain, SampleOrigin
 from bapo_openrlhf.integration.pinned import plain_class
 from bapo_openrlhf.integration.preflight import read_traces
@@ -239,7 +238,6 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             self.kl_ctl,
             strategy,
             self.tokenizer,
-            arithmetic=self.arithmetic,
             reference=f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}",
             review=self._review,
         )
@@ -367,10 +365,10 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         self.phase = "making the batch"
         with timed(timing, "timing/adapt"):
             self.batch = self.method.build_batch(step, fresh, reevaluated)
-            if len(self.batch) % self.arithmetic.quantum:
+            if len(self.batch) > self.arithmetic.capacity:
                 raise ValueError(
-                    f"{type(self.method).__name__} made a batch of {len(self.batch)} groups; the ranks can share "
-                    f"multiples of {self.arithmetic.quantum}, and OpenRLHF would drop the rest"
+                    f"{type(self.method).__name__} made a batch of {len(self.batch)} groups; it may hold at most "
+                    f"{self.arithmetic.capacity} (adapt.batch_size, or rollout.batch_size)"
                 )
         status, next_step = self._update(global_step)
         counts = self.ledger.settle(fresh + reevaluated, self.batch, failed=failed)
@@ -383,8 +381,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         size = self.args.rollout.n_samples_per_prompt
         made = generated_groups(rollout_samples, size, source="fresh", first_uid=start, usable=is_usable)
         made += generated_groups(again, size, source="reevaluated", first_uid=start + len(made), usable=is_usable)
-        capacity = self.arithmetic.capacity - self.arithmetic.capacity % self.arithmetic.quantum
-        status |= composition(self.batch, capacity, len(reevaluated))
+        status |= composition(self.batch, self.arithmetic.capacity, len(reevaluated))
         status |= self._record_groups(next_step, made, states_of(self.batch), trained=status["tokens/trained"])
         status["groups/replayed"] = len(self.batch.replayed)
         status["groups/unused"] = len(self.batch.unused)
@@ -483,7 +480,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         replayed = {group.uid: distances[group.uid] for group in self.batch.replayed}
         too_far = beyond(fresh, adapt.max_tv_fresh) | beyond(replayed, adapt.max_tv_replayed)
         if too_far or broken:
-            self.batch = drop(self.batch, too_far=too_far, nonfinite=broken, quantum=self.arithmetic.quantum)
+            self.batch = drop(self.batch, too_far=too_far, nonfinite=broken)
         kept = {group.uid for _, group in self.batch.with_sources()}
         return [
             position * size + row for position, group in enumerate(groups) if group.uid in kept for row in range(size)
@@ -503,23 +500,19 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         return status | self._finetune()
 
     def _finetune(self) -> dict[str, float]:
-        """One optimizer step of the actor on the demonstrations that the method names for this step.
-
-        The ranks get equal shares: where demonstrations are missing, one more without a token that counts stands in.
-        """
+        """One optimizer step of the actor on the demonstrations that the method names for this step."""
         samples = samples_of(self.method.demonstrations(self.step))
         if not samples:
             return {}
         self.phase = "fine-tuning"
         ranks, micro = self.arithmetic.ranks["actor"], self.arithmetic.micro_train
-        tokens, share = sum(int(sample.action_mask.sum()) for sample in samples), math.ceil(len(samples) / ranks)
-        filler = replace(samples[0], action_mask=torch.zeros_like(samples[0].action_mask))
-        shares = [(samples + [filler] * ranks)[rank * share : (rank + 1) * share] for rank in range(ranks)]
-        batches = [
-            [Experience.concat_experiences(part[at : at + micro], self.tokenizer.pad_token_id)
-             for at in range(0, share, micro)]
-            for part in shares
-        ]  # fmt: skip
+        tokens = sum(int(sample.action_mask.sum()) for sample in samples)
+        batches = dealt_batches(
+            samples,
+            ranks,
+            lambda lengths, shares: [in_parts(share, micro) for share in shares],
+            self.tokenizer.pad_token_id,
+        )
         group, sleeps = self.actor_model_group, self.args.ds.enable_sleep
         if sleeps:
             ray.get(group.async_run_method(method_name="reload_states"))

@@ -2,10 +2,13 @@
 
 OpenRLHF steps the optimizer when DeepSpeed has counted `train.batch_size` samples. A batch adapted to what is worth
 training on is seldom a multiple of that: the rest would stay in the gradient buffers and leak into the next step. Here
-the last optimizer step of a batch is taken with what is left. Its loss is normalised over what is really in it, for
+the last optimizer step of a batch is taken with what is left. Its loss is normalised over what is really in it, because
 OpenRLHF normalises each accumulation window by the tokens it holds. With dynamic batching, where OpenRLHF decides for
 each micro-batch whether a step follows it, DeepSpeed is told the same: under ZeRO-1 and 2 it would otherwise keep the
-gradient of a step's last micro-batch alone.
+gradient of a step's last micro-batch only.
+
+A rank that has a micro-batch less than another trains on a filler (see `dealing`). A filler adds nothing to a gradient,
+to a metric or to the auxiliary loss of a mixture of experts.
 
 Two things that OpenRLHF's actor does not do are added: the loss of responses that another model wrote, and one
 optimizer step of fine-tuning on such responses.
@@ -15,29 +18,35 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import ray
 import torch
+import torch.distributed as dist
 from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
+from bapo_openrlhf.arithmetic import MicroBatch
 from bapo_openrlhf.integration.checksums import digests, stacked
-from bapo_openrlhf.integration.dynamic_batch import WholeBatchReplayBuffer
 from bapo_openrlhf.integration.pinned import plain_class, rebound
 from bapo_openrlhf.integration.profiling import Traced
 from bapo_openrlhf.integration.samples import EXTERNAL
 from bapo_openrlhf.integration.weight_sync import in_parcels
+from bapo_openrlhf.integration.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer
 
 
 class _WholeBatch:
     """Mixed into OpenRLHF's actor and critic trainers.
 
-    The last micro-batch of a batch closes its optimizer step, and a loss that is no finite number stops the run before
-    its gradient reaches the weights.
+    Every sample is trained on. The last micro-batch of a batch closes its optimizer step, and a loss that is no finite
+    number stops the run before its gradient reaches the weights.
     """
+
+    module: ModuleType  # of OpenRLHF's trainer
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
@@ -53,18 +62,43 @@ class _WholeBatch:
 
         return checked
 
-    def _mark_boundary(self, engine: Any, step: int) -> None:
-        """Tell DeepSpeed whether micro-batch `step` (from 0) ends an optimizer step."""
-        if self.args.train.dynamic_batch_enable:
-            last = bool(self.replay_buffer.dynamic_optimizer_step[step])
-        else:
-            micro_batches = len(self.replay_buffer) // self.replay_buffer.sample_batch_size
-            last = (step + 1) % self.strategy.accumulated_gradient == 0 or step + 1 == micro_batches
-        engine.set_gradient_accumulation_boundary(last)
+    def ppo_train(self, *args: Any) -> dict[str, float]:
+        """OpenRLHF's epochs over the buffer, every sample of it."""
+        if not self.args.train.dynamic_batch_enable:
+            self.replay_buffer.set_up(self.strategy)
+        with rebound(self.module, DataLoader=WholeBatchLoader):
+            return super().ppo_train(*args)
+
+    @property
+    def _ranks(self) -> int:
+        """Data-parallel ranks."""
+        return dist.get_world_size(group=self.strategy.ds_device_mesh["dp"].get_group())
+
+    @property
+    def _parts_of_a_step(self) -> int:
+        """Micro-batches of a whole optimizer step on all ranks, as OpenRLHF's normalisers count them."""
+        return self._ranks * (1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient)
+
+    @contextmanager
+    def _micro_batch(self, engine: Any, step: int) -> Iterator[MicroBatch]:
+        """Micro-batch `step` (from 0): what DeepSpeed, the moving average and the auxiliary loss must know of it."""
+        part, actor = self.replay_buffer.plan[step], self.args.actor
+        engine.set_gradient_accumulation_boundary(part.closes)
+        # OpenRLHF averages weights at each multiple of its gradient accumulation; the count is made to say the same.
+        self.strategy.time_steps["ema"] = -1 if part.closes else 0
+        # DeepSpeed divides the sum over micro-batches and ranks by their number: this makes it a mean over samples.
+        coefficient, weight = actor.aux_loss_coef, part.samples * self._parts_of_a_step / part.step_samples
+        actor.aux_loss_coef = coefficient * weight
+        try:
+            yield part
+        finally:
+            actor.aux_loss_coef = coefficient
 
 
 class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
     """OpenRLHF's actor trainer on a batch of any number of micro-batches."""
+
+    module = ppo_actor
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         adapt = strategy.args.adapt
@@ -76,15 +110,33 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
         self.shaping: float | None = None  # gamma, once a method has traces
 
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict:
-        self._mark_boundary(self.actor.model, step)
+        """OpenRLHF's; a filler counts in no metric."""
         marks = experience.info.get(EXTERNAL)
         if marks is not None:
             external = torch.tensor([bool(mark) for mark in marks], device=experience.action_mask.device)
             self.actor_loss_fn = MixedLoss(self.plain_loss, external, self.shaping)
         try:
-            return super().training_step(experience, kl_ctl, step, loss_batch_info)
+            with self._micro_batch(self.actor.model, step) as part:
+                status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         finally:
             self.actor_loss_fn = self.plain_loss
+        self._count(status, part)
+        return status
+
+    def _count(self, status: dict[str, Any], part: MicroBatch) -> None:
+        """Make OpenRLHF's numbers of a micro-batch those of its samples.
+
+        OpenRLHF divides a micro-batch's loss by the tokens (or samples) of an average micro-batch of its optimizer
+        step. It takes the number of micro-batches from a whole step, and this corrects it if there are fewer.
+        """
+        metrics, weights = status["metrics"], status["weights"]
+        if part.samples == 0:
+            status["num_samples"] = status["num_action_tokens"] = 0.0
+            status["metrics"] = {name: value if weights[name] is None else 0.0 for name, value in metrics.items()}
+            return
+        losses = ["policy_loss", "entropy_loss"] + ["kl"] * self.args.algo.kl.use_loss
+        for name in metrics.keys() & set(losses):
+            metrics[name] = metrics[name] * (part.step_parts / self._parts_of_a_step)
 
     def broadcast_to_vllm(self) -> None:
         """OpenRLHF's weight sync, many tensors in a message."""
@@ -122,6 +174,7 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
             self.strategy.optimizer_step(self.actor_optim, self.actor, self.actor_scheduler, name="actor")
             mean += loss.item()
         if self.ema_model:
+            self.strategy.time_steps["ema"] = -1  # OpenRLHF averages when its count is a multiple; it adds 1 first
             self.strategy.moving_average(self.actor, self.ema_model, self.ema_beta, "cuda")
         return mean
 
@@ -170,9 +223,23 @@ class MixedLoss:
 class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
     """OpenRLHF's critic trainer on a batch of any number of micro-batches."""
 
-    def training_step(self, experience: Any, step: int, loss_batch_info: Any = None) -> dict:
-        self._mark_boundary(self.critic, step)
-        return super().training_step(experience, step, loss_batch_info)
+    module = ppo_critic
+
+    def training_step(self, experience: Any, step: int, loss_batch_info: Any = None) -> dict[str, float]:
+        """OpenRLHF's; a filler counts in no metric.
+
+        OpenRLHF takes the plain mean of these numbers over micro-batches and ranks. They are weighted here so that it
+        is the mean over the samples: of each micro-batch's mean value, and of each optimizer step's mean loss.
+        """
+        with self._micro_batch(self.critic, step) as part:
+            status = super().training_step(experience, step, loss_batch_info)
+        plan, total = self.replay_buffer.plan, self.replay_buffer.total
+        if part.samples == 0:
+            return status | {"critic_loss": 0.0, "values": 0.0}
+        parts = len(plan) * self._ranks
+        status["critic_loss"] *= part.step_samples * parts / (total * self._parts_of_a_step)
+        status["values"] *= part.samples * parts / total
+        return status
 
 
 def _require_type(built: Any, kind: type) -> None:
@@ -221,6 +288,10 @@ class PolicyWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_actor.PolicyMod
         _require_type(self.trainer, WholeBatchActorTrainer)
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
 
+    def append(self, experience: Any, filler: Any, samples: int) -> None:
+        """This rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
+        self.trainer.replay_buffer.take(experience, filler, samples)
+
     def shape_traces(self, gamma: float) -> None:
         """Say how the loss of another model's responses is shaped; before the first batch that has some."""
         self.trainer.shaping = gamma
@@ -242,6 +313,10 @@ class CriticWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_critic.CriticMo
             super().init_model_from_pretrained(*args, **kwargs)
         _require_type(self.trainer, WholeBatchCriticTrainer)
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
+
+    def append(self, experience: Any, filler: Any, samples: int) -> None:
+        """This rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
+        self.trainer.replay_buffer.take(experience, filler, samples)
 
 
 class ReferenceWorker(Traced, _OwnPort, plain_class(launcher.ReferenceModelActor)):

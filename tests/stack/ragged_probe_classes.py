@@ -14,9 +14,10 @@ from bapo_openrlhf.integration import workers
 from bapo_openrlhf.integration.pinned import rebound
 
 READ_BY_THE_LOSSES = (
-    "sequences", "attention_mask", "action_mask", "action_log_probs", "base_action_log_probs", "advantages", "values",
-    "returns",
+    "sequences", "attention_mask", "action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs",
+    "advantages", "values", "returns",
 )  # fmt: skip
+LOGGED_BY_SAMPLE = ("response_length", "truncated", "total_length")  # and what is in `info`
 
 
 def parameters(engine):
@@ -43,6 +44,7 @@ class Watched:
         status = super().ppo_train(*args)
         notes = {
             "given": given,
+            "status": dict(status),
             "before": before if first else None,
             "micro_batches": self.micro_batches,
             "micro_steps": engine.micro_steps,
@@ -57,6 +59,8 @@ class Watched:
         engine = self.engine()
         fields = {name: getattr(experience, name) for name in READ_BY_THE_LOSSES}
         self.note = {name: value.clone() for name, value in fields.items() if value is not None}
+        logged = {name: getattr(experience, name) for name in LOGGED_BY_SAMPLE} | experience.info
+        self.note["by_sample"] = {name: torch.tensor([float(x) for x in value]) for name, value in logged.items()}
         self.note["rate"], steps = engine.optimizer.param_groups[0]["lr"], engine.global_steps
         status = super().training_step(experience, *args)
         self.note["stepped"] = engine.global_steps > steps

@@ -1,7 +1,8 @@
 """Reward of the tests of ragged batches: scripted, so that each step has as many groups with signal as the test says.
 
 RAGGED_SCRIPT holds prompts a step, responses a prompt, and the groups with signal at each step. All other groups of a
-step are all wrong, or all right where the step has no signal at all. A prompt that is generated again gets one right.
+step are all wrong, or all right if the step has no signal at all. A group with signal has two right or all but one, by
+turns. A prompt that is generated again gets two right. (With two responses a prompt, these are one.)
 """
 
 import json
@@ -29,10 +30,11 @@ def scripted(prompt):
     generation, position = divmod(SCORED[prompt], SCRIPT["responses"])
     SCORED[prompt] += 1
     signals = SCRIPT["signals"][step]
+    few, many = min(2, SCRIPT["responses"] - 1), SCRIPT["responses"] - 1
     if generation:
-        right = 1
+        right = few
     elif place < signals:
-        right = SCRIPT["responses"] - 1 if place % 2 else 1
+        right = many if place % 2 else few
     else:
         right = 0 if signals else SCRIPT["responses"]
     return float(position < right)

@@ -1,67 +1,107 @@
-"""Batches of very different sizes on one to three data-parallel ranks: each update is the one plain PyTorch makes.
+"""Batches of 0 to 9 groups of 8 on one to three data-parallel ranks: each update is the one plain PyTorch makes.
 
-The probe notes on every rank what each micro-batch held and the parameters after each optimizer step. From these the
-updates are computed again: transformers' model, the formulas of PPO written out below, torch's AdamW.
+The probe notes on every rank what each micro-batch held, the parameters after each optimizer step, and what the worker
+reports. From these the updates and the reported numbers are computed again: transformers' model, the formulas of
+plain_update.py, torch's AdamW.
 """
 
 import json
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from torch.nn.functional import pad
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import plain_update  # noqa: E402
+from plain_update import Objective  # noqa: E402
 
 pytestmark = pytest.mark.stack
 
-HERE = Path(__file__).parent
-# Groups with signal at each step. The batches: none, less than an optimizer step, whole ones, whole ones and a rest.
-SIGNALS = (0, 1, 5, 6, 0, 0, 4, 6)
-SIZES = (0, 1, 6, 9, 3, 0, 4, 8)
-PROMPTS, CAPACITY, WINDOW, EPOCHS = 6, 9, 3, 2  # in groups: a rollout, a batch, an optimizer step
-CLIP_LOW, CLIP_HIGH, VALUE_CLIP, KL, MAX_NORM = 0.2, 0.3, 0.1, 0.1, 1.5
+# Groups with signal at each step. The batches have every number of groups from 0 to 9.
+SIGNALS = (0, 1, 5, 6, 0, 0, 4, 6, 2, 0, 2)
+SIZES = (0, 1, 6, 9, 3, 0, 4, 8, 5, 7, 2)
+SIZES_OF_PAIRS = (0, 1, 6, 9, 6, 0, 4, 9, 8, 8, 2)  # with two responses a prompt, all groups with signal are replayed
+PROMPTS, CAPACITY, EPOCHS = 6, 9, 2  # in groups: a rollout, a batch
+VALUE_CLIP, MAX_NORM = 0.1, 1.5
 # Adam moves each parameter by nearly the sign of its gradient, and that of a small one is noise in bf16. With an eps
 # this large and no memory of earlier gradients, it moves them in proportion to this step's gradient.
 EPS, BETAS, DECAY = 1.0, (0.0, 0.9), 0.005
-# How far rounding to bf16 takes log-probs and values, and (relative) gradient norms and updates. Seen: 0.004, 0.002
-# and 0.014. With gradients left over from the batch before: 1.3 and 1.2 (a batch of one optimizer step); with one
-# micro-batch of several lost or another normaliser, far above the bounds too.
-OUTPUT_ERROR, NORM_ERROR, CHANGE_ERROR = 0.02, 0.01, 0.03
+# How far rounding to bf16 takes log-probs and values, and (relative) gradient norms, updates and entropies. With
+# gradients left over from the batch before, updates differ by 1.2; with one micro-batch of several lost or another
+# normaliser, far above the bounds too.
+OUTPUT_ERROR, NORM_ERROR, CHANGE_ERROR, ENTROPY_ERROR = 0.02, 0.01, 0.03, 0.01
 RATES = {"actor": (0.05, 0.1, 0.0), "critic": (0.05, 0.3, 0.1)}  # learning rate, where it ends, share of warm-up
 
 
 class Case(NamedTuple):
-    """Ranks of each model, and G and the micro-batch such that a rank has whole micro-batches of every group."""
+    """A run.
 
+    Attributes:
+        name: of the run.
+        actors, critics, references: data-parallel ranks.
+        stage: of ZeRO.
+        micro: samples of a micro-batch.
+        window: samples of an optimizer step.
+        size: G.
+        tokens: of a micro-batch with dynamic batching; 0: without.
+        objective: the actor's loss.
+    """
+
+    name: str
     actors: int
     critics: int
     references: int
-    stage: int  # of ZeRO
-    size: int  # G
+    stage: int
     micro: int
-    tokens: int = 0  # of a micro-batch with dynamic batching; 0: without
+    window: int
+    size: int = 8
+    tokens: int = 0
+    objective: Objective = Objective()
 
     def ranks(self, model):
         return {"actor": self.actors, "critic": self.critics}[model]
 
+    @property
+    def sizes(self):
+        return SIZES if self.size == 8 else SIZES_OF_PAIRS
 
-def case(*numbers, **keywords):
-    name = "-".join(map(str, numbers[:3])) + f"-zero{numbers[3]}" + ("-dynamic" if len(numbers) > 6 else "")
-    return pytest.param(Case(*numbers), id=name, **keywords)
+    def windows(self, groups):
+        """Samples of each optimizer step of an epoch."""
+        samples = groups * self.size
+        return [min(self.window, samples - start) for start in range(0, samples, self.window)]
 
 
+def slow(name, *numbers, **keywords):
+    return pytest.param(Case(name, *numbers, **keywords), id=name, marks=pytest.mark.slow)
+
+
+def fast(name, *numbers, **keywords):
+    return pytest.param(Case(name, *numbers, **keywords), id=name)
+
+
+# The first nine: each two of ranks, ZeRO's stage and micro-batch meet once.
 CASES = [
-    case(2, 2, 2, 2, 4, 2),
-    case(3, 3, 3, 3, 6, 2),
-    case(2, 2, 2, 3, 4, 2, marks=pytest.mark.slow),
-    case(3, 3, 3, 2, 6, 2, marks=pytest.mark.slow),
-    case(1, 1, 1, 2, 4, 4, marks=pytest.mark.slow),
-    case(1, 1, 1, 3, 4, 4, marks=pytest.mark.slow),
-    case(3, 2, 1, 2, 6, 1, marks=pytest.mark.slow),
-    case(2, 3, 1, 3, 6, 1, marks=pytest.mark.slow),
-    case(2, 2, 2, 2, 4, 2, 40, marks=pytest.mark.slow),
-    case(3, 3, 3, 3, 6, 2, 40, marks=pytest.mark.slow),
+    slow("1-zero2-micro1", 1, 1, 1, 2, 1, 24),
+    slow("1-zero3-micro3-dual-clip", 1, 1, 1, 3, 3, 24, objective=Objective(dual=1.2)),
+    slow("1-zero2-micro16-by-sample", 1, 1, 1, 2, 16, 32, objective=Objective(by_sample=True)),
+    slow("2-zero3-micro1-gspo", 2, 2, 2, 3, 1, 24, objective=Objective(by_sequence=True, by_sample=True)),
+    slow("2-zero2-micro3-kl", 2, 2, 2, 2, 3, 24, objective=Objective(kl=0.5)),
+    fast("2-zero3-micro16-entropy", 2, 2, 2, 3, 16, 32, objective=Objective(entropy=0.2)),
+    fast("3-zero2-micro1", 3, 3, 3, 2, 1, 24),
+    slow("3-zero3-micro3-band", 3, 3, 3, 3, 3, 27, objective=Objective(band=(0.998, 1.002))),
+    slow("3-zero2-micro16", 3, 3, 3, 2, 16, 48),
+    slow("3-and-2-ranks", 3, 2, 1, 2, 3, 36),
+    slow("2-and-3-ranks", 2, 3, 1, 3, 3, 36),
+    slow("fewer-samples-than-ranks", 3, 3, 3, 3, 1, 3, size=2),
+    slow("2-zero2-dynamic", 2, 2, 2, 2, 2, 24, tokens=40),
+    slow("3-zero3-dynamic", 3, 3, 3, 3, 2, 24, tokens=40),
+    slow("3-and-2-ranks-dynamic", 3, 2, 1, 2, 2, 36, tokens=40),
 ]
 
 
@@ -74,15 +114,33 @@ class Run(NamedTuple):
     model: Path
 
 
+def flags_of(objective):
+    """OpenRLHF's flags for this loss."""
+    flags = {"actor__eps_clip_low_high": (objective.low, objective.high), "algo__kl__init_coef": objective.kl}
+    if objective.dual is not None:
+        flags["actor__dual_clip"] = objective.dual
+    if objective.entropy is not None:
+        flags["actor__entropy_coef"] = objective.entropy
+    if objective.by_sequence:
+        flags["actor__policy_loss_type"] = "gspo"
+    elif objective.by_sample:
+        flags["actor__loss_agg_mode"] = "seq-mean-token-mean"
+    if objective.band is not None:
+        flags["algo__advantage__is_correction_level"] = "seq"
+        flags["algo__advantage__is_correction_threshold"] = objective.band
+    return flags
+
+
 @pytest.fixture(scope="module", params=CASES)
 def watched(request, train, workspace):
-    case = request.param
-    name = "ragged-" + "-".join(map(str, case))
+    case, name = request.param, f"ragged-{request.param.name}"
     folder = workspace / name
     folder.mkdir()
+    rows = [{"input": f"{i}+{i % 7}=", "label": "0"} for i in range(PROMPTS * len(SIZES))]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     script = {"prompts": PROMPTS, "responses": case.size, "signals": SIGNALS}
     environment = {"PROBE_FOLDER": folder, "RAGGED_SCRIPT": json.dumps(script), "RAGGED_TOKENS": case.tokens}
-    flags = {}
+    flags = flags_of(case.objective)
     for model, (rate, end, warmup) in RATES.items():
         flags |= {
             f"{model}.num_gpus_per_node": case.ranks(model),
@@ -100,25 +158,24 @@ def watched(request, train, workspace):
         environment={name: str(value) for name, value in environment.items()},
         algorithm="ba_ppo",
         run__name=name,
+        data__prompt_dataset=folder / "data.jsonl",
         ref__num_gpus_per_node=case.references,
         ds__zero_stage=case.stage,
         reward__remote_url=HERE / "ragged_reward.py",
         verifier__processes=1,  # the script counts
         rollout__batch_size=PROMPTS,
         rollout__n_samples_per_prompt=case.size,
-        rollout__micro_batch_size=3,
+        rollout__micro_batch_size=5 if case.size == 8 else 2,  # OpenRLHF wants a pass of a rollout for every rank
         adapt__batch_size=CAPACITY,
         adapt__c2="1/8",
         adapt__c3="1/2",
         adapt__replay_steps=1,
         adapt__rollout_delay=2,
         adapt__reevaluate_every=3,
-        train__batch_size=WINDOW * case.size,
+        train__batch_size=case.window,
         train__micro_batch_size=case.micro,
         train__max_epochs=EPOCHS,
-        actor__eps_clip_low_high=(CLIP_LOW, CLIP_HIGH),
         critic__value_clip=VALUE_CLIP,
-        algo__kl__init_coef=KL,
         **flags,
     )
     assert result.status == 0, result.output[-6000:]
@@ -137,12 +194,19 @@ def model(request):
     return request.param
 
 
+def is_filler(batch):
+    return not batch["action_mask"].any()
+
+
 def windows(updates):
-    """(parameters before, micro-batches of all ranks, the last of rank 0) of each optimizer step, in order."""
+    """(parameters before, micro-batches of all ranks, the last of rank 0) of each optimizer step, in order.
+
+    Fillers are left out.
+    """
     for ranks in updates:
         before, window = ranks[0]["before"], []
         for micro_batches in zip(*(rank["micro_batches"] for rank in ranks), strict=True):
-            window += micro_batches
+            window += [batch for batch in micro_batches if not is_filler(batch)]
             if micro_batches[0]["stepped"]:
                 yield before, window, micro_batches[0]
                 before, window = micro_batches[0].get("after"), []
@@ -154,23 +218,40 @@ def windows(updates):
 
 def test_batches_are_as_ragged_as_planned(watched):
     sources = [[row[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed")] for row in watched.metrics]
-    assert tuple(map(sum, sources)) == SIZES
+    assert tuple(map(sum, sources)) == watched.case.sizes and set(SIZES) == set(range(CAPACITY + 1))
     assert all(map(sum, zip(*sources, strict=True)))  # each of the three was trained on
+    assert [row["groups/cut"] for row in watched.metrics] == [3 * (step == 3) for step in range(len(SIZES))]
 
 
 def test_ranks_stay_together(watched, model):
-    """All ranks step the optimizer after the same micro-batches: on WINDOW groups, at a batch's end on what is left."""
+    """All ranks step the optimizer after the same micro-batches, on whole optimizer steps until the last of a batch."""
     case, steps = watched.case, 0
-    for groups, update in zip(filter(None, SIZES), watched.notes[model], strict=True):
-        steps += EPOCHS * math.ceil(groups / WINDOW)
-        wanted = [WINDOW] * (groups // WINDOW) + [groups % WINDOW] * (groups % WINDOW > 0)
+    for groups, update in zip(filter(None, case.sizes), watched.notes[model], strict=True):
+        wanted = case.windows(groups) * EPOCHS
+        steps += len(wanted)
+        assert [sum(len(b["sequences"]) for b in window) for _, window, _ in windows([update])] == wanted
+        shares = [len(rank["given"]) for rank in update]
+        assert sum(shares) == groups * case.size and max(shares) - min(shares) <= 1
         for rank in update:
-            samples = [sum(len(b["sequences"]) for b in window) for _, window, _ in windows([[rank]])]
-            assert samples == [count * case.size // case.ranks(model) for count in wanted] * EPOCHS
             assert [b["stepped"] for b in rank["micro_batches"]] == [b["stepped"] for b in update[0]["micro_batches"]]
             assert (rank["micro_steps"], rank["optimizer_steps"]) == (update[0]["micro_steps"], steps)
-        if not case.tokens:
-            assert {len(b["sequences"]) for b in update[0]["micro_batches"]} == {case.micro}
+            if not case.tokens:
+                parts = math.ceil(len(rank["given"]) / case.micro)
+                fillers = [is_filler(batch) for batch in rank["micro_batches"]]
+                all_parts = math.ceil(max(shares) / case.micro)
+                assert fillers == ([False] * parts + [True] * (all_parts - parts)) * EPOCHS
+
+
+def test_fillers_stand_in_where_a_rank_has_a_micro_batch_less(watched, model):
+    """And nowhere else; without one in any case, the other tests would say nothing of them."""
+    case, fillers = watched.case, 0
+    for update in watched.notes[model]:
+        needed = [math.ceil(len(rank["given"]) / case.micro) for rank in update]
+        found = [sum(map(is_filler, rank["micro_batches"])) for rank in update]
+        assert case.tokens or found == [EPOCHS * (max(needed) - own) for own in needed]
+        assert max(found) <= EPOCHS
+        fillers += sum(found)
+    assert fillers or case.ranks(model) < 3 or case.micro > 1
 
 
 def test_every_sample_is_trained_on_once_an_epoch(watched, model):
@@ -180,36 +261,42 @@ def test_every_sample_is_trained_on_once_an_epoch(watched, model):
         fields = zip(batch["sequences"].tolist(), batch["advantages"].tolist(), lengths, strict=True)
         return [(tuple(tokens[:length]), tuple(advantages[: length - 1])) for tokens, advantages, length in fields]
 
-    for groups, update in zip(filter(None, SIZES), watched.notes[model], strict=True):
-        assert sum(len(rank["given"]) for rank in update) == groups * watched.case.size
+    for update in watched.notes[model]:
         for rank in update:
-            trained = Counter(row for batch in rank["micro_batches"] for row in rows(batch))
+            trained = Counter(row for batch in rank["micro_batches"] if not is_filler(batch) for row in rows(batch))
             given = Counter((tuple(tokens.tolist()), tuple(a.tolist())) for tokens, a in rank["given"])
             assert trained == given + given
 
 
-def test_learning_rate_counts_the_steps_that_were_taken(watched, model):
-    """Cosine after a linear warm-up, over the optimizer steps of full batches; smaller batches advance it less."""
+def rate_after(model, steps, total):
+    """Learning rate after so many optimizer steps of `total`: cosine after a linear warm-up."""
     rate, end, warmup = RATES[model]
-    total = len(SIZES) * math.ceil(CAPACITY / WINDOW) * EPOCHS
     warmup = math.ceil(warmup * total)
+    cosine = 0.5 * (1 + math.cos(math.pi * (steps - warmup) / (total - warmup)))
+    return rate * (steps / warmup if steps < warmup else end + (1 - end) * cosine)
+
+
+def most_steps(case):
+    return len(SIZES) * len(case.windows(CAPACITY)) * EPOCHS
+
+
+def test_learning_rate_counts_the_steps_that_were_taken(watched, model):
+    """Smaller batches advance it less."""
     used = [
         micro_batch["rate"]
         for update in watched.notes[model]
         for micro_batch in update[0]["micro_batches"]
         if micro_batch["stepped"]
     ]
-    assert len(used) == EPOCHS * sum(math.ceil(groups / WINDOW) for groups in SIZES)
+    assert len(used) == EPOCHS * sum(len(watched.case.windows(groups)) for groups in watched.case.sizes)
     for step, found in enumerate(used):
-        cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
-        factor = step / warmup if step < warmup else end + (1 - end) * cosine
-        assert found == pytest.approx(rate * factor, rel=1e-6, abs=1e-12)
+        assert found == pytest.approx(rate_after(model, step, most_steps(watched.case)), rel=1e-6, abs=1e-12)
 
 
 def test_empty_unions_skip_the_update(watched, model):
     """The row says so, the run goes on, and the parameters stay as they were, to the last bit."""
     assert len(watched.metrics) == len(SIZES)
-    for groups, row in zip(SIZES, watched.metrics, strict=True):
+    for groups, row in zip(watched.case.sizes, watched.metrics, strict=True):
         assert row.get("skipped_update", 0) == (groups == 0)
         assert ("policy_loss" in row) == ("critic_loss" in row) == (groups > 0)
     from transformers import AutoModelForCausalLM
@@ -249,41 +336,45 @@ def make_net(model, folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
 
 
-def actor_loss(net, batch):
-    """-min(r A, clip(r) A) + beta (e^d - 1 - d) by token, with r = pi / old and d = log(reference / pi).
-
-    Which tokens the clip holds is decided by the run's own log-probs: a ratio at the border may fall on either side.
-
-    Returns:
-        (B, A) each: the loss, log pi, whether the clip holds the token.
-    """
-    tokens, advantages, old = batch["sequences"], batch["advantages"], batch["action_log_probs"]
-    log_probs = net(tokens, attention_mask=batch["attention_mask"]).logits.float().log_softmax(-1)
-    log_probs = log_probs[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
-    ratio, border = (batch["output"] - old).exp(), torch.where(advantages > 0, 1 + CLIP_HIGH, 1 - CLIP_LOW)
-    held = torch.where(advantages > 0, ratio > border, ratio < border)
-    d = batch["base_action_log_probs"] - log_probs
-    loss = -torch.where(held, border, (log_probs - old).exp()) * advantages + KL * (d.exp() - 1 - d)
-    return loss, log_probs, held
+def joined(window):
+    """The micro-batches of an optimizer step as one, padded."""
+    names = [name for name, value in window[0].items() if isinstance(value, torch.Tensor) and value.dim() == 2]
+    widths = {name: max(batch[name].shape[1] for batch in window) for name in names}
+    return {
+        name: torch.cat([pad(batch[name], (0, widths[name] - batch[name].shape[1])) for batch in window])
+        for name in names
+    }
 
 
-def critic_loss(net, batch):
-    """max((V - R)^2, (clip(V) - R)^2) / 2 by token, the clip around the old values; decides and returns likewise."""
-    values, old, returns = net(batch["sequences"], batch["attention_mask"])[:, :-1], batch["values"], batch["returns"]
-    inside = torch.maximum(torch.minimum(batch["output"], old + VALUE_CLIP), old - VALUE_CLIP)
-    held = (inside - returns) ** 2 > (batch["output"] - returns) ** 2
-    return torch.where(held, inside - returns, values - returns) ** 2 / 2, values, held
+def actor_loss(net, batch, objective):
+    """The loss of an optimizer step, its log-probs, where the clip holds, and its entropies."""
+    logits = net(batch["sequences"], attention_mask=batch["attention_mask"]).logits.float().log_softmax(-1)[:, :-1]
+    log_probs, mask = logits.gather(-1, batch["sequences"][:, 1:, None])[..., 0], batch["action_mask"]
+    loss, held, _ = plain_update.surrogate(batch, log_probs, objective)
+    part = plain_update.total(loss, mask, objective.by_sample) / plain_update.count(mask, objective.by_sample)
+    part = part + objective.kl * plain_update.total(plain_update.k3(batch, log_probs), mask) / mask.sum()
+    entropies = -(logits.exp() * logits).sum(-1)
+    if objective.entropy is not None:
+        part = part - objective.entropy * plain_update.total(entropies, mask) / mask.sum()
+    return part, log_probs, held, entropies.detach()
+
+
+def critic_loss(net, batch, objective):
+    values = net(batch["sequences"], batch["attention_mask"])[:, :-1]
+    loss, held = plain_update.squared_error(batch, values, VALUE_CLIP)
+    return plain_update.total(loss, batch["action_mask"]) / batch["action_mask"].sum(), values, held, None
 
 
 def flat(parameters):
     return torch.cat([parameters[name].detach().flatten() for name in sorted(parameters)])
 
 
-def test_updates_are_those_of_plain_pytorch(watched, model):
-    """One AdamW step a window on the mean loss over all its tokens, of all ranks: no more, no less, nothing left over.
+def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
+    """One AdamW step a window on the mean loss over all its samples, of all ranks: no more, no less, nothing left over.
 
     Each step starts from the run's own parameters, so that errors do not add up.
     """
+    case, objective = watched.case, watched.case.objective
     net, loss_of = make_net(model, watched.model), {"actor": actor_loss, "critic": critic_loss}[model]
     start = watched.notes[model][0][0]["before"]
     parameters = {name: torch.nn.Parameter(value.clone()) for name, value in start.items()}
@@ -296,23 +387,24 @@ def test_updates_are_those_of_plain_pytorch(watched, model):
         betas=BETAS,
         eps=EPS,
     )
-    clipped, norms = [], []
+    clipped, norms, entropies = [], [], []
     for before, window, last in windows(watched.notes[model]):
         with torch.no_grad():
             for name, weight in net.named_parameters():
                 weight.copy_(before[name])
                 parameters[name].copy_(before[name])
                 parameters[name].grad = torch.zeros_like(before[name])
-        tokens = sum(int(batch["action_mask"].sum()) for batch in window)
-        for batch in window:
-            loss, output, held = loss_of(net, batch)
-            used = batch["action_mask"] > 0
-            assert (output - batch["output"])[used].abs().max() < OUTPUT_ERROR
-            clipped += held[used].tolist()
-            net.zero_grad()
-            (loss[used].sum() / tokens).backward()
-            for name, weight in net.named_parameters():
-                parameters[name].grad += weight.grad
+        batch = joined(window)
+        loss, output, held, entropy = loss_of(net, batch, objective)
+        used = batch["action_mask"] > 0
+        assert (output - batch["output"])[used].abs().max() < OUTPUT_ERROR
+        clipped += held[used].tolist()
+        if entropy is not None:
+            entropies += entropy.split([len(part["sequences"]) for part in window])
+        net.zero_grad()
+        loss.backward()
+        for name, weight in net.named_parameters():
+            parameters[name].grad += weight.grad
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), MAX_NORM)))
         for group in optimizer.param_groups:
             group["lr"] = last["rate"]
@@ -322,3 +414,34 @@ def test_updates_are_those_of_plain_pytorch(watched, model):
         assert (moved - wanted).norm() <= CHANGE_ERROR * wanted.norm()
     assert min(norms) < MAX_NORM < max(norms)
     assert any(clipped) and not all(clipped)
+
+    norms, entropies, steps = [0.0, *norms], iter(entropies), 0
+    rows = [row for row in watched.metrics if not row.get("skipped_update")]
+    for update, row in zip(watched.notes[model], rows, strict=True):
+        of_steps, stepped = [window for _, window, _ in windows([update])], []
+        for batch in update[0]["micro_batches"]:  # after each micro-batch, so many steps were taken
+            steps += batch["stepped"]
+            stepped.append(steps)
+        rates = [rate_after(model, done, most_steps(case)) for done in stepped]
+        if model == "actor":
+            mine = [next(entropies)[:, : batch["action_mask"].shape[1]] for window in of_steps for batch in window]
+            wanted = plain_update.actor_metrics(of_steps, objective, mine)
+            wanted |= {"actor_lr": rates[-1], "actor_grad_norm": norms[steps]}
+        else:
+            wanted = plain_update.critic_metrics(of_steps, VALUE_CLIP)
+            wanted |= {"critic_lr": sum(rates) / len(rates)}
+            wanted |= {"critic_grad_norm": sum(norms[done] for done in stepped) / len(stepped)}
+        for rank in update:
+            assert rank["status"].keys() == wanted.keys()
+            for name, number in rank["status"].items():
+                error = NORM_ERROR if "norm" in name else ENTROPY_ERROR if name == "entropy_loss" else 1e-4
+                assert number == pytest.approx(wanted[name], rel=error, abs=1e-5), name
+                assert row[name] == pytest.approx(number)
+
+
+def test_values_are_those_of_the_critic_before_the_update(watched):
+    """Whatever ranks passed them: the first optimizer step of a batch finds the values that the batch was made with."""
+    for update in watched.notes["critic"]:
+        _, window, _ = next(windows([update]))
+        for batch in window:
+            assert ((batch["output"] - batch["values"]) * batch["action_mask"]).abs().max() < OUTPUT_ERROR

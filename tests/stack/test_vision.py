@@ -13,6 +13,7 @@ import pytest
 
 from bapo_openrlhf.checkpoint.state_file import load_state
 from bapo_openrlhf.checkpoint.store import CheckpointStore
+from bapo_openrlhf.prefork.client import ADDRESS
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -37,6 +38,7 @@ def environment(folder):
         "PYTHONPATH": os.pathsep.join([str(HERE), str(folder / "site"), os.environ.get("PYTHONPATH", "")]),
         "PROBE_FOLDER": str(folder / "probe"),
         "BAPO_OPENRLHF_CPU": "1",
+        ADDRESS: "",  # not forked from a process that has imported transformers without torchvision
     }
 
 

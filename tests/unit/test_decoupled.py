@@ -83,7 +83,7 @@ def trained(monkeypatch):
             info={},
         )
         monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, samples: [experience])
-        maker = AdaptedExperienceMaker(None, None, None, None, None, strategy, None, arithmetic=None)
+        maker = AdaptedExperienceMaker(None, None, None, None, None, strategy, None)
         maker.origins = [SampleOrigin("fresh" if on else "replayed", bool(on)) for on in ON_POLICY]
         (experience,) = maker.make_experience([])
         experience.advantages = torch.tensor(policies.advantages)

@@ -6,7 +6,8 @@ import copy
 import importlib.metadata
 import itertools
 import math
-from dataclasses import fields
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -27,7 +28,6 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
-from bapo_openrlhf.arithmetic import BatchArithmetic  # noqa: E402
 from bapo_openrlhf.errors import ConfigError  # noqa: E402
 from bapo_openrlhf.integration import joints, openrlhf_cli  # noqa: E402
 from bapo_openrlhf.integration.experience import (  # noqa: E402
@@ -45,8 +45,30 @@ EPS = 1e-6
 MASKS = torch.tensor([[0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 0]], dtype=torch.long)
 
 
-def maker(estimator: str = "group_norm", *, size: int = 4, kl: float = 0.0, arithmetic=None, review=None, **changed):
-    """An experience maker of these arguments, without models, workers or Ray."""
+@dataclass(frozen=True)
+class Case:
+    """Responses of a group, data-parallel ranks of actor and critic, and samples of a forward pass."""
+
+    size: int = 4
+    ranks: tuple[int, int] = (1, 1)
+    micro: int = 3
+
+
+def group_of(name: str, ranks: int) -> launcher.RayActorGroup:
+    """OpenRLHF's group of a model's processes, which answer at once as `answer` says."""
+
+    def execute(method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
+        assert method == "forward" and (start, end) == (0, len(chunk["sequences"]))
+        return [answer(sequences, name) for sequences in chunk["sequences"]]
+
+    group = object.__new__(launcher.RayActorGroup)
+    group._actor_handlers = [SimpleNamespace(execute_batch=SimpleNamespace(remote=execute)) for _ in range(ranks)]
+    group.duplicate_actors = 1
+    return group
+
+
+def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, review=None, **changed):
+    """An experience maker of these arguments, whose models answer at once, without Ray."""
     args = SimpleNamespace(
         adapt=SimpleNamespace(
             eps=EPS,
@@ -64,7 +86,8 @@ def maker(estimator: str = "group_norm", *, size: int = 4, kl: float = 0.0, arit
             ),
             kl=SimpleNamespace(use_loss=False, estimator="k1"),
         ),
-        rollout=SimpleNamespace(n_samples_per_prompt=size),
+        rollout=SimpleNamespace(n_samples_per_prompt=case.size, micro_batch_size=case.micro),
+        ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
         train=SimpleNamespace(dynamic_batch_enable=False),
         reward=SimpleNamespace(clip_range=(-10, 10)),
         actor=SimpleNamespace(policy_loss_type="ppo"),
@@ -76,11 +99,10 @@ def maker(estimator: str = "group_norm", *, size: int = 4, kl: float = 0.0, arit
             node = getattr(node, part)
         setattr(node, key, value)
     return AdaptedExperienceMaker(
-        *(None, None, None, None),  # models
+        *(group_of("action_log_probs", case.ranks[0]), group_of("values", case.ranks[1]), None, None),  # models
         SimpleNamespace(value=kl),
         SimpleNamespace(args=args),
         SimpleNamespace(pad_token_id=9),
-        arithmetic=arithmetic,
         **({} if review is None else {"review": review}),
     )
 
@@ -146,7 +168,7 @@ class TestGroupAdvantages:
         rewards = [1.0 if sample % size < sample // size else 0.0 for sample in range(size * (size + 1))]
         order = np.random.default_rng(0).permutation(len(rewards)).tolist()
         parts = [order[start : start + 3] for start in range(0, len(order), 3)]
-        experiences = maker(size=size).compute_advantages_and_returns(split(rewards, parts))
+        experiences = maker(case=Case(size)).compute_advantages_and_returns(split(rewards, parts))
         found = by_sample(experiences, "advantages")
         for sample, reward in enumerate(rewards):
             p = (sample // size) / size
@@ -362,12 +384,8 @@ class TestSplit:
             for n in range(count)
         ]
 
-    def batches(self, count: int, ranks: dict[str, int], micro_rollout: int) -> list[Experience]:
-        arithmetic = BatchArithmetic(4, 64, 64, 8, ranks, 1, micro_rollout)
-        return maker(arithmetic=arithmetic).split_rollout_samples(self.samples(count))
-
     def test_like_lengths_together_with_index_and_padding(self):
-        batches = self.batches(8, {"actor": 2}, 3)
+        batches = maker(case=Case(ranks=(2, 1))).split_rollout_samples(self.samples(8))
         # of 2, 3, 4, 2, 3, 4, 2 and 3 tokens: by length 0, 3, 6, 1, 4, 7, 2, 5
         assert [batch.index for batch in batches] == [[0, 6, 4], [2], [3, 1, 7], [5]]
         assert batches[0].sequences.tolist() == [[0, 0, 9], [6, 6, 9], [4, 4, 4]]  # padded with 9
@@ -375,30 +393,32 @@ class TestSplit:
         assert batches[2].rewards.tolist() == batches[2].info["n"].tolist() == [3, 1, 7]
         assert batches[3].prompts == ["5"]
 
-    @pytest.mark.parametrize(
-        "ranks", [{"actor": 1}, {"actor": 2, "critic": 1}, {"actor": 3, "critic": 2, "reference": 4}]
-    )
-    @pytest.mark.parametrize("micro_rollout", [1, 4, 5, 100])
-    def test_openrlhf_hands_each_rank_equally_many(self, monkeypatch, ranks, micro_rollout):
-        batches = self.batches(24, ranks, micro_rollout)
-        monkeypatch.setattr(launcher.ray, "put", lambda value: value)
-        for count in ranks.values():
-            loads = []
-            worker = SimpleNamespace(
-                execute_batch=SimpleNamespace(
-                    remote=lambda method, chunk, start, end, loads=loads: loads.append(
-                        sum(len(sequences) for sequences in chunk["sequences"])
-                    )
-                )
-            )
-            group = object.__new__(launcher.RayActorGroup)
-            group._actor_handlers, group.duplicate_actors = [worker] * count, 1
-            group.async_run_method_batch("forward", sequences=[batch.sequences for batch in batches])
-            assert loads == [24 // count] * count
+    @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (3, 2), (2, 3)])
+    @pytest.mark.parametrize("micro", [1, 4, 5, 100])
+    @pytest.mark.parametrize("count", [1, 2, 7, 23, 24])
+    def test_openrlhf_hands_the_ranks_of_each_model_shares_that_differ_by_one(self, ranks, micro, count):
+        made, answers = maker(case=Case(ranks=ranks, micro=micro)), []
+        batches = made.split_rollout_samples(self.samples(count))
+        assert sorted(index for batch in batches for index in batch.index) == list(range(count))
+        for group, number in zip((made.actor_model_group, made.critic_model_group), ranks, strict=True):
+            loads: list[list[torch.Tensor]] = []
 
-    def test_what_cannot_be_shared_is_an_error(self):
-        with pytest.raises(ValueError, match="7 samples cannot be shared equally by 2 ranks"):
-            self.batches(7, {"actor": 2}, 3)
+            def execute(method, chunk, start, end, loads=loads):
+                loads.append([sequences[mask.any(-1)] for sequences, mask in zip(*chunk.values(), strict=True)])
+                return [mask.float() for mask in chunk["action_mask"]]
+
+            for handler in group._actor_handlers:
+                handler.execute_batch.remote = execute
+            inputs = {"sequences": [b.sequences for b in batches], "action_mask": [b.action_mask for b in batches]}
+            with without_ray():
+                answers = made._flatten_results(made._dispatch_forward(group, False, **inputs), 1)
+            shares = [sum(map(len, load)) for load in loads]
+            assert len(shares) == number and sum(shares) == count and max(shares) - min(shares) <= 1
+            assert {len(load) for load in loads} == {math.ceil(max(shares) / micro)}
+            numbers = [int(row[0]) for load in loads for sequences in load for row in sequences]
+            assert sorted(numbers) == list(range(count))  # a filler has no action token
+            for answer, batch in zip(answers, batches, strict=True):
+                assert torch.equal(answer, batch.action_mask.float())
 
 
 # --- samples that leave the batch -------------------------------------------------------------------------------------
@@ -433,16 +453,42 @@ def generated(number: int, seed: int = 0) -> Experience:
     )
 
 
+def answer(sequences: torch.Tensor, name: str) -> torch.Tensor:
+    """A model's numbers, (B, A): they depend on a sample's tokens only; there are some for padding, too."""
+    tokens = sequences[:, 1:].double()
+    return -(((tokens * 7 + torch.arange(tokens.shape[1]) * 3 + STEP.index(name)) % 11) / 8).float()
+
+
 def forward(samples: list[Experience]) -> list[Experience]:
-    """In the place of OpenRLHF's models: numbers that depend on a sample's tokens alone; also where it is padded."""
+    """In the place of OpenRLHF's models, batch by batch."""
     for batch in samples:
-        tokens = batch.sequences[:, 1:].double()
-        place = torch.arange(tokens.shape[1])
-        for number, name in enumerate(STEP):
+        for name in STEP:
             if name != "rollout_log_probs":
-                setattr(batch, name, -(((tokens * 7 + place * 3 + number) % 11) / 8).float())
+                setattr(batch, name, answer(batch.sequences, name))
         batch.info["kl"] = (batch.kl * batch.action_mask).sum(-1)
     return samples
+
+
+def by_the_models(self: AdaptedExperienceMaker, samples: list[Experience]) -> list[Experience]:
+    """The same in the place of OpenRLHF's `make_experience`; actor and critic are asked as OpenRLHF asks them."""
+    batches = forward(samples)
+    inputs = {
+        name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
+    }
+    models = {"action_log_probs": self.actor_model_group, "values": self.critic_model_group}
+    refs = {name: self._dispatch_forward(group, False, **inputs) for name, group in models.items()}
+    for name in models:
+        for batch, found in zip(batches, self._flatten_results(refs[name], 1), strict=True):
+            setattr(batch, name, found)
+    return batches
+
+
+@contextmanager
+def without_ray():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "get", lambda refs: refs)
+        patch.setattr(ray, "put", lambda value: value)
+        yield patch
 
 
 def assert_same_rows(found: list[Experience], wanted: list[Experience]) -> None:
@@ -542,30 +588,24 @@ class TestTokenLogRatios:
         assert token_log_ratios(batch).item() == float(np.float32(-16.000001)) - float(np.float32(-1e-7))
 
 
-RANKS = [{"actor": 1}, {"actor": 2}, {"actor": 2, "critic": 1, "reference": 4}, {"actor": 3, "critic": 2}]
-
-
 @st.composite
 def reviews(draw):
-    """Arithmetic, the number of groups before the review, and the groups that stay: whole quanta."""
-    arithmetic = BatchArithmetic(
-        draw(st.integers(1, 4)), 64, 64, 8, draw(st.sampled_from(RANKS)), 1, draw(st.integers(1, 5))
-    )
-    quanta = draw(st.integers(1, 12 // arithmetic.quantum + 1))
-    groups = quanta * arithmetic.quantum
-    count = draw(st.integers(1, quanta)) * arithmetic.quantum
-    kept = sorted(draw(st.permutations(range(groups)))[:count])
-    return arithmetic, groups, kept, draw(st.integers(0, 1000))
+    """A case, the number of groups before the review, and the groups that stay: any of them, at least one."""
+    ranks = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    case = Case(draw(st.integers(1, 4)), ranks, draw(st.integers(1, 5)))
+    groups = draw(st.integers(1, 12))
+    kept = sorted(draw(st.permutations(range(groups)))[: draw(st.integers(1, groups))])
+    return case, groups, kept, draw(st.integers(0, 1000))
 
 
 def made_of(
-    arithmetic: BatchArithmetic, samples: list[Experience], origins: list[SampleOrigin], review=None, **changed
+    case: Case, samples: list[Experience], origins: list[SampleOrigin], review=None, **changed
 ) -> tuple[AdaptedExperienceMaker, list[Experience]]:
-    """`make_experience` on these samples, with `forward` for the models."""
-    made = maker(size=arithmetic.group_size, arithmetic=arithmetic, review=review, **changed)
+    """`make_experience` on these samples, with `by_the_models` in the place of OpenRLHF's."""
+    made = maker(case=case, review=review, **changed)
     made.origins = origins
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: forward(batches))
+    with without_ray() as patch:
+        patch.setattr(RemoteExperienceMaker, "make_experience", by_the_models)
         return made, made.make_experience(made.split_rollout_samples(copy.deepcopy(samples)))
 
 
@@ -578,11 +618,11 @@ def positions(groups: list[int], size: int) -> list[int]:
 
 
 class TestReview:
-    @given(case=reviews())
+    @given(drawn=reviews())
     @settings(max_examples=120, deadline=None, derandomize=True, database=None)
-    def test_is_as_if_the_others_had_never_been_in_the_batch(self, case):
-        arithmetic, groups, groups_kept, seed = case
-        size = arithmetic.group_size
+    def test_is_as_if_the_others_had_never_been_in_the_batch(self, drawn):
+        case, groups, groups_kept, seed = drawn
+        size = case.size
         samples = [generated(n, seed) for n in range(groups * size)]
         origins, kept = origins_of(len(samples)), positions(groups_kept, size)
         asked = []
@@ -592,8 +632,8 @@ class TestReview:
             return kept
 
         changed = {"estimator": "gae", "adapt__returns": "vtrace", "kl": 0.1}
-        made, found = made_of(arithmetic, samples, origins, review, **changed)
-        alone, wanted = made_of(arithmetic, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
+        made, found = made_of(case, samples, origins, review, **changed)
+        alone, wanted = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
         assert [batch.index for batch in found] == [batch.index for batch in wanted]
         assert sorted(index for batch in found for index in batch.index) == list(range(len(kept)))
         assert_same_rows(found, wanted)
@@ -615,13 +655,13 @@ class TestReview:
 
     @pytest.mark.parametrize("estimator", ["group_norm", "rloo", "reinforce_baseline", "dr_grpo"])
     def test_group_advantages_are_those_of_the_groups_that_stay(self, estimator):
-        arithmetic = BatchArithmetic(4, 64, 64, 8, {"actor": 2}, 1, 3)
+        case = Case(4, (2, 1), 3)
         samples = [generated(n) for n in range(24)]
         kept = positions([1, 2, 5], 4)
-        made, found = made_of(arithmetic, samples, origins_of(24), lambda _: kept, estimator=estimator)
+        made, found = made_of(case, samples, origins_of(24), lambda _: kept, estimator=estimator)
         assert [len(batch.index) for batch in found] == [3, 3, 3, 3]
         alone, wanted = made_of(
-            arithmetic, [samples[n] for n in kept], [origins_of(24)[n] for n in kept], estimator=estimator
+            case, [samples[n] for n in kept], [origins_of(24)[n] for n in kept], estimator=estimator
         )
         made.compute_advantages_and_returns(found)
         alone.compute_advantages_and_returns(wanted)
@@ -631,21 +671,21 @@ class TestReview:
 
     @pytest.mark.parametrize("kept", [range(8), None])
     def test_where_all_stay_nothing_is_touched(self, kept):
-        arithmetic = BatchArithmetic(4, 64, 64, 8, {"actor": 1}, 1, 3)
+        case = Case(4, (1, 1), 3)
         samples = [generated(n) for n in range(8)]
-        made, found = made_of(arithmetic, samples, origins_of(8), kept and (lambda _: kept))
+        made, found = made_of(case, samples, origins_of(8), kept and (lambda _: kept))
         assert sorted(index for batch in found for index in batch.index) == list(range(8))
         assert list(made.origins) == origins_of(8) and made.log_ratios.shape == (8,)
 
     def test_nothing_stays(self):
-        arithmetic = BatchArithmetic(4, 64, 64, 8, {"actor": 2}, 1, 3)
+        case = Case(4, (2, 1), 3)
         seen = []
 
         def review(log_ratios):
             seen.append(log_ratios)
             return []
 
-        made = maker(arithmetic=arithmetic, review=review)
+        made = maker(case=case, review=review)
         made.origins = origins_of(8)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(NothingToTrain):
             patch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: forward(batches))
@@ -653,10 +693,10 @@ class TestReview:
         assert len(seen) == 1 and list(made.origins) == [] and made.log_ratios.shape == (0,)
 
     def test_old_log_probs_are_those_of_the_samples_own_origin(self):
-        arithmetic = BatchArithmetic(2, 64, 64, 8, {"actor": 1}, 1, 4)
+        case = Case(2, (1, 1), 4)
         samples = [generated(n) for n in range(8)]
         origins = [SampleOrigin("fresh", n in (2, 7)) for n in range(8)]
-        _, found = made_of(arithmetic, samples, origins, lambda _: positions([1, 3], 2))  # samples 2, 3, 6 and 7
+        _, found = made_of(case, samples, origins, lambda _: positions([1, 3], 2))  # samples 2, 3, 6 and 7
         (batch,) = found
         for place, (n, on_policy) in enumerate([(2, True), (3, False), (6, False), (7, True)]):
             row = batch.index.index(place)
@@ -693,7 +733,7 @@ VTRACE = {"estimator": "gae", "adapt__returns": "vtrace"}
 class TestExternal:
     """Samples that another model wrote have no behaviour policy: no ratio, correction or pull is taken against it."""
 
-    ARITHMETIC = BatchArithmetic(4, 64, 64, 8, {"actor": 1}, 1, 3)
+    CASE = Case(4, (1, 2), 3)
     MARKS = (False, True, False, False, True, True, False, False)
 
     def both(self, **changed):
@@ -701,7 +741,7 @@ class TestExternal:
         samples = [generated(n) for n in range(8)]
         marked = [SampleOrigin("fresh", False, external) for external in self.MARKS]
         plain = [SampleOrigin("fresh", False)] * 8
-        return [made_of(self.ARITHMETIC, samples, origins, **changed) for origins in (marked, plain)]
+        return [made_of(self.CASE, samples, origins, **changed) for origins in (marked, plain)]
 
     def rows(self, experiences, name):
         return {
@@ -765,7 +805,7 @@ class TestExternal:
 
 class TestVtrace:
     @given(
-        case=reviews(),
+        drawn=reviews(),
         gamma=st.sampled_from([1.0, 0.9]),
         lambd=st.sampled_from([1.0, 0.95]),
         limits=st.sampled_from([(1.0, 1.0), (2.0, 1.0), (math.inf, 0.5)]),
@@ -773,16 +813,16 @@ class TestVtrace:
         ratio=st.sampled_from(["behaviour", "decoupled"]),
     )
     @settings(max_examples=120, deadline=None, derandomize=True, database=None)
-    def test_is_the_definition_on_the_rows_that_stayed(self, case, gamma, lambd, limits, coefficient, ratio):
-        arithmetic, groups, groups_kept, seed = case
-        size = arithmetic.group_size
+    def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, limits, coefficient, ratio):
+        case, groups, groups_kept, seed = drawn
+        size = case.size
         samples = [generated(n, seed) for n in range(groups * size)]
         kept = positions(groups_kept, size)
         rho_max, c_max = limits
         changed = {"adapt__vtrace_rho_max": rho_max, "adapt__vtrace_c_max": c_max, "adapt__ratio": ratio}
         changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
         origins = origins_of(len(samples))
-        made, found = made_of(arithmetic, samples, origins, lambda _: kept, kl=coefficient, **VTRACE, **changed)
+        made, found = made_of(case, samples, origins, lambda _: kept, kl=coefficient, **VTRACE, **changed)
         made.compute_advantages_and_returns(found)
         advantages, targets = {}, {}
         for place, n in enumerate(kept):
@@ -843,8 +883,8 @@ class TestVtrace:
 
     def test_another_batch_has_other_ratios(self):
         # nothing of the step before is left
-        arithmetic = BatchArithmetic(2, 64, 64, 8, {"actor": 1}, 1, 3)
-        made = maker(size=2, arithmetic=arithmetic, **VTRACE)
+        case = Case(2, (1, 1), 3)
+        made = maker(case=case, **VTRACE)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: forward(batches))
             for seed, count in ((1, 8), (2, 4)):
@@ -852,7 +892,7 @@ class TestVtrace:
                 samples = [generated(n, seed) for n in range(count)]
                 found = made.make_experience(made.split_rollout_samples(copy.deepcopy(samples)))
                 made.compute_advantages_and_returns(found)
-        alone, wanted = made_of(arithmetic, samples, origins_of(4), **VTRACE)
+        alone, wanted = made_of(case, samples, origins_of(4), **VTRACE)
         alone.compute_advantages_and_returns(wanted)
         assert by_sample(found, "returns") == by_sample(wanted, "returns")
 
@@ -926,7 +966,7 @@ class TestJoints:
         import openrlhf.trainer.ppo_trainer as ppo_trainer
         import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
-        from bapo_openrlhf.integration import engines, trainer, workers
+        from bapo_openrlhf.integration import dealing, engines, trainer, workers
 
         def names():
             return (
@@ -936,6 +976,7 @@ class TestJoints:
                 cli.CriticModelActor,
                 cli.ReferenceModelActor,
                 cli.RewardModelActor,
+                cli.RayActorGroup,
                 cli.create_vllm_engines,
             )
 
@@ -946,17 +987,18 @@ class TestJoints:
         assert names() == before
         either = (workers.ReferenceActor, workers.RewardActor)
         if adapted:
-            assert during[:6] == (
+            assert during[:7] == (
                 trainer.AdaptedPPOTrainerActor,
                 engines.AdaptedRolloutActor,
                 workers.AdaptedPolicyActor,
                 workers.AdaptedCriticActor,
                 *either,
+                dealing.DealtActorGroup,
             )
-            assert during[6] is not before[6]
+            assert during[7] is not before[7]
         else:
             plain = (workers.PlainPolicyActor, workers.PlainCriticActor)
-            assert during == (trainer.RecordedPPOTrainerActor, before[1], *plain, *either, before[6])
+            assert during == (trainer.RecordedPPOTrainerActor, before[1], *plain, *either, *before[6:])
 
     def test_nothing_here_started_ray(self):
         assert not ray.is_initialized()
@@ -1046,9 +1088,9 @@ class TestTokensOfTheLoss:
         self, *, critic: bool = True, review=None, origins=None, **changed
     ) -> tuple[AdaptedExperienceMaker, list]:
         """Three groups of four, of all sources within each group, made into experience."""
-        arithmetic = BatchArithmetic(4, 64, 64, 8, {"actor": 1}, 1, 5)
+        case = Case(4, (1, 1), 5)
         samples = [generated(n) for n in range(12)]
-        made = maker("gae" if critic else "group_norm", arithmetic=arithmetic, review=review, kl=0.1, **changed)
+        made = maker("gae" if critic else "group_norm", case=case, review=review, kl=0.1, **changed)
         made.origins = origins or origins_of(12)
 
         def models(self, batches):
@@ -1144,7 +1186,7 @@ class TestWeights:
 
         def made(**changed):
             samples = [generated(n) for n in range(12)]
-            made = maker(estimator, arithmetic=BatchArithmetic(4, 64, 64, 8, {"actor": 1}, 1, 5), kl=0.1, **changed)
+            made = maker(estimator, case=Case(micro=5), kl=0.1, **changed)
             made.origins = origins_of(12)
 
             def models(self, batches):

@@ -13,11 +13,7 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
-    Experience,
-    make_experience_batch,
-    split_experience_batch,
-)
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs, process_prompt_with_images  # noqa: E402
 from PIL import Image  # noqa: E402
@@ -25,8 +21,10 @@ from PIL import Image  # noqa: E402
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.checkpoint.state_file import load_state, save_state  # noqa: E402
+from bapo_openrlhf.integration.dealing import shares  # noqa: E402
 from bapo_openrlhf.integration.experience import row_of  # noqa: E402
 from bapo_openrlhf.integration.samples import groups_of, samples_of  # noqa: E402
+from bapo_openrlhf.integration.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
 SIZE = 4  # G
 
@@ -127,25 +125,38 @@ def test_through_the_buffers_and_a_checkpoint(samples, tmp_path):
         assert images_of(found) == images_of(wanted)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("kept", [range(12), [8, 9, 10, 11, 4, 5, 6, 7], [5, 0, 11]])
-def test_every_sample_reaches_the_actor_with_its_own_images(samples, kept):
-    """Batched, taken apart, reordered and batched again, as between the experience maker and the loss."""
+def test_every_sample_reaches_the_actor_with_its_own_images(samples, kept, ranks):
+    """Batched, taken apart, reordered and dealt to ranks, as between the experience maker and the loss; fillers too."""
     parts = [samples_of(grouped(samples))[start : start + 6] for start in (0, 6)]
     batches = [Experience.concat_experiences(part, 0) for part in parts]
     for batch, start in zip(batches, (0, 6), strict=True):
         batch.index = list(range(start, start + 6))
     rows = [row_of(batches[index // 6], index % 6) for index in kept]
     assert [images_of(row) for row in rows] == [images_of(samples[index]) for index in kept]
-    again = Experience.concat_experiences(rows, 0)
-    trained = make_experience_batch(split_experience_batch(again))
-    inputs = merge_mm_train_inputs(trained.mm_train_inputs, "cpu")
-    for name, merged in inputs.items():
-        wanted = torch.cat([samples[index].mm_train_inputs[0][name] for index in kept])
-        assert torch.equal(merged, wanted) and merged.dtype == wanted.dtype
-    # one image token for each image, in the same order
-    tokens = [(sequence == 9).sum().item() for sequence in trained.sequences]
-    assert tokens == [len(samples[index].images[0]) for index in kept]
-    assert inputs["image_grid_thw"].shape == (sum(tokens), 3)
+    for place, row in enumerate(rows):
+        row.index = [place]
+    dealt = shares([Experience.concat_experiences(rows, 0)], ranks)
+    reached = []
+    for experience, filler in zip(dealt["experience"], dealt["filler"], strict=True):
+        buffer = WholeBatchReplayBuffer(1)
+        buffer.take(experience, filler, len(rows))
+        for items in filter(None, (buffer.items, [buffer.filler])):
+            trained = make_experience_batch(items)
+            # by its tokens: the images of its prompt, and the number of the answer
+            of = [next(n for n in kept if torch.equal(item.sequences, samples[n].sequences[0])
+                       and item.images == samples[n].images) for item in items]  # fmt: skip
+            reached += of if items is buffer.items else []
+            inputs = merge_mm_train_inputs(trained.mm_train_inputs, "cpu")
+            for name, merged in inputs.items():
+                wanted = torch.cat([samples[index].mm_train_inputs[0][name] for index in of])
+                assert torch.equal(merged, wanted) and merged.dtype == wanted.dtype
+            # one image token for each image, in the same order
+            tokens = [(sequence == 9).sum().item() for sequence in trained.sequences]
+            assert tokens == [len(samples[index].images[0]) for index in of]
+            assert inputs["image_grid_thw"].shape == (sum(tokens), 3)
+    assert sorted(reached) == sorted(kept)
 
 
 def test_texts_between_images(samples):

@@ -26,7 +26,6 @@ from openrlhf.trainer.ray import launcher  # noqa: E402
 from bapo_openrlhf.adapt.buffers import ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response  # noqa: E402
 from bapo_openrlhf.adapt.traces import external_response  # noqa: E402
-from bapo_openrlhf.arithmetic import BatchArithmetic  # noqa: E402
 from bapo_openrlhf.checkpoint.state_file import load_state, save_state  # noqa: E402
 from bapo_openrlhf.integration.reference import OncePastReference  # noqa: E402
 from bapo_openrlhf.integration.samples import sample_of  # noqa: E402
@@ -65,6 +64,7 @@ class Rank:
         self.of = of
         self.calls: list[list[int]] = []  # the numbers of the samples of each
         self.pixels: list[list] = []  # what came with them
+        self.masked: list[bool] = []  # whether nothing in a call was generated
         self.emptied = 0
         self.execute_batch = SimpleNamespace(remote=self.execute)
         self.empty_cache = SimpleNamespace(remote=self.empty)
@@ -76,7 +76,9 @@ class Rank:
             item = {name: values[place] for name, values in chunk.items()}
             sequences, mask, attention = item["sequences"], item["action_mask"], item["attention_mask"]
             assert sequences.shape == attention.shape and mask.shape[1] == sequences.shape[1] - 1
+            assert attention.any(-1).all()  # no row is only padding
             self.calls.append([tokens[0] - 1000 for tokens in sequences.tolist()])
+            self.masked.append(not mask.any())
             self.pixels.append(item.get("mm_train_inputs_list"))
             found.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
         return found
@@ -109,7 +111,7 @@ class Models:
     def forget(self) -> None:
         for ranks in self.ranks.values():
             for rank in ranks:
-                rank.calls, rank.pixels, rank.emptied = [], [], 0
+                rank.calls, rank.pixels, rank.masked, rank.emptied = [], [], [], 0
 
 
 def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, use_loss: bool = False,
@@ -127,36 +129,27 @@ def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, 
     )
 
 
-class Shared(OncePastReference):
-    """Shares samples out as the trainer's maker does."""
-
-    def split_rollout_samples(self, rollout_samples):
-        if self.args.train.dynamic_batch_enable:
-            return super().split_rollout_samples(rollout_samples)
-        for index, sample in enumerate(rollout_samples):
-            sample.index = [index]
-        parts = self.arithmetic.forward_batches([sample.sequences.shape[1] for sample in rollout_samples])
-        return [Experience.concat_experiences([rollout_samples[n] for n in part], 9) for part in parts]
+class Maker(OncePastReference):
+    """Without advantages."""
 
     def compute_advantages_and_returns(self, experiences):
         return experiences
 
 
-def maker(models: Models, args: SimpleNamespace, ranks: dict[str, int], **changed) -> Shared:
-    arithmetic = BatchArithmetic(1, 99, 99, 8, ranks, 1, args.rollout.micro_batch_size)
+def maker(models: Models, args: SimpleNamespace, **changed) -> Maker:
     groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
     others = (None, SimpleNamespace(args=args), SimpleNamespace(pad_token_id=9))
-    return Shared(*groups, *others, arithmetic=arithmetic, **{"reference": "one", **changed})
+    return Maker(*groups, *others, **{"reference": "one", **changed})
 
 
-def make(made: Shared, responses: list[Response]) -> list[Experience]:
+def make(made: Maker, responses: list[Response]) -> list[Experience]:
     made.responses = responses
     return made.make_experience_batch([sample_of(PROMPT, response) for response in responses])
 
 
-def openrlhfs(made: Shared, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
-    """The same by OpenRLHF's maker, on models of its own."""
-    models = Models(ranks, made.args.ds.ring_attn_size)
+def openrlhfs(made: Maker, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
+    """The same by OpenRLHF's maker, on models of its own that have one rank each: it can share any batch out."""
+    models = Models(dict.fromkeys(ranks, 1), made.args.ds.ring_attn_size)
     groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
     plain = RemoteExperienceMaker(*groups, None, made.strategy, made.tokenizer)
     samples = [sample_of(PROMPT, replace(one, extras=copy.deepcopy(one.extras))) for one in responses]
@@ -189,6 +182,8 @@ RANKS = [
     {"actor": 2, "reference": 2},
     {"actor": 4, "reference": 2},
     {"actor": 2, "critic": 1, "reference": 2},
+    {"actor": 3, "critic": 2, "reference": 1},
+    {"actor": 2, "critic": 5, "reference": 3},
 ]
 
 
@@ -209,20 +204,31 @@ class TestBatches:
             patch.setattr(ray, "put", lambda value: value)
             models, known = Models(ranks, copies), set()
             args = arguments(ranks, dynamic=dynamic, copies=copies, use_loss=use_loss, micro=micro)
-            made = maker(models, args, ranks)
-            shares = made.arithmetic.shares
-            everything = [response(number, images=images) for number in range(40)]
+            made = maker(models, args)
+            spoken = [number for number in range(60) if response(number).action_spans]
+            everything = {number: response(number, images=images) for number in spoken}
             for _ in range(5):
-                chosen = draw.sample(range(40), shares * draw.randint(1, 20 // shares))
+                chosen = draw.sample(spoken, draw.randint(1, 20))
                 responses = [everything[number] for number in chosen]
                 models.forget()
                 found = make(made, responses)
                 assert_same(found, openrlhfs(made, ranks, responses))
                 new = set(chosen) - known
                 assert set(models.seen) == new
-                # every rank of a model makes equally many calls, or one would wait for the others' weights for ever
-                assert len({len(rank.calls) for rank in models.of("reference")}) == 1
-                assert len(models.seen) == -(-len(new) // shares) * shares
+                for name in ranks:
+                    # every rank makes equally many calls, or one would wait for the others' weights for ever
+                    assert len({len(rank.calls) for rank in models.of(name)}) == 1
+                    # each sample is sent once; a filler is a fully masked one, on its own at the end of a rank
+                    asked = new if name == "reference" else set(chosen)
+                    short = [rank.masked[-1:] == [True] for rank in models.of(name)]
+                    shares = [
+                        [number for call in (rank.calls[:-1] if filled else rank.calls) for number in call]
+                        for rank, filled in zip(models.of(name), short, strict=True)
+                    ]
+                    assert sorted(number for share in shares for number in share) == sorted(asked)
+                    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+                    assert all(len(rank.calls[-1]) == 1 and not any(rank.masked[:-1])
+                               for rank, filled in zip(models.of(name), short, strict=True) if filled)  # fmt: skip
                 tokens = [len(everything[number].log_probs) for number in chosen if number in known]
                 assert made.reference_kept == sum(tokens)
                 known |= new
@@ -236,7 +242,7 @@ class TestBatches:
         """Replayed samples stand at the batch's end: the last rank would have nothing to do."""
         ranks = {"actor": 2, "reference": 2}
         models = Models(ranks)
-        made = maker(models, arguments(ranks, dynamic=dynamic), ranks)
+        made = maker(models, arguments(ranks, dynamic=dynamic))
         old = [response(number) for number in range(6)]
         make(made, old)
         models.forget()
@@ -247,7 +253,7 @@ class TestBatches:
     def test_with_nothing_new_the_reference_is_left_alone(self):
         ranks = {"actor": 2, "reference": 2}
         models = Models(ranks)
-        made = maker(models, arguments(ranks, colocated=True), ranks)
+        made = maker(models, arguments(ranks, colocated=True))
         responses = [response(number) for number in range(4)]
         make(made, responses)
         assert [rank.emptied for rank in models.of("reference")] == [1, 1]
@@ -258,7 +264,7 @@ class TestBatches:
 
     def test_without_a_reference_nothing_is_kept(self):
         models = Models({"actor": 1})
-        made = maker(models, arguments({"actor": 1}), {"actor": 1})
+        made = maker(models, arguments({"actor": 1}))
         responses = [response(number) for number in range(4)]
         for _ in range(2):
             assert_same(make(made, responses), openrlhfs(made, {"actor": 1}, responses))
@@ -266,7 +272,7 @@ class TestBatches:
 
     def test_nothing_of_a_batch_is_held_afterwards(self):
         ranks = {"actor": 1, "reference": 1}
-        made = maker(Models(ranks), arguments(ranks), ranks)
+        made = maker(Models(ranks), arguments(ranks))
         make(made, [response(0), response(1)])
         assert not any(isinstance(value, (list, tuple)) and any(isinstance(item, Experience) for item in value)
                        for value in vars(made).values())  # fmt: skip
@@ -274,7 +280,7 @@ class TestBatches:
     def test_a_response_may_be_in_a_batch_twice(self):
         ranks = {"actor": 1, "reference": 1}
         models = Models(ranks)
-        made = maker(models, arguments(ranks), ranks)
+        made = maker(models, arguments(ranks))
         twice = response(1)
         for count in (2, 0):
             models.forget()
@@ -286,7 +292,7 @@ class TestBatches:
 class TestKept:
     def test_is_what_the_reference_said_of_the_generated_tokens(self):
         ranks = {"actor": 2, "reference": 2}
-        made = maker(Models(ranks), arguments(ranks), ranks)
+        made = maker(Models(ranks), arguments(ranks))
         responses = [response(number) for number in range(8)]
         make(made, responses)
         for one in responses:
@@ -298,7 +304,7 @@ class TestKept:
     def test_of_another_reference_is_not_used(self):
         ranks = {"actor": 1, "reference": 1}
         models = Models(ranks)
-        made = maker(models, arguments(ranks), ranks)
+        made = maker(models, arguments(ranks))
         responses = [response(number) for number in range(4)]
         before = make(made, responses)
         for rank in models.of("reference"):
@@ -317,7 +323,7 @@ class TestKept:
         models = Models(ranks)
         args = arguments(ranks)
         responses = tuple(response(number, images=True) for number in range(4))
-        wanted = make(maker(models, args, ranks), list(responses))
+        wanted = make(maker(models, args), list(responses))
         buffer, again = ReplayBuffer(4, 3), ReplayBuffer(4, 3)
         buffer.add(Group(0, PROMPT, responses, 0, 0))
         save_state(tmp_path, buffer.state_dict())
@@ -325,14 +331,14 @@ class TestKept:
         assert again.nbytes == buffer.nbytes
         models.forget()
         (group,) = again
-        assert_same(make(maker(models, args, ranks), list(group.responses)), wanted)
+        assert_same(make(maker(models, args), list(group.responses)), wanted)
         assert models.seen == []
 
     def test_counts_among_the_bytes(self):
         ranks = {"actor": 1, "reference": 1}
         one = response(3)
         before = one.nbytes
-        make(maker(Models(ranks), arguments(ranks), ranks), [one])
+        make(maker(Models(ranks), arguments(ranks)), [one])
         assert one.nbytes == before + 4 * len(one.log_probs) and len(one.log_probs)
 
     def test_of_copies_is_shared(self):
@@ -341,14 +347,14 @@ class TestKept:
         one = response(3)
         group = Group(0, PROMPT, (one,), 2, 1)
         stored = group.standalone(one)
-        make(maker(Models(ranks), arguments(ranks), ranks), [one])
+        make(maker(Models(ranks), arguments(ranks)), [one])
         assert stored.extras[REFERENCE][1] is one.extras[REFERENCE][1]
 
     @pytest.mark.parametrize("first", ["trace", "generated"])
     def test_of_a_trace_is_not_that_of_the_response_whose_place_it_takes(self, first):
         ranks = {"actor": 1, "reference": 1}
         models = Models(ranks)
-        made = maker(models, arguments(ranks), ranks)
+        made = maker(models, arguments(ranks))
         one = response(3)
         if first == "generated":
             make(made, [one])

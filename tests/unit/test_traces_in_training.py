@@ -23,13 +23,17 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
     Experience,
     balance_experiences,
     make_experience_batch,
-    split_experience_batch,
 )
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
+from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt, Response  # noqa: E402
 from bapo_openrlhf.adapt.traces import external_response, shaped  # noqa: E402
+from bapo_openrlhf.arithmetic import MicroBatch  # noqa: E402
+from bapo_openrlhf.integration import workers  # noqa: E402
+from bapo_openrlhf.integration.dealing import filler_of, shares  # noqa: E402
 from bapo_openrlhf.integration.samples import EXTERNAL, response_of, sample_of, samples_of  # noqa: E402
+from bapo_openrlhf.integration.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 from bapo_openrlhf.integration.workers import MixedLoss, WholeBatchActorTrainer  # noqa: E402
 
 EXTRAS = {
@@ -85,9 +89,13 @@ class TestSamples:
         group = make_group([0.0, 1.0], extras=EXTRAS)
         assert all(EXTERNAL not in sample.info for sample in samples_of([group]))
 
+    @pytest.mark.parametrize("ranks", [1, 2, 5])
     @pytest.mark.parametrize("way", ["concatenated", "balanced"])
-    def test_marks_reach_the_training_step(self, make_group, way):
-        """Through OpenRLHF's concatenation, its balancing of dynamic batches, its replay buffer and its collation."""
+    def test_marks_reach_the_training_step(self, make_group, way, ranks):
+        """Through OpenRLHF's concatenation and its balancing of dynamic batches, the ranks' buffers and the collation.
+
+        A filler counts as one that the policy generated.
+        """
         samples = samples_of([mixed_group(make_group), mixed_group(make_group, traces=0), mixed_group(make_group, 2)])
         assert [float(s.info[EXTERNAL]) for s in samples] == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1]
         batches = [Experience.concat_experiences(samples[at : at + 5], 0) for at in (0, 5, 10)]
@@ -95,12 +103,18 @@ class TestSamples:
             actor = SimpleNamespace(num_nodes=1, num_gpus_per_node=2)
             args = SimpleNamespace(actor=actor, ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1))
             batches = balance_experiences(batches, args)
-        items = [item for batch in batches for item in split_experience_batch(batch)]
-        for size in (1, 3):
-            for at in range(0, len(items), size):
-                experience = make_experience_batch(items[at : at + size])
-                marks = [bool(mark) for mark in experience.info[EXTERNAL]]
-                assert marks == [30 in row.tolist() for row in experience.sequences]
+        dealt, reached = shares(batches, ranks), 0
+        for share, filler in zip(dealt["experience"], dealt["filler"], strict=True):
+            buffer = WholeBatchReplayBuffer(1)
+            buffer.take(share, filler, len(samples))
+            reached += len(buffer.items)
+            for items in (buffer.items, [*buffer.items, buffer.filler]):
+                for size in (1, 3):
+                    for at in range(0, len(items), size):
+                        experience = make_experience_batch(items[at : at + size])
+                        marks = [bool(mark) for mark in experience.info[EXTERNAL]]
+                        assert marks == [30 in row.tolist() for row in experience.sequences]
+        assert reached == 12
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -223,13 +237,22 @@ class TestTrainingStep:
             seen.append(self.actor_loss_fn)
             if experience.info.get("fails"):
                 raise ValueError("in the step")
-            return {}
+            return {"metrics": {}, "weights": {}}
 
         monkeypatch.setattr(ppo_actor.ActorPPOTrainer, "training_step", step)
         trainer = object.__new__(WholeBatchActorTrainer)
         trainer.actor_loss_fn = trainer.plain_loss = PolicyLoss()
-        trainer.shaping, trainer._mark_boundary = 0.3, lambda *_: None
-        trainer.actor = SimpleNamespace(model=None)
+        trainer.shaping = 0.3
+        trainer.actor = SimpleNamespace(model=SimpleNamespace(set_gradient_accumulation_boundary=lambda last: None))
+        trainer.args = SimpleNamespace(
+            actor=SimpleNamespace(aux_loss_coef=0.0),
+            algo=SimpleNamespace(kl=SimpleNamespace(use_loss=False)),
+            train=SimpleNamespace(dynamic_batch_enable=False),
+        )
+        mesh = {"dp": SimpleNamespace(get_group=lambda: None)}
+        trainer.strategy = SimpleNamespace(time_steps={}, accumulated_gradient=2, ds_device_mesh=mesh)
+        trainer.replay_buffer = SimpleNamespace(plan=[MicroBatch(2, False, 4, 2), MicroBatch(2, True, 4, 2)])
+        monkeypatch.setattr(workers.dist, "get_world_size", lambda group: 1)
         return trainer
 
     def test_a_marked_batch_has_the_mixed_one_and_the_next_the_plain_one(self, monkeypatch):
@@ -338,10 +361,9 @@ def test_one_step_of_adamw_by_hand(micro, weight):
 
 
 def test_gradients_of_the_ranks_average_to_that_of_all():
-    """Three ranks, the last of which has a sample that does not count; DeepSpeed averages their gradients."""
+    """Three ranks, the last of which has a filler; DeepSpeed averages their gradients."""
     samples = demonstrations(5, seed=2)
-    filler = demonstrations(1, seed=9)[0]
-    filler.action_mask.zero_()
+    filler = filler_of(samples[3])
     table = TinyActor().table
     loss, tokens = cross_entropy(table, samples)
     (wanted,) = torch.autograd.grad(0.5 * loss, table)
@@ -357,11 +379,24 @@ def test_gradients_of_the_ranks_average_to_that_of_all():
     assert sum(parts) == pytest.approx(float(loss))
 
 
-def test_the_moving_average_of_the_weights_moves_once():
-    actor, moved = TinyActor(), []
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("count", range(5))
+def test_the_moving_average_of_the_weights_moves_once(count, dynamic):
+    """By OpenRLHF's own rule: it averages at multiples of its gradient accumulation, which is 4."""
+    actor, average, moved = TinyActor(), TinyActor(), []
+    before = average.table.data.clone()
     trainer = rank_trainer(actor)
-    trainer.ema_model, trainer.ema_beta = "ema", 0.9
-    trainer.strategy.moving_average = lambda *given: moved.append(given)
+    trainer.ema_model, trainer.ema_beta, strategy = average, 0.9, trainer.strategy
+    strategy.time_steps, strategy.accumulated_gradient = {"ema": count}, 4
+    strategy.use_dynamic_batch, strategy.stage = dynamic, 2
+
+    def moving_average(model, ema_model, beta, device):
+        moved.append((model, ema_model, beta, device))
+        DeepspeedStrategy.moving_average(strategy, model, ema_model, beta, "cpu")
+
+    strategy.moving_average = moving_average
     samples = demonstrations(4)
     trainer.finetune([Experience.concat_experiences([one], 0) for one in samples], 9, 1, 1.0)
-    assert moved == [(actor, "ema", 0.9, "cuda")]
+    assert moved == [(actor, average, 0.9, "cuda")]
+    assert torch.allclose(average.table.data, 0.9 * before + 0.1 * actor.table.data, rtol=1e-12)
+    assert not torch.equal(average.table.data, before)

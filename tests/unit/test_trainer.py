@@ -252,6 +252,8 @@ class Worker:
 class Group:
     """All ranks of a model, as OpenRLHF's RayActorGroup."""
 
+    duplicate_actors = 1
+
     def __init__(self, world: World, model: str, ranks: int = 1) -> None:
         self.world, self.model = world, model
         self.workers = [Worker(world, model) for _ in range(ranks)]
@@ -273,12 +275,19 @@ class Group:
             return [Ref(error=ref.error) if ref.error else Ref([ref.value]) for ref in refs]
         assert method_name == "forward"
         self.world.fail_at("forward")
-        if self.model == "reference":
-            return [Ref(list(map(self.reference, kwargs["sequences"], kwargs["action_mask"])))]
-        return [Ref([self.forward(sequences) for sequences in kwargs["sequences"]])]
+        calls = list(zip(kwargs["sequences"], kwargs["action_mask"], strict=True))
+        share, left = divmod(len(calls), len(self.workers))
+        assert share and not left  # a rank with a call less than another would wait for it for ever
+        return [
+            Ref([self.answer(*call) for call in calls[start : start + share]]) for start in range(0, len(calls), share)
+        ]
+
+    def answer(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.reference(sequences, mask) if self.model == "reference" else self.forward(sequences)
 
     def reference(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        real = [row[: int(on.nonzero().max()) + 2] for row, on in zip(sequences.tolist(), mask, strict=True)]
+        pairs = zip(sequences.tolist(), mask, strict=True)
+        real = [row[: int(on.nonzero().max()) + 2] for row, on in pairs if on.any()]  # not a filler
         self.world.referred += [(self.world.trainer.step, row) for row in real]
         return torch.tensor([self.world.log_probs(row, -1) for row in sequences.tolist()]) * mask
 
@@ -333,8 +342,12 @@ class World:
         self.args = self.arguments(folder, words)
         self.engines = [Engine(self, number) for number in range(engines)]
         critic = bool(self.args.critic.model_name_or_path)
-        self.groups = {model: Group(self, model) for model in ("actor", "critic")[: 1 + critic]}
-        self.reference = Group(self, "reference") if self.args.algo.kl.init_coef > 0 else None
+        self.groups = {
+            model: Group(self, model, getattr(self.args, model).num_gpus_per_node)
+            for model in ("actor", "critic")[: 1 + critic]
+        }
+        with_reference = self.args.algo.kl.init_coef > 0
+        self.reference = Group(self, "reference", self.args.ref.num_gpus_per_node) if with_reference else None
         rows = [("data", f"prompt {n}", str(n), None) for n in range(prompts)]
         self.data = lambda: StatefulDataLoader(rows, batch_size=1, shuffle=True, drop_last=True, collate_fn=columns)
         self.evaluation = [columns([("data", f"eval {n}", str(n), None)]) for n in range(evaluation)] or None
@@ -470,6 +483,19 @@ def world(tmp_path):
     return make
 
 
+def by_position(experiences: list) -> dict[int, list]:
+    """What each sample of a batch was trained with, by its position in the batch."""
+    names = ("action_log_probs", "rollout_log_probs", "values", "advantages", "returns")
+    return {
+        index: [
+            experience.sequences[row][experience.attention_mask[row].bool()].tolist(),
+            *(getattr(experience, name)[row][experience.action_mask[row].bool()].tolist() for name in names),
+        ]
+        for experience in experiences
+        for row, index in enumerate(experience.index)
+    }
+
+
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
@@ -504,6 +530,33 @@ class TestRun:
         assert len(made.noted("keep")) <= 12 // delay + 1
         if delay == 1 or (not evaluation and (not again or again % delay == 0)):
             assert not made.noted("keep", "restore")
+
+    def test_the_numbers_of_ranks_change_nothing(self, world):
+        """The groups of a batch are seldom a multiple of anything; each model deals them to its own ranks."""
+        words = {"algorithm": "ba_ppo", "train.batch_size": 12, "algo.kl.init_coef": 0.02, "rollout.batch_size": 5}
+        words |= {"prompts": 24, "rollout.n_samples_per_prompt": 5, "adapt.batch_size": 9}
+        runs = []
+        for ranks in ((1, 1, 1), (3, 2, 1), (2, 1, 3)):
+            models = {f"{name}.num_gpus_per_node": n for name, n in zip(("actor", "critic", "ref"), ranks, strict=True)}
+            made = world(**words, **models)
+            made.trainer.fit()
+            runs.append(made)
+        one, *others = runs
+        counts = [5 * sum(row[f"groups/{source}"] for source in SOURCES) for row in one.metrics()]
+        assert all({count % ranks for count in counts} == set(range(ranks)) for ranks in (2, 3))
+        for made in others:
+            assert sorted(tokens for _, tokens in made.referred) == sorted(tokens for _, tokens in one.referred)
+            for found, wanted in zip(numbers(made.metrics()), numbers(one.metrics()), strict=True):
+                assert found.keys() == wanted.keys()
+                for name, value in wanted.items():
+                    assert found[name] == (value if value is None else pytest.approx(value, rel=1e-4, abs=1e-5)), name
+            for (step, found), (at, wanted) in zip(made.trained, one.trained, strict=True):
+                samples_found, samples_wanted = by_position(found), by_position(wanted)
+                assert step == at and samples_found.keys() == samples_wanted.keys()
+                for index, (tokens, *numbers_) in samples_wanted.items():
+                    assert samples_found[index][0] == tokens
+                    for ours, theirs in zip(samples_found[index][1:], numbers_, strict=True):
+                        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
     @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
     def test_ledger_and_record_balance(self, world, algorithm):
@@ -926,8 +979,9 @@ class TestTraces:
             assert row["finetune/waiting"] == len(waiting) and row.get("skipped_update") == (None if solved else 1)
         assert {step for step, *_ in made.noted("finetune")} == set(due) and len(due) >= 3
         for step, batches, tokens, ranks, weight in made.noted("finetune"):
-            assert [prompt for batch in batches for prompt in batch.prompts] == due[step]
-            wanted = [[100 + ord(c) for c in "abcde"[: 1 + int(p[7:]) % 5]] + [2] for p in due[step]]
+            by_length = sorted(due[step], key=lambda prompt: int(prompt[7:]) % 5)
+            assert [prompt for batch in batches for prompt in batch.prompts] == by_length
+            wanted = [[100 + ord(c) for c in "abcde"[: 1 + int(p[7:]) % 5]] + [2] for p in by_length]
             shown = [
                 [int(token) for token, counts in zip(row[1:], mask, strict=True) if counts]
                 for batch in batches
@@ -940,23 +994,37 @@ class TestTraces:
         assert all(names[at + 1] == "sync" for at, name in enumerate(names) if name == "finetune")
         assert made.trainer.step == len(rows) == 8
 
-    @pytest.mark.parametrize(("ranks", "shares"), [(2, [3, 3]), (3, [2, 2, 2]), (4, [2, 2, 2, 2])])
-    def test_ranks_get_equal_shares(self, world, tmp_path, make_group, ranks, shares):
-        """Of 5 demonstrations; what is missing is filled with samples of which no token counts."""
+    @pytest.mark.parametrize(
+        ("ranks", "prompts"),
+        [
+            (1, [[["p0", "p1"], ["p2", "p3"], ["p4"]]]),
+            (2, [[["p0", "p2"], ["p4"]], [["p1", "p3"], []]]),
+            (3, [[["p0", "p3"]], [["p1", "p4"]], [["p2"]]]),
+            (4, [[["p0", "p4"]], [["p1"]], [["p2"]], [["p3"]]]),
+            (7, [[["p0"]], [["p1"]], [["p2"]], [["p3"]], [["p4"]], [[]], [[]]]),
+        ],
+    )
+    def test_ranks_get_shares_that_differ_by_one(self, world, make_group, ranks, prompts):
+        """Of 5 demonstrations of 1 to 5 tokens in micro-batches of 2; [] is a sample of which no token counts."""
         made = world()
-        arithmetic = BatchArithmetic(4, 4, 4, 8, {"actor": ranks}, 2, 3)
-        made.trainer.arithmetic = arithmetic
+        made.trainer.arithmetic = BatchArithmetic(4, 4, 4, 8, {"actor": ranks}, 2, 3)
         made.trainer.actor_model_group = made.groups["actor"] = Group(made, "actor", ranks)
         groups = [make_group([1.0], prompt=f"p{n}", extras=EXTRAS, response_tokens=n + 1) for n in range(5)]
-        made.trainer.method.demonstrations = lambda step: groups
+        made.trainer.method.demonstrations = lambda step: [groups[n] for n in (3, 0, 4, 1, 2)]
         assert made.trainer._finetune() == {"finetune/demonstrations": 5, "finetune/loss": 0.5 * ranks}
         given_ = made.noted("finetune")
-        sizes = [[len(batch.prompts) for batch in batches] for _, batches, *_ in given_]
-        assert sizes == [[2, 1] if share == 3 else [2] for share in shares]  # micro-batches of 2
-        counted = [int(batch.action_mask.sum()) for _, batches, *_ in given_ for batch in batches]
-        assert sum(counted) == 15 and {call[2:] for call in given_} == {(15, ranks, 1.0)}
-        rows = [row for _, batches, *_ in given_ for batch in batches for row in batch.action_mask]
-        assert sum(not row.any() for row in rows) == sum(shares) - 5
+        assert {call[2:] for call in given_} == {(15, ranks, 1.0)}
+        found = [[batch.prompts if batch.action_mask.any() else [] for batch in batches] for _, batches, *_ in given_]
+        assert found == prompts
+        counted = [
+            (prompt, int(mask.sum()))
+            for _, batches, *_ in given_
+            for batch in batches
+            for prompt, mask in zip(batch.prompts, batch.action_mask, strict=True)
+        ]
+        fillers = sum(batch == [] for batches in prompts for batch in batches)
+        # a filler is like the shortest demonstration
+        assert sorted(counted) == [("p0", 0)] * fillers + [(f"p{n}", n + 1) for n in range(5)]
 
     def test_models_that_sleep_are_woken_for_it(self, world, make_group):
         made = world()
@@ -1365,20 +1433,51 @@ class TestEmptyBatch:
 
 
 class TestCounts:
-    def test_a_batch_that_the_ranks_cannot_share_is_an_error(self, world, make_group):
-        made = world()
-        made.trainer.arithmetic = BatchArithmetic(
-            group_size=2,
-            capacity=4,
-            rollout_groups=4,
-            train_batch=8,
-            ranks={"actor": 2},
-            micro_train=2,
-            micro_rollout=2,
+    @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (2, 3), (3, 2)])
+    @pytest.mark.parametrize("count", [1, 2, 3, 5])
+    def test_a_batch_may_have_any_number_of_groups(self, world, make_group, ranks, count):
+        """On models with these numbers of ranks; one of its groups leaves in the review, if there are several."""
+        words = {"actor.num_gpus_per_node": ranks[0], "critic.num_gpus_per_node": ranks[1], "train.batch_size": 12}
+        made = world(algorithm="ba_ppo", **words, **{"adapt.max_failed_share": 1, "adapt.batch_size": 5})
+        extras = EXTRAS | {"info": {"reward": 0.5}}
+        batch = Batch(fresh=[make_group(1, size=4, prompt=f"p{n}", extras=extras, uid=n) for n in range(count)])
+        made.trainer.method.build_batch = lambda *_: batch
+        made.trainer.method.observe = lambda *_: None
+        made.trainer.ledger.settle = lambda *_, **__: made.trainer.ledger.counts
+        review = made.trainer._review
+        if count > 1:
+            made.trainer.experience_maker.review = lambda log_ratios: review(
+                np.where(np.arange(len(log_ratios)) == 5, math.nan, log_ratios)
+            )
+        made.trainer.train_step([], 0)
+        ((_, experiences),) = made.trained
+        stay = [n for n in range(count) if count == 1 or n != 1]
+        prompts = [prompt for experience in experiences for prompt in experience.prompts]
+        assert sorted(prompts) == [f"p{n}" for n in stay for _ in range(4)]
+        assert sorted(index for e in experiences for index in e.index) == list(range(4 * len(stay)))
+        assert made.updates == {"actor": 1, "critic": 1} and len(made.trainer.batch) == len(stay)
+        made.updates.update(actor=0, critic=0)
+        for experience in experiences:  # the models' answers came back to their own samples
+            for found, wanted in (
+                (experience.action_log_probs, made.groups["actor"].forward(experience.sequences)),
+                (experience.values, made.groups["critic"].forward(experience.sequences)),
+            ):
+                mask = experience.action_mask.bool()
+                assert mask.any() and torch.equal(found[mask], wanted[mask])
+
+    @pytest.mark.parametrize(("words", "capacity"), [({}, 4), ({"adapt.batch_size": 6}, 6)])
+    def test_a_batch_may_not_be_larger_than_its_capacity(self, world, make_group, words, capacity):
+        made = world(**words)
+        made.trainer.method.build_batch = lambda *_: Batch(
+            fresh=[make_group(1, size=4) for _ in range(capacity - 2)],
+            reevaluated=[make_group(1, size=4)],
+            replayed=[make_group(1, size=4) for _ in range(2)],
         )
-        made.trainer.method.build_batch = lambda *_: Batch(fresh=[make_group(1, size=2)])
-        with pytest.raises(ValueError, match="BAPO made a batch of 1 groups; the ranks can share multiples of 2"):
+        with pytest.raises(
+            ValueError, match=f"^BAPO made a batch of {capacity + 1} groups; it may hold at most {capacity} "
+        ):
             made.trainer.train_step([], 0)
+        assert made.trained == []
 
     def test_a_group_that_the_method_loses(self, world):
         made = world()
@@ -1529,12 +1628,11 @@ def test_timed_adds_up_also_after_an_error(monkeypatch):
 # --- groups that must not be trained on -------------------------------------------------------------------------------
 
 
-def reviewer(batch: Batch, size: int, *, quantum: int = 1, step: int = 9, share: float = 1.0, **limits: float | None):
+def reviewer(batch: Batch, size: int, *, step: int = 9, share: float = 1.0, **limits: float | None):
     """A trainer with only what the review needs."""
     made = object.__new__(AdaptedPPOTrainer)
     adapt = {"max_tv_fresh": None, "max_tv_replayed": None, "max_failed_share": share} | limits
     made.args = SimpleNamespace(adapt=SimpleNamespace(**adapt), rollout=SimpleNamespace(n_samples_per_prompt=size))
-    made.arithmetic = SimpleNamespace(quantum=quantum)
     made.batch, made.step, made.vllm_engines = batch, step, []
     return made
 
@@ -1561,9 +1659,8 @@ class TestReview:
                 ratios[group.uid] = data.draw(st.lists(log_ratio, min_size=size, max_size=size))
         limit = st.none() | st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 1)
         limits = {"max_tv_fresh": data.draw(limit), "max_tv_replayed": data.draw(limit)}
-        quantum = data.draw(st.integers(1, 3))
         before = batch.with_sources()
-        made = reviewer(batch, size, quantum=quantum, step=step, **limits)
+        made = reviewer(batch, size, step=step, **limits)
         found = made._review(np.array([ratio for _, group in before for ratio in ratios[group.uid]]))
 
         broken = {group.uid for _, group in before if not all(map(math.isfinite, ratios[group.uid]))}
@@ -1580,8 +1677,7 @@ class TestReview:
         unfit = broken | far
         fit = [group for _, group in before if group.uid not in unfit]
         staying = [group for _, group in after.with_sources()]
-        assert len(staying) == (len(fit) - len(fit) % quantum if unfit else len(fit))
-        assert set(uids(staying)) <= set(uids(fit))
+        assert uids(staying) == uids(fit)  # whatever their number is
         # positions of the samples that stay, in the order of the batch before
         order = uids([group for _, group in before])
         assert found == [position * size + row for position, uid in enumerate(order) if uid in uids(staying)
@@ -1592,10 +1688,10 @@ class TestReview:
         assert set(uids(after.nonfinite)) == broken & set(own)
         assert set(uids(after.too_far)) == (far - broken) & set(own)
         assert set(uids(after.unused)) == set(uids(batch.replayed)) - set(uids(staying))
-        assert set(uids(after.cut)) == set(own) & set(uids(fit)) - set(uids(staying))
+        assert after.cut == []
         # nothing is looked at twice: a second review of what stayed lets all of it stay
         rest = np.array([ratio for group in staying for ratio in ratios[group.uid]])
-        assert reviewer(after, size, quantum=1, step=step, **limits)._review(rest) == list(range(len(rest)))
+        assert reviewer(after, size, step=step, **limits)._review(rest) == list(range(len(rest)))
 
     @pytest.mark.parametrize("source", SOURCES)
     @pytest.mark.parametrize(
@@ -1653,14 +1749,14 @@ class TestReview:
         made = reviewer(batch, 2)
         assert made._review(np.zeros(2)) == [0, 1] and made.batch is batch
 
-    def test_a_whole_quantum_leaves_with_one_group(self, make_group):
+    def test_one_group_leaves_by_itself(self, make_group):
         batch = Batch(fresh=[make_group(n, size=4, step=9, policy_step=9) for n in (1, 2, 3, 2)])
-        made = reviewer(batch, 4, quantum=2)
+        made = reviewer(batch, 4)
         log_ratios = np.zeros(16)
         log_ratios[5] = math.nan  # in the second group
-        # of the other three the one of least variance goes too: 1 of 4 right, and older than 3 of 4
-        assert made._review(log_ratios) == [8, 9, 10, 11, 12, 13, 14, 15]
-        assert made.batch.nonfinite == [batch.fresh[1]] and made.batch.cut == [batch.fresh[0]]
+        assert made._review(log_ratios) == [0, 1, 2, 3, *range(8, 16)]
+        assert made.batch.nonfinite == [batch.fresh[1]] and made.batch.cut == []
+        assert made.batch.fresh == [batch.fresh[0], *batch.fresh[2:]]
 
     @pytest.mark.parametrize(
         ("share", "bad", "stops"), [(0.5, 2, False), (0.5, 3, True), (0.0, 1, True), (1.0, 4, False)]
