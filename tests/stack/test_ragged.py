@@ -32,9 +32,7 @@ VALUE_CLIP, MAX_NORM = 0.1, 1.5
 # Adam moves each parameter by nearly the sign of its gradient, and that of a small one is noise in bf16. With an eps
 # this large and no memory of earlier gradients, it moves them in proportion to this step's gradient.
 EPS, BETAS, DECAY = 1.0, (0.0, 0.9), 0.005
-# How far rounding to bf16 takes log-probs and values, and (relative) gradient norms, updates and entropies. With
-# gradients left over from the batch before, updates differ by 1.2; with one micro-batch of several lost or another
-# normaliser, far above the bounds too.
+# How far rounding to bf16 takes log-probs and values, and (relative) gradient norms, updates and entropies.
 OUTPUT_ERROR, NORM_ERROR, CHANGE_ERROR, ENTROPY_ERROR = 0.02, 0.01, 0.03, 0.01
 RATES = {"actor": (0.05, 0.1, 0.0), "critic": (0.05, 0.3, 0.1)}  # learning rate, where it ends, share of warm-up
 

@@ -479,10 +479,14 @@ class TestActorNumbers:
         assert made.args.actor.aux_loss_coef == 0.5
 
     def test_weights_are_averaged_once_an_optimizer_step(self, openrlhfs):
-        """OpenRLHF adds one to its count and averages at multiples of its gradient accumulation, which is 3."""
+        """OpenRLHF adds one to its count and averages at multiples of its gradient accumulation, which is 3.
+
+        DeepSpeed steps after the same micro-batches, on every rank: also after a filler.
+        """
         seen = []
         openrlhfs(NUMBERS, seen)
-        plan = [MicroBatch(1, last, 4, 2) for last in (False, True, True, False, False, True)]
+        parts = ((1, False), (1, True), (1, True), (1, False), (1, False), (0, True))  # the last is a filler
+        plan = [MicroBatch(size, last, 4, 2) for size, last in parts]
         made = trainer_with(WholeBatchActorTrainer, plan)
         for step in range(6):
             made.training_step(EXPERIENCE, 0.0, step)
