@@ -54,6 +54,22 @@ def shortest(samples: Sequence[Experience]) -> Experience:
     return min(samples, key=lambda sample: int(sample.attention_mask.sum()))
 
 
+def order_info(samples: Sequence[Experience]) -> None:
+    """Put the keys of all samples' `info` into one order, because the ranks reduce metrics one after the other.
+
+    Raises:
+        ValueError: samples have different keys. The ranks would reduce one metric together with another.
+    """
+    keys = list(samples[0].info)
+    for sample in samples:
+        if sample.info.keys() != set(keys):
+            raise ValueError(
+                f"a sample's info has the keys {', '.join(sorted(sample.info))}, another's "
+                f"{', '.join(sorted(keys))}; a reward function must give the same extra_logs for every response"
+            )
+        sample.info = {key: sample.info[key] for key in keys}
+
+
 def dealt_batches(
     samples: Sequence[Experience], ranks: int, cut: Callable[[list[int], list[Places]], list[list[Places]]], pad: int
 ) -> list[list[Experience]]:
@@ -93,19 +109,12 @@ def shares(experiences: Sequence[Experience], ranks: int) -> dict[str, list[Any]
         experiences: the batch; each has `index`, the positions of its samples, or all have None.
 
     Raises:
-        ValueError: samples have different info keys. The ranks would reduce one metric together with another.
+        ValueError: see `order_info`.
     """
     places = [place for experience in experiences for place in experience.index or []]
     # OpenRLHF's function removes the index from what it is given, and the critic's share is made from the same batch.
     samples = [sample for experience in experiences for sample in split_experience_batch(replace(experience))]
-    keys = list(samples[0].info)
-    for sample in samples:
-        if sample.info.keys() != set(keys):
-            raise ValueError(
-                f"a sample's info has the keys {', '.join(sorted(sample.info))}, another's "
-                f"{', '.join(sorted(keys))}; a reward function must give the same extra_logs for every response"
-            )
-        sample.info = {key: sample.info[key] for key in keys}
+    order_info(samples)
     if places:
         samples = [sample for _, sample in sorted(zip(places, samples, strict=True), key=lambda pair: pair[0])]
     dealt = [[samples[place] for place in share] for share in deal(lengths_of(samples), ranks)]
@@ -135,8 +144,13 @@ class DealtExperienceMaker(RemoteExperienceMaker):
         self._asked: dict[int, tuple[Any, list[Places]]] = {}  # by id of Ray's references: model, samples by batch
 
     def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Forward-pass batches of samples of like lengths, one rank of the actor after the other."""
+        """Forward-pass batches of samples of like lengths, one rank of the actor after the other.
+
+        Raises:
+            ValueError: see `order_info`.
+        """
         self._forget()
+        order_info(rollout_samples)
         for place, sample in enumerate(rollout_samples):
             sample.index = [place]
         self._samples = rollout_samples

@@ -437,6 +437,21 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
                 assert row[name] == pytest.approx(number)
 
 
+def test_the_objective_made_a_difference(watched):
+    """Dual clip and the mask for the rollout engine took some tokens and left others, or they would not be tested."""
+    objective, mask, taken = watched.case.objective, [], []
+    for _, window, _ in windows(watched.notes["actor"]):
+        for batch in window:
+            mask.append(batch["action_mask"].bool())
+            ratio = (batch["output"] - batch["action_log_probs"]).exp()
+            if objective.dual is not None:
+                taken.append((batch["advantages"] < 0) & (ratio > objective.dual))
+            elif objective.band is not None:
+                taken.append(plain_update.surrogate(batch, batch["output"], objective)[2])
+    found = [bool(x) for one, used in zip(taken, mask, strict=False) for x in one[used]]
+    assert not taken or 0 < sum(found) < len(found)
+
+
 def test_values_are_those_of_the_critic_before_the_update(watched):
     """Whatever ranks passed them: the first optimizer step of a batch finds the values that the batch was made with."""
     for update in watched.notes["critic"]:

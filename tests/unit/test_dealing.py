@@ -534,6 +534,13 @@ class TestExperienceMaker:
                 # as even as OpenRLHF's partitions by the largest differencing method: but for one sample at most
                 assert not sums or max(sums) - min(sums) <= max(lengths[number] for number in share)
 
+    def test_different_info_keys_are_refused_before_a_model_is_asked(self):
+        """Also within one forward-pass batch, of which OpenRLHF would only say that sizes do not match."""
+        samples = [sample(0, 3), sample(1, 4)]
+        samples[1].info["depth"] = torch.tensor([1.0])
+        with pytest.raises(ValueError, match="a reward function must give the same extra_logs for every response"):
+            maker((1, 1)).split_rollout_samples(samples)
+
     @given(drawn=passes(), micro=st.integers(1, 6))
     @settings(SLOW, max_examples=60)
     def test_by_samples(self, drawn, micro):
