@@ -88,7 +88,7 @@ def _batch(arithmetic, adapted: bool) -> str:
     size = arithmetic.capacity * arithmetic.group_size
     if not adapted:
         return f"{arithmetic.capacity} groups = {size} samples"
-    return f"at most B {arithmetic.capacity} groups = {size} samples; any number of groups"
+    return f"any number of groups up to B {arithmetic.capacity} (= {size} samples)"
 
 
 def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:
