@@ -122,7 +122,8 @@ def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: i
     """The micro-batches of one rank for one epoch, in order.
 
     A rank takes `train_batch / ranks` of its samples in each optimizer step but the last, and what is left in the last.
-    So every optimizer step but the last holds exactly `train_batch` samples, in whatever order a rank takes its own.
+    So every optimizer step except the last holds exactly `train_batch` samples. The order in which a rank takes its
+    samples does not matter.
 
     Args:
         total: samples of the batch, on all ranks.

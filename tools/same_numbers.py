@@ -58,7 +58,7 @@ def run(folder: Path) -> None:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print each metric that differs, with the first step and the largest relative difference; returns how many."""
+    """Print each metric that differs, with the first step and its two values there; returns how many runs differ."""
     different = 0
     for folder in sorted(path.parent for path in after.glob("*/metrics.jsonl")):
         rows = [

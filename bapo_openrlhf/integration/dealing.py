@@ -49,11 +49,6 @@ def filler_of(sample: Experience) -> Experience:
     return replace(sample, **numbers, action_mask=torch.zeros_like(sample.action_mask), info=info, index=[])
 
 
-def shortest(samples: Sequence[Experience]) -> Experience:
-    """The sample with the fewest tokens: a filler like it costs least."""
-    return min(samples, key=lambda sample: int(sample.attention_mask.sum()))
-
-
 def order_info(samples: Sequence[Experience]) -> None:
     """Put the keys of all samples' `info` into one order, because the ranks reduce metrics one after the other.
 
@@ -81,15 +76,13 @@ def dealt_batches(
         pad: token id of the padding.
     """
     lengths = lengths_of(samples)
-    filler: list[Experience] = []
+    dealt = deal(lengths, ranks)
+    filler = filler_of(samples[dealt[0][0]])  # the shortest sample is dealt first, and a filler like it costs least
 
     def batch(part: Places) -> Experience:
-        if part:
-            return Experience.concat_experiences([samples[place] for place in part], pad)
-        filler[:] = filler or [filler_of(shortest(samples))]
-        return filler[0]
+        return Experience.concat_experiences([samples[place] for place in part], pad) if part else filler
 
-    return [[batch(part) for part in own] for own in in_step(cut(lengths, deal(lengths, ranks)))]
+    return [[batch(part) for part in own] for own in in_step(cut(lengths, dealt))]
 
 
 class DealtActorGroup(RayActorGroup):
@@ -118,7 +111,7 @@ def shares(experiences: Sequence[Experience], ranks: int) -> dict[str, list[Any]
     if places:
         samples = [sample for _, sample in sorted(zip(places, samples, strict=True), key=lambda pair: pair[0])]
     dealt = [[samples[place] for place in share] for share in deal(lengths_of(samples), ranks)]
-    filler = make_experience_batch([filler_of(shortest(samples))])
+    filler = make_experience_batch([filler_of(dealt[0][0])])  # the shortest sample is dealt first
     return {
         "experience": [make_experience_batch(share) if share else None for share in dealt],
         "filler": [filler] * ranks,

@@ -52,7 +52,7 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
 
     def set_up(self, strategy: Any) -> None:
         """Plan the micro-batches of the samples that are in the buffer now, without dynamic batching."""
-        ranks, args = _ranks(strategy), strategy.args.train
+        ranks, args = data_parallel_ranks(strategy), strategy.args.train
         self.plan = micro_batch_plan(self.total, len(self.items), ranks, self.sample_batch_size, args.batch_size)
         if self.plan[-1].samples == 0:
             self.items.append(self.filler)
@@ -63,7 +63,7 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
         OpenRLHF's own plan is made for a training batch of just that step's samples. A filler takes part in it if the
         rank has a sample less than another. It is taken out again if it shares a micro-batch with a sample.
         """
-        ranks = _ranks(strategy)
+        ranks = data_parallel_ranks(strategy)
         window, share = strategy.args.train.batch_size // ranks, -(-self.total // ranks)
         samples = long_and_short(self.items) + [self.filler] * (share - len(self.items))
         last, indices, plan = len(self.items), [], []
@@ -77,8 +77,10 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
             sizes = [len(part) if part[0] < last else 0 for part in parts]
             filled = torch.tensor(sum(size > 0 for size in sizes), device=torch.cuda.current_device())
             dist.all_reduce(filled, op=dist.ReduceOp.SUM, group=strategy.ds_device_mesh["dp"].get_group())
-            closes = [number + 1 == len(parts) for number in range(len(parts))]
-            plan += [MicroBatch(size, close, total, int(filled)) for size, close in zip(sizes, closes, strict=True)]
+            plan += [
+                MicroBatch(size, bool(closes), total, int(filled))
+                for size, closes in zip(sizes, self.dynamic_optimizer_step, strict=True)
+            ]
             indices += parts
             for name, values in planned.items():
                 values += getattr(self, name)
@@ -93,8 +95,8 @@ def long_and_short(items: list[Experience]) -> list[Experience]:
     return [items[place // 2 if place % 2 == 0 else -(place + 1) // 2] for place in range(len(items))]
 
 
-def _ranks(strategy: Any) -> int:
-    """Data-parallel ranks."""
+def data_parallel_ranks(strategy: Any) -> int:
+    """Ranks that share the samples of a batch; those of a ring or of a tensor-parallel group count once."""
     return dist.get_world_size(group=strategy.ds_device_mesh["dp"].get_group())
 
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import ray
 import torch
-import torch.distributed as dist
 from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
@@ -36,7 +35,7 @@ from bapo_openrlhf.integration.pinned import plain_class, rebound
 from bapo_openrlhf.integration.profiling import Traced
 from bapo_openrlhf.integration.samples import EXTERNAL
 from bapo_openrlhf.integration.weight_sync import in_parcels
-from bapo_openrlhf.integration.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer
+from bapo_openrlhf.integration.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
 
 
 class _WholeBatch:
@@ -70,14 +69,10 @@ class _WholeBatch:
             return super().ppo_train(*args)
 
     @property
-    def _ranks(self) -> int:
-        """Data-parallel ranks."""
-        return dist.get_world_size(group=self.strategy.ds_device_mesh["dp"].get_group())
-
-    @property
     def _parts_of_a_step(self) -> int:
         """Micro-batches of a whole optimizer step on all ranks, as OpenRLHF's normalisers count them."""
-        return self._ranks * (1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient)
+        accumulated = 1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient
+        return data_parallel_ranks(self.strategy) * accumulated
 
     @contextmanager
     def _micro_batch(self, engine: Any, step: int) -> Iterator[MicroBatch]:
@@ -236,7 +231,7 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
         plan, total = self.replay_buffer.plan, self.replay_buffer.total
         if part.samples == 0:
             return status | {"critic_loss": 0.0, "values": 0.0}
-        parts = len(plan) * self._ranks
+        parts = len(plan) * data_parallel_ranks(self.strategy)
         status["critic_loss"] *= part.step_samples * parts / (total * self._parts_of_a_step)
         status["values"] *= part.samples * parts / total
         return status
@@ -279,7 +274,15 @@ class _Resumable:
             torch.cuda.set_rng_state(states[1])
 
 
-class PolicyWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_actor.PolicyModelActor)):
+class _Dealt:
+    """Mixed into OpenRLHF's workers that train: what `dealing.shares` sends them."""
+
+    def append(self, experience: Any, filler: Any, samples: int) -> None:
+        """This rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
+        self.trainer.replay_buffer.take(experience, filler, samples)
+
+
+class PolicyWorker(_Dealt, _Resumable, Traced, _OwnPort, plain_class(ppo_actor.PolicyModelActor)):
     """OpenRLHF's actor worker on batches of any size."""
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -287,10 +290,6 @@ class PolicyWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_actor.PolicyMod
             super().init_model_from_pretrained(*args, **kwargs)
         _require_type(self.trainer, WholeBatchActorTrainer)
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
-
-    def append(self, experience: Any, filler: Any, samples: int) -> None:
-        """This rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
-        self.trainer.replay_buffer.take(experience, filler, samples)
 
     def shape_traces(self, gamma: float) -> None:
         """Say how the loss of another model's responses is shaped; before the first batch that has some."""
@@ -305,7 +304,7 @@ class PolicyWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_actor.PolicyMod
         return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
 
 
-class CriticWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_critic.CriticModelActor)):
+class CriticWorker(_Dealt, _Resumable, Traced, _OwnPort, plain_class(ppo_critic.CriticModelActor)):
     """OpenRLHF's critic worker on batches of any size."""
 
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -313,10 +312,6 @@ class CriticWorker(_Resumable, Traced, _OwnPort, plain_class(ppo_critic.CriticMo
             super().init_model_from_pretrained(*args, **kwargs)
         _require_type(self.trainer, WholeBatchCriticTrainer)
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
-
-    def append(self, experience: Any, filler: Any, samples: int) -> None:
-        """This rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
-        self.trainer.replay_buffer.take(experience, filler, samples)
 
 
 class ReferenceWorker(Traced, _OwnPort, plain_class(launcher.ReferenceModelActor)):

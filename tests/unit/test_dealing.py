@@ -461,7 +461,7 @@ def maker(
 
 
 def first_fit(lengths: list[int], limit: int) -> int:
-    """Bins for these lengths, each of which goes into the first bin with room for it."""
+    """Number of bins that these lengths need, if each length goes into the first bin that has room for it."""
     bins: list[int] = []
     for length in lengths:
         place = next((place for place, used in enumerate(bins) if used + length <= limit), None)
@@ -535,7 +535,7 @@ class TestExperienceMaker:
                 assert not sums or max(sums) - min(sums) <= max(lengths[number] for number in share)
 
     def test_different_info_keys_are_refused_before_a_model_is_asked(self):
-        """Also within one forward-pass batch, of which OpenRLHF would only say that sizes do not match."""
+        """OpenRLHF checks this only within a forward-pass batch, and its error does not name the keys."""
         samples = [sample(0, 3), sample(1, 4)]
         samples[1].info["depth"] = torch.tensor([1.0])
         with pytest.raises(ValueError, match="a reward function must give the same extra_logs for every response"):

@@ -30,10 +30,8 @@ def test_buffers_stay_in_bounds_and_the_policy_learns(simulation, method):
     rows = found["rows"]
     assert rows[-1]["solved"] > rows[0]["solved"] + 0.02
     assert all(row["trained"] <= 64 for row in rows) and any(row["trained"] % 8 for row in rows)
-    assert (found["train_batch"], found["totals"]["left_out"]) == (
-        63,
-        0,
-    )  # 512 / 8 = 64 samples, of which 7 ranks take 63
+    # A full batch has 512 samples. An eighth of them is 64, and 7 ranks can share 63 of these equally.
+    assert (found["train_batch"], found["totals"]["left_out"]) == (63, 0)
     for row in rows:
         assert (row["samples"], row["left_out"]) == (8 * row["trained"], 0)
         assert row["updates"] == -(-row["samples"] // 63) and row["fillers"] == -row["samples"] % 7

@@ -30,7 +30,7 @@ from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt, Response  # noqa: E402
 from bapo_openrlhf.adapt.traces import external_response, shaped  # noqa: E402
 from bapo_openrlhf.arithmetic import MicroBatch  # noqa: E402
-from bapo_openrlhf.integration import workers  # noqa: E402
+from bapo_openrlhf.integration import whole_batch  # noqa: E402
 from bapo_openrlhf.integration.dealing import filler_of, shares  # noqa: E402
 from bapo_openrlhf.integration.samples import EXTERNAL, response_of, sample_of, samples_of  # noqa: E402
 from bapo_openrlhf.integration.whole_batch import WholeBatchReplayBuffer  # noqa: E402
@@ -252,7 +252,7 @@ class TestTrainingStep:
         mesh = {"dp": SimpleNamespace(get_group=lambda: None)}
         trainer.strategy = SimpleNamespace(time_steps={}, accumulated_gradient=2, ds_device_mesh=mesh)
         trainer.replay_buffer = SimpleNamespace(plan=[MicroBatch(2, False, 4, 2), MicroBatch(2, True, 4, 2)])
-        monkeypatch.setattr(workers.dist, "get_world_size", lambda group: 1)
+        monkeypatch.setattr(whole_batch.dist, "get_world_size", lambda group: 1)
         return trainer
 
     def test_a_marked_batch_has_the_mixed_one_and_the_next_the_plain_one(self, monkeypatch):

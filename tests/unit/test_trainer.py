@@ -1005,7 +1005,7 @@ class TestTraces:
         ],
     )
     def test_ranks_get_shares_that_differ_by_one(self, world, make_group, ranks, prompts):
-        """Of 5 demonstrations of 1 to 5 tokens in micro-batches of 2; [] is a sample of which no token counts."""
+        """There are 5 demonstrations, of 1 to 5 tokens, in micro-batches of 2; [] stands for a filler."""
         made = world()
         made.trainer.arithmetic = BatchArithmetic(4, 4, 4, 8, {"actor": ranks}, 2, 3)
         made.trainer.actor_model_group = made.groups["actor"] = Group(made, "actor", ranks)

@@ -30,7 +30,7 @@ from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from bapo_openrlhf.arithmetic import MicroBatch  # noqa: E402
-from bapo_openrlhf.integration import whole_batch, workers  # noqa: E402
+from bapo_openrlhf.integration import whole_batch  # noqa: E402
 from bapo_openrlhf.integration.whole_batch import MicroBatches, WholeBatchLoader, WholeBatchReplayBuffer  # noqa: E402
 from bapo_openrlhf.integration.workers import WholeBatchActorTrainer, WholeBatchCriticTrainer  # noqa: E402
 
@@ -412,7 +412,7 @@ def trainer_with(kind: type, plan: list[MicroBatch], *, dynamic: bool = False, r
 
 @pytest.fixture
 def two_ranks(monkeypatch):
-    monkeypatch.setattr(workers.dist, "get_world_size", lambda group=None: 2)
+    monkeypatch.setattr(whole_batch.dist, "get_world_size", lambda group=None: 2)
 
 
 @pytest.fixture
@@ -502,7 +502,7 @@ class TestAuxiliaryLoss:
         OpenRLHF's own training step, with a model whose balance loss is a mean over rows. DeepSpeed divides each
         gradient by the micro-batches of an optimizer step (with dynamic batching by 1) and averages over the ranks.
         """
-        monkeypatch.setattr(workers.dist, "get_world_size", lambda group=None: ranks)
+        monkeypatch.setattr(whole_batch.dist, "get_world_size", lambda group=None: ranks)
         torch.manual_seed(0)
         weight, window = torch.randn(3, dtype=torch.double, requires_grad=True), ranks * size * accumulated
         rows = [torch.randn(len(range(rank, total, ranks)), 3).double() for rank in range(ranks)]
@@ -574,7 +574,7 @@ class TestCriticNumbers:
         logged: list[list[dict]] = [[] for _ in range(ranks)]
         losses, value_sum = {}, 0.0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(workers.dist, "get_world_size", lambda group=None: ranks)
+            patch.setattr(whole_batch.dist, "get_world_size", lambda group=None: ranks)
             for rank, plan in enumerate(plans):
                 made = trainer_with(WholeBatchCriticTrainer, plan, ranks=ranks, accumulated=accumulated, total=total)
                 for step, part in enumerate(plan):
