@@ -11,9 +11,9 @@ import math
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.group import as_fraction
 from bapo_openrlhf.adapt.thresholds import Interval
-from bapo_openrlhf.arithmetic import BatchArithmetic
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import Method, registry
 

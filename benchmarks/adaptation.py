@@ -28,10 +28,10 @@ from adaptation_layer import LAYER, PERIOD, SCALES, WARM_UP, Clock, Run, World, 
 from adaptation_storage import checkpoint_round, memory_round, rounding
 from report import CORES, RESULTS, origin, write
 
-from bapo_openrlhf import cpu
+from bapo_openrlhf.adapt.arithmetic import deal, in_parts
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.arithmetic import deal, in_parts
+from bapo_openrlhf.cpu import stack as cpu
 
 PAPER_STEP_SECONDS = 40.97 * 3600 / (3 * math.ceil(40_000 / 256))  # 1d 16h 58m over 471 steps
 CONVERSIONS = {"samples_to_groups": "samples to groups", "groups_to_samples": "groups to samples"}
@@ -62,8 +62,8 @@ class SampledRun(Run):
 
     def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
         """The groups, made from samples as the rollout engines give them."""
-        from bapo_openrlhf.integration.rollout import usable_groups
-        from bapo_openrlhf.integration.samples import groups_of, samples_of
+        from bapo_openrlhf.training.rollout import usable_groups
+        from bapo_openrlhf.training.samples import groups_of, samples_of
 
         made = self.world.groups(prompts, self.step, policy_step)
         samples, first = samples_of(made), self.world.uid - len(made)
@@ -78,7 +78,7 @@ class SampledRun(Run):
         """The groups, which also become samples and forward-pass batches."""
         from openrlhf.trainer.ppo_utils.experience import Experience
 
-        from bapo_openrlhf.integration.samples import samples_of
+        from bapo_openrlhf.training.samples import samples_of
 
         groups = super().trained(batch, clock)
         clock.skip()

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.batch import Batch, cut_to
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
 from bapo_openrlhf.adapt.staleness import group_tv, nonfinite
-from bapo_openrlhf.arithmetic import BatchArithmetic
 from bapo_openrlhf.config import AdaptConfig
 
 PERIOD = 5  # v and m
@@ -84,7 +84,7 @@ class World:
 
 
 class Run:
-    """The layer through a run, called as `integration.trainer` calls it, with the paper's settings (Table 3).
+    """The layer through a run, called as `training.trainer` calls it, with the paper's settings (Table 3).
 
     Buffers hold as many as a step generates, and half as many prompts are generated again: 256, 256 and 128 in the
     paper.

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from adaptation_layer import Run, World
 
-from bapo_openrlhf import cpu
-from bapo_openrlhf.checkpoint.state_file import load_state, save_state
-from bapo_openrlhf.checkpoint.store import CheckpointStore
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import load_state, save_state
 
 KINDS = ("groups", "experience")
 TAG = "global_step1"
@@ -59,7 +59,7 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
     """
     cpu.prepare_environment()
     cpu.install()
-    from bapo_openrlhf.integration.samples import groups_of, samples_of
+    from bapo_openrlhf.training.samples import groups_of, samples_of
 
     world = World(size, tokens, shared=False)
 
@@ -126,7 +126,7 @@ def checkpoint_round(run: Run) -> dict[str, float]:
     """Seconds to save and to load, and bytes, of the run's buffers as the layer has them and as samples."""
     import torch
 
-    from bapo_openrlhf.integration.samples import samples_of
+    from bapo_openrlhf.training.samples import samples_of
 
     samples = samples_of(list(run.method.replay))
     with tempfile.TemporaryDirectory() as name:

@@ -23,7 +23,7 @@ from typing import Any
 
 from report import CORES, RESULTS, origin, write
 
-from bapo_openrlhf.run.record import read_metrics
+from bapo_openrlhf.record.run_record import read_metrics
 
 HERE = Path(__file__).parent
 REWARD = """
@@ -60,7 +60,7 @@ def make_inputs(folder: Path, hidden: int, layers: int) -> int:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from bapo_openrlhf.quickstart.base_model import make_tokenizer
+    from bapo_openrlhf.workbench.quickstart.base_model import make_tokenizer
 
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
@@ -106,7 +106,7 @@ def run(folder: Path, kind: str, **flags: Any) -> Path:
 
 def inside(kind: str, flags: list[str]) -> int:
     """In the process of a run: the classes that are measured, in the place of the project's."""
-    from bapo_openrlhf import cpu
+    from bapo_openrlhf.cpu import stack as cpu
 
     cpu.prepare_environment()
     cpu.install()
@@ -114,7 +114,7 @@ def inside(kind: str, flags: list[str]) -> int:
     import delay_classes
 
     from bapo_openrlhf.cli.main import run as command
-    from bapo_openrlhf.integration import trainer, workers
+    from bapo_openrlhf.training import trainer, workers
 
     if kind == "serial":
         trainer.AdaptedPPOTrainerActor = delay_classes.SerialTrainerActor

@@ -8,7 +8,7 @@ from pathlib import Path
 import ray
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from bapo_openrlhf.integration import trainer, workers
+from bapo_openrlhf.training import trainer, workers
 
 
 class SendingWorker(workers.PolicyWorker):

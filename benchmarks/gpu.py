@@ -29,15 +29,15 @@ import steps
 from gpu_setting import DRY_RUN, MODELS, PROMPT, G, flags_of, make_inputs
 from report import CORES, RESULTS, origin, write
 
-from bapo_openrlhf import cpu
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.planning.constants import DATA_SHEETS, GIB, constants_of
-from bapo_openrlhf.planning.memory import gpu_memory
-from bapo_openrlhf.planning.settings import Method, settings_of
-from bapo_openrlhf.planning.shapes import ModelShape
-from bapo_openrlhf.planning.times import TRAINING_PASSES
-from bapo_openrlhf.run.record import SOURCES
+from bapo_openrlhf.record.run_record import SOURCES
+from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, GIB, constants_of
+from bapo_openrlhf.workbench.planning.memory import gpu_memory
+from bapo_openrlhf.workbench.planning.settings import Method, settings_of
+from bapo_openrlhf.workbench.planning.shapes import ModelShape
+from bapo_openrlhf.workbench.planning.times import TRAINING_PASSES
 
 KINDS = [kind for kind in steps.KINDS if not kind.name.startswith("DAPO")]
 PARTS = {  # of a step: what the table calls them
@@ -178,8 +178,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         *table(["seconds a step", "ratio", *PARTS.values()], parts),
         *table(SIZES, sizes),
         "Tokens trained are those of whole samples, with their prompts. MFU: the operations of three forward passes "
-        "(`planning/shapes.py`), without what checkpointing computes again, in all the seconds of training, with what "
-        f"it takes to move states to the GPU and away; to {result['peak_tflops']:g} TFLOP/s a GPU. Memory: what the "
+        "(`workbench/planning/shapes.py`), without what checkpointing computes again, in all the seconds of training, "
+        "with what it takes to move states to the GPU and away; "
+        f"to {result['peak_tflops']:g} TFLOP/s a GPU. Memory: what the "
         "fullest GPU has in use, by nvidia-smi twice a second; planned is what `bapo-openrlhf plan` says.",
         *(["", f"Left out, for by the plan they do not fit: {', '.join(left_out)}."] if left_out else []),
     ]

@@ -13,7 +13,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.planning.shapes import SHAPES, ModelShape
+from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape
 
 MODELS = {  # from each model's published config.json; the first is for dry runs (vLLM on the CPU takes no head of 16)
     "tiny": ModelShape("Qwen3 (tiny)", 2, 128, 4, 2, 32, 384, 4096, tied=True, qk_norm=True),
@@ -64,7 +64,7 @@ def make_inputs(folder: Path, shape: ModelShape, prompts: int) -> dict[str, Path
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from bapo_openrlhf.quickstart.base_model import BOS, EOS, PAD, make_tokenizer
+    from bapo_openrlhf.workbench.quickstart.base_model import BOS, EOS, PAD, make_tokenizer
 
     tokenizer = make_tokenizer(shape.vocabulary)
     config = Qwen3Config(

@@ -26,15 +26,15 @@ from report import CORES, RESULTS, origin, write
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import AdaptConfig
-from bapo_openrlhf.planning.constants import Constants, constants_of
-from bapo_openrlhf.planning.groups import average_groups, groups_of_step, rollouts
-from bapo_openrlhf.planning.measured import measured_values
-from bapo_openrlhf.planning.output import table
-from bapo_openrlhf.planning.plan import plan_entry
-from bapo_openrlhf.planning.settings import METHODS, Method, Settings, settings_of
-from bapo_openrlhf.planning.shapes import SHAPES
-from bapo_openrlhf.planning.times import lengths, step_seconds
-from bapo_openrlhf.run.record import read_metrics, read_run
+from bapo_openrlhf.record.run_record import read_metrics, read_run
+from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
+from bapo_openrlhf.workbench.planning.groups import average_groups, groups_of_step, rollouts
+from bapo_openrlhf.workbench.planning.measured import measured_values
+from bapo_openrlhf.workbench.planning.output import table
+from bapo_openrlhf.workbench.planning.plan import plan_entry
+from bapo_openrlhf.workbench.planning.settings import METHODS, Method, Settings, settings_of
+from bapo_openrlhf.workbench.planning.shapes import SHAPES
+from bapo_openrlhf.workbench.planning.times import lengths, step_seconds
 
 ROOT = Path(__file__).parents[1]
 PRESET = ROOT / "configs" / "bapo_grpo_math_r1_distill_qwen_1.5b.yaml"

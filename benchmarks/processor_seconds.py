@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from bapo_openrlhf.run.record import METRICS
+from bapo_openrlhf.record.run_record import METRICS
 
 FIRST, LAST = 6, 36
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.run.record import provenance
+from bapo_openrlhf.record.run_record import provenance
 
 RESULTS = Path(__file__).parent / "results"
 CORES = f"{os.cpu_count()} cores"

@@ -31,10 +31,10 @@ import numpy as np
 from report import CORES, RESULTS, origin, write
 from tqdm import tqdm
 
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, deal, micro_batch_plan
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.arithmetic import BatchArithmetic, deal, micro_batch_plan
 from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.methods import Method
 

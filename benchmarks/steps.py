@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 from report import CORES, RESULTS, origin, write
 from tqdm import tqdm
 
-from bapo_openrlhf import cpu
-from bapo_openrlhf.prefork import serving
-from bapo_openrlhf.run.record import read_evaluations, read_metrics
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.cpu.prefork import serving
+from bapo_openrlhf.record.run_record import read_evaluations, read_metrics
 
 HERE = Path(__file__).parent
 WARM_UP = 4  # steps that are not measured: the first have what happens once, and BAPO's buffers are empty
@@ -209,7 +209,7 @@ def measure(
     """Every kind in every round; lists over the rounds."""
     kinds = [*KINDS, *([TRL] if trl else [])]
     found: dict[str, list[dict[str, Any]]] = {kind.name: [] for kind in kinds}
-    subprocess.run([sys.executable, "-m", "bapo_openrlhf.quickstart", "--only-prepare"], check=True)
+    subprocess.run([sys.executable, "-m", "bapo_openrlhf.workbench.quickstart", "--only-prepare"], check=True)
     with cpu.forked_processes():
         for seed, kind in in_turn(kinds, rounds):
             with tempfile.TemporaryDirectory() as name:

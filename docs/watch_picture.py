@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from bapo_openrlhf.cli.watch import seen_by
-from bapo_openrlhf.run.follow import Follower, open_run
-from bapo_openrlhf.run.watch import picture
+from bapo_openrlhf.record.follow import Follower, open_run
+from bapo_openrlhf.workbench.watch import picture
 
 WIDTH, HEIGHT = 90, 40
 

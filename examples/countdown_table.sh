@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.." # presets name files by their path in the project's folder
 
-python -m bapo_openrlhf.quickstart --only-prepare # runs/base_model, if it is not there yet
+python -m bapo_openrlhf.workbench.quickstart --only-prepare # runs/base_model, if it is not there yet
 bapo-openrlhf prepare countdown --generate small --prompt short --limit train=1536
 for algorithm in bapo_grpo ba_ppo; do
     bapo-openrlhf train --config configs/quickstart.yaml --algorithm $algorithm --run.name countdown_$algorithm \

@@ -1,6 +1,6 @@
 """Whether a change left the numbers of a run as they were: all four algorithms, deterministic, before and after.
 
-    python -m bapo_openrlhf.quickstart --only-prepare   # base model and data, once
+    python -m bapo_openrlhf.workbench.quickstart --only-prepare   # base model and data, once
     git worktree add /tmp/before REVISION
     PYTHONPATH=/tmp/before python tools/same_numbers.py run runs/same/before
     python tools/same_numbers.py run runs/same/after

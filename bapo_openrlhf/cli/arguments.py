@@ -18,7 +18,7 @@ import yaml
 
 from bapo_openrlhf import config
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.integration import openrlhf_cli, vision
+from bapo_openrlhf.launch import openrlhf_cli, vision
 
 REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # where rewards come from
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.adapt.group import as_fraction
-from bapo_openrlhf.checkpoint.state_file import CheckpointError
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.run import buffer
+from bapo_openrlhf.record.state_file import CheckpointError
+from bapo_openrlhf.workbench import buffer
 
 LISTED = 50  # entries, where no limit is given
 WIDTH = 140  # of what is printed to a file

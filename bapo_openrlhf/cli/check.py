@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from bapo_openrlhf.adapt.arithmetic import epoch_steps
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.arithmetic import epoch_steps
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, registry
@@ -26,8 +26,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     mine, rest = own.parse_known_args(list(argv))
     args = arguments.parse(rest, prog)
 
-    from bapo_openrlhf.integration.preflight import check_inputs
-    from bapo_openrlhf.integration.settings import prepare_adaptation
+    from bapo_openrlhf.launch.preflight import check_inputs
+    from bapo_openrlhf.launch.settings import prepare_adaptation
 
     inputs = check_inputs(args, data=mine.prompts is None or _is_here(args.data.prompt_dataset))
     prompts = inputs.prompts if inputs.prompts is not None else mine.prompts

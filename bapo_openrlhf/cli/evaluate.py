@@ -17,10 +17,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     """Parse, evaluate, print the tables."""
     args = parse(argv, prog)
 
-    from bapo_openrlhf.evaluation.generate import Sampling
-    from bapo_openrlhf.evaluation.results import tables
-    from bapo_openrlhf.evaluation.run import Request, evaluate
-    from bapo_openrlhf.evaluation.tables import show
+    from bapo_openrlhf.workbench.evaluation.generate import Sampling
+    from bapo_openrlhf.workbench.evaluation.results import tables
+    from bapo_openrlhf.workbench.evaluation.run import Request, evaluate
+    from bapo_openrlhf.workbench.evaluation.tables import show
 
     name = args.name or _name(Path(args.model))
     ks = _numbers("k", args.k) if args.k else sorted({k for k in DEFAULT_KS if k <= args.runs} | {max(args.runs, 1)})

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.planning.constants import DATA_SHEETS, constants_of
-from bapo_openrlhf.planning.measured import measured_values
-from bapo_openrlhf.planning.output import page, write
-from bapo_openrlhf.planning.plan import as_json, make_plan
-from bapo_openrlhf.planning.settings import settings_of
-from bapo_openrlhf.planning.shapes import SHAPES, ModelShape, shape_of_folder
+from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
+from bapo_openrlhf.workbench.planning.measured import measured_values
+from bapo_openrlhf.workbench.planning.output import page, write
+from bapo_openrlhf.workbench.planning.plan import as_json, make_plan
+from bapo_openrlhf.workbench.planning.settings import settings_of
+from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_folder
 
 GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.prepare.build import Request, prepare
-from bapo_openrlhf.prepare.tables import FORMATS, parse_local
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.tasks.task import Task
+from bapo_openrlhf.workbench.prepare.build import Request, prepare
+from bapo_openrlhf.workbench.prepare.tables import FORMATS, parse_local
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:

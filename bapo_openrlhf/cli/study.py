@@ -23,8 +23,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
                 f"study needs {name}, which is not installed; it comes with `pip install '.[cuda]'` (or cpu)"
             )
 
-    from bapo_openrlhf.study import runner
-    from bapo_openrlhf.study.definition import read_study
+    from bapo_openrlhf.workbench.study import runner
+    from bapo_openrlhf.workbench.study.definition import read_study
 
     study = read_study(given.config, smoke=given.smoke)
     out = given.output or Path("runs/studies") / study.name
@@ -84,11 +84,11 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
     Raises:
         ConfigError: before anything loads, naming the arm.
     """
-    from bapo_openrlhf.arithmetic import epoch_steps
+    from bapo_openrlhf.adapt.arithmetic import epoch_steps
     from bapo_openrlhf.cli import arguments
-    from bapo_openrlhf.integration.launch import logical_gpus
-    from bapo_openrlhf.integration.preflight import check_inputs
-    from bapo_openrlhf.integration.settings import prepare_adaptation
+    from bapo_openrlhf.launch.preflight import check_inputs
+    from bapo_openrlhf.launch.settings import prepare_adaptation
+    from bapo_openrlhf.launch.start import logical_gpus
 
     of_arm: dict[str, tuple[int, int]] = {}
     for run in planned:
@@ -108,9 +108,9 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
 
 
 def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, parallel: int, hours: float | None):
-    from bapo_openrlhf.integration.cluster import shared_ray
-    from bapo_openrlhf.study import runner
-    from bapo_openrlhf.study.progress import Watching, on_terminal
+    from bapo_openrlhf.launch.cluster import shared_ray
+    from bapo_openrlhf.workbench.study import runner
+    from bapo_openrlhf.workbench.study.progress import Watching, on_terminal
 
     if all(run.done for run in planned):  # Ray takes seconds to start
         return runner.Outcome(done=len(planned))
@@ -122,13 +122,13 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
 def _write(study, planned: Sequence, out: Path) -> int:
     """Table, page, and what became of the claims."""
     from bapo_openrlhf.cli.report import charts_bar
-    from bapo_openrlhf.report.runs import read_run
-    from bapo_openrlhf.run import record
-    from bapo_openrlhf.study.claims import table_of
-    from bapo_openrlhf.study.data import Results, StudyRun
-    from bapo_openrlhf.study.page import make_study_page
-    from bapo_openrlhf.study.summary import summary
-    from bapo_openrlhf.study.tidy import write_table
+    from bapo_openrlhf.record import run_record as record
+    from bapo_openrlhf.workbench.report.runs import read_run
+    from bapo_openrlhf.workbench.study.claims import table_of
+    from bapo_openrlhf.workbench.study.data import Results, StudyRun
+    from bapo_openrlhf.workbench.study.page import make_study_page
+    from bapo_openrlhf.workbench.study.summary import summary
+    from bapo_openrlhf.workbench.study.tidy import write_table
 
     begun = [run for run in planned if record.read_metrics(run.folder)]
     if not begun:

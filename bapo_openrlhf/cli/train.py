@@ -12,11 +12,11 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
     """Parse, check, train."""
     args = arguments.parse(argv, prog)
 
-    from bapo_openrlhf.integration.preflight import check_inputs
+    from bapo_openrlhf.launch.preflight import check_inputs
 
     inputs = check_inputs(args)
 
-    from bapo_openrlhf.integration.launch import launch
+    from bapo_openrlhf.launch.start import launch
 
     launch(args, inputs.prompts)
     return 0

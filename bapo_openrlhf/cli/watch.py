@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.text import Text
 
 from bapo_openrlhf.errors import RunError, refuse
-from bapo_openrlhf.run.follow import Follower, open_run
-from bapo_openrlhf.run.watch import ASCII, UNICODE, Seen, picture, step_line, warnings
+from bapo_openrlhf.record.follow import Follower, open_run
+from bapo_openrlhf.workbench.watch import ASCII, UNICODE, Seen, picture, step_line, warnings
 
 TICK = 0.5  # seconds between two looks
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf import cpu
-from bapo_openrlhf.prefork.serving import python
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.cpu.prefork.serving import python
 
 HERE = Path(__file__).parent
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
@@ -79,7 +79,7 @@ def workspace(tmp_path_factory):
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from bapo_openrlhf.quickstart.base_model import make_tokenizer
+    from bapo_openrlhf.workbench.quickstart.base_model import make_tokenizer
 
     folder = tmp_path_factory.mktemp("stack")
     torch.manual_seed(0)

@@ -6,8 +6,8 @@ Its folder is on PYTHONPATH, so that Ray's workers find the classes.
 import os
 import sys
 
-from bapo_openrlhf import cpu
 from bapo_openrlhf.cli.main import run
+from bapo_openrlhf.cpu import stack as cpu
 
 if __name__ == "__main__":
     os.environ["FAULT_DRIVER"] = str(os.getpid())
@@ -16,7 +16,7 @@ if __name__ == "__main__":
 
     import fault_probe_classes
 
-    from bapo_openrlhf.integration import trainer
+    from bapo_openrlhf.training import trainer
 
     trainer.AdaptedPPOTrainerActor = fault_probe_classes.FaultyTrainerActor
     sys.exit(run(["train", *sys.argv[1:]]))

@@ -12,7 +12,7 @@ import time
 import psutil
 import ray
 
-from bapo_openrlhf.integration import trainer
+from bapo_openrlhf.training import trainer
 
 
 def process_id(actor):

@@ -8,7 +8,7 @@ import runpy
 import ray
 import torch
 
-from bapo_openrlhf import cpu
+from bapo_openrlhf.cpu import stack as cpu
 
 SEED = 42  # OpenRLHF's default for --train.seed
 

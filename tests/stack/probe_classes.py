@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import ray
 
-from bapo_openrlhf.integration import trainer
-from bapo_openrlhf.integration.experience import AdaptedExperienceMaker
-from bapo_openrlhf.integration.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training import trainer
+from bapo_openrlhf.training.experience import AdaptedExperienceMaker
+from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 
 NOTED = (
     "sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "base_action_log_probs",

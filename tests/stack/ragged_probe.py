@@ -6,8 +6,8 @@ Its folder is on PYTHONPATH, so that Ray's workers find the classes.
 import os
 import sys
 
-from bapo_openrlhf import cpu
 from bapo_openrlhf.cli.main import run
+from bapo_openrlhf.cpu import stack as cpu
 
 
 def with_dynamic_batching(prepare, tokens):
@@ -30,7 +30,8 @@ if __name__ == "__main__":
 
     import ragged_probe_classes
 
-    from bapo_openrlhf.integration import launch, workers
+    from bapo_openrlhf.launch import start as launch
+    from bapo_openrlhf.training import workers
 
     workers.AdaptedPolicyActor = ragged_probe_classes.WatchedPolicyActor
     workers.AdaptedCriticActor = ragged_probe_classes.WatchedCriticActor

@@ -10,8 +10,8 @@ import ray
 import torch
 from deepspeed.utils import safe_get_full_fp32_param
 
-from bapo_openrlhf.integration import workers
-from bapo_openrlhf.integration.pinned import rebound
+from bapo_openrlhf.training import workers
+from bapo_openrlhf.training.contract import rebound
 
 READ_BY_THE_LOSSES = (
     "sequences", "attention_mask", "action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bapo_openrlhf.evaluation.store import read_rows
+from bapo_openrlhf.workbench.evaluation.store import read_rows
 
 pytestmark = pytest.mark.stack
 

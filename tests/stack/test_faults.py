@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf.prefork import client
+from bapo_openrlhf.cpu.prefork import client
 
 pytestmark = pytest.mark.stack
 

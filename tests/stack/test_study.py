@@ -7,7 +7,7 @@ import pandas
 import pytest
 import yaml
 
-from bapo_openrlhf.run.record import read_evaluations, read_metrics, read_run, read_summary
+from bapo_openrlhf.record.run_record import read_evaluations, read_metrics, read_run, read_summary
 
 pytestmark = pytest.mark.stack
 

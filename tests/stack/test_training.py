@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.adapt.group import Prompt
-from bapo_openrlhf.checkpoint.state_file import load_state
-from bapo_openrlhf.checkpoint.store import CheckpointStore
-from bapo_openrlhf.run import metrics, record
+from bapo_openrlhf.record import metrics
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import load_state
 
 pytestmark = pytest.mark.stack
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bapo_openrlhf.checkpoint.state_file import load_state
-from bapo_openrlhf.checkpoint.store import CheckpointStore
-from bapo_openrlhf.prefork.client import ADDRESS
+from bapo_openrlhf.cpu.prefork.client import ADDRESS
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import load_state
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 

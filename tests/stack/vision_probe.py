@@ -5,8 +5,8 @@ Its folder is on PYTHONPATH, so that Ray's workers find the classes.
 
 import sys
 
-from bapo_openrlhf import cpu
 from bapo_openrlhf.cli.main import run
+from bapo_openrlhf.cpu import stack as cpu
 
 if __name__ == "__main__":
     cpu.prepare_environment()
@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
     import vision_probe_classes
 
-    from bapo_openrlhf.integration import trainer
+    from bapo_openrlhf.training import trainer
 
     trainer.AdaptedPPOTrainerActor = vision_probe_classes.VisionProbeTrainerActor
     sys.exit(run(["train", *sys.argv[1:]]))

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bapo_openrlhf import cpu
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.planning.constants import constants_of
-from bapo_openrlhf.planning.shapes import ModelShape
+from bapo_openrlhf.workbench.planning.constants import constants_of
+from bapo_openrlhf.workbench.planning.shapes import ModelShape
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 # One layer: 4 x (4 + 4 + 4 + 4) + 3 x 4 x 8 = 160 weights in products; the head has 4 x 10.

@@ -15,7 +15,7 @@ import pytest
 from bapo_openrlhf import config
 from bapo_openrlhf.adapt.ledger import STATES, Ledger
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.run import metrics
+from bapo_openrlhf.record import metrics
 from bapo_openrlhf.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -74,11 +74,11 @@ def test_code_named_in_the_paper_map_exists():
     assert len(names) > 20
     for file, path in names:
         assert path in names_of(ast.parse((ROOT / "bapo_openrlhf" / file).read_text()).body), f"{file}:{path}"
-        if not file.startswith("integration/"):
+        if not file.startswith("training/"):
             found = importlib.import_module("bapo_openrlhf." + file.removesuffix(".py").replace("/", "."))
             for part in path.split("."):
                 found = getattr(found, part)
-    tests = re.findall(r"`((?:unit|stack)/\w+\.py)`", text)
+    tests = re.findall(r"`((?:unit|stack)/[\w/]+\.py)`", text)
     assert len(tests) > 20
     for test in tests:
         assert (ROOT / "tests" / test).is_file(), test
@@ -104,7 +104,7 @@ def test_every_metric_that_is_named_in_the_code_is_in_the_catalogue():
     known = {name for algorithm in metrics.ALL for name in metrics.names(algorithm, optional=True)}
     kinds = "|".join(sorted({name.split("/")[0] for name in known if "/" in name}))
     found = set()
-    for folder in ("adapt", "methods", "integration"):
+    for folder in ("adapt", "methods", "training"):
         for file in (ROOT / "bapo_openrlhf" / folder).glob("*.py"):
             found |= set(re.findall(rf'"((?:{kinds})/[a-z0-9_]+|skipped_update)"', file.read_text()))
     assert len(found) > 30 and found <= known
@@ -152,7 +152,7 @@ class TestExample:
         return runpy.run_path(str(self.FILE))["FIFOReplay"]
 
     def test_it_has_what_the_trainer_calls(self, kind):
-        trainer = (ROOT / "bapo_openrlhf" / "integration" / "trainer.py").read_text()
+        trainer = (ROOT / "bapo_openrlhf" / "training" / "trainer.py").read_text()
         called = set(re.findall(r"self\.method\.(\w+)", trainer))
         assert {"begin_step", "build_batch"} <= called
         assert all(hasattr(kind, name) for name in called), called

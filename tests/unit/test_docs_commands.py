@@ -16,20 +16,20 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from bapo_openrlhf import cpu
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.checkpoint.state_file import save_state
-from bapo_openrlhf.checkpoint.store import CheckpointStore
 from bapo_openrlhf.cli import arguments, evaluate, main, study
 from bapo_openrlhf.cli import prepare as prepare_cli
-from bapo_openrlhf.evaluation import store
+from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.methods import BAPO, BAPOConfig
-from bapo_openrlhf.prepare.build import Request, prepare
-from bapo_openrlhf.quickstart import __main__ as quickstart
-from bapo_openrlhf.run import follow
-from bapo_openrlhf.study.definition import read_study
-from bapo_openrlhf.study.runner import plan
+from bapo_openrlhf.record import follow
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import save_state
 from bapo_openrlhf.tasks import countdown, get_task, task_of
+from bapo_openrlhf.workbench.evaluation import store
+from bapo_openrlhf.workbench.prepare.build import Request, prepare
+from bapo_openrlhf.workbench.quickstart import __main__ as quickstart
+from bapo_openrlhf.workbench.study.definition import read_study
+from bapo_openrlhf.workbench.study.runner import plan
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -174,10 +174,11 @@ def has_rays_flags(words, here):
 
 # ── The table ──
 
-QUICKSTART = "unit/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
+QUICKSTART = "unit/workbench/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
+PREPARING = "unit/workbench/test_prepare.py::test_command"
 TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
-REMOTE = "unit/test_follow.py::test_a_remote_run_is_followed"
+REMOTE = "unit/record/test_follow.py::test_a_remote_run_is_followed"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
@@ -208,12 +209,12 @@ RULES = [
     Rule("bapo-openrlhf report", on_runs),
     Rule("bapo-openrlhf buffer", on_checkpoint),
     Rule("bapo-openrlhf plan", run_it),
-    Rule("bapo-openrlhf prepare math", parse_prepare, "unit/test_prepare.py::test_command", "asks the model hub"),
+    Rule("bapo-openrlhf prepare math", parse_prepare, PREPARING, "asks the model hub"),
     Rule("bapo-openrlhf train", parse_train, TRAINING, "takes the real stack"),
     Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
-    Rule("python -m bapo_openrlhf.quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
+    Rule("python -m bapo_openrlhf.workbench.quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
     Rule("python examples/traces/countdown.py", run_example),
     Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),

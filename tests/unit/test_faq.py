@@ -68,7 +68,7 @@ def sources(package):
 
 def test_every_quoted_message_is_in_the_code():
     assert len(QUOTED) > 30
-    phases = set(re.findall(r'self\.phase = "([^"]+)"', (ROOT / "bapo_openrlhf/integration/trainer.py").read_text()))
+    phases = set(re.findall(r'self\.phase = "([^"]+)"', (ROOT / "bapo_openrlhf/training/trainer.py").read_text()))
     own = tuple(sorted((ROOT / "bapo_openrlhf").rglob("*.py")))
     other = [sources(package) for package in OTHERS]
     unknown = []

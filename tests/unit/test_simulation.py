@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bapo_openrlhf.adapt.arithmetic import deal, micro_batch_plan
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.arithmetic import deal, micro_batch_plan
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "simulation.py"
 

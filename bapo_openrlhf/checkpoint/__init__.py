@@ -1,1 +1,0 @@
-"""Checkpoints of the batch adaptation, beside OpenRLHF's own of the models."""

@@ -1,0 +1,92 @@
+"""OpenRLHF's own command line: its parser and its checks, without importing its stack.
+
+OpenRLHF builds its parser and validates the arguments under `if __name__ == "__main__"` of `cli/train_ppo_ray.py`,
+where nobody can import them. So that block is read from the installed file and its statements are run here in the same
+order: those before `parser.parse_args()` make the parser, those between it and `train(args)` check and complete the
+arguments.
+No line of it is repeated in this project, and all of OpenRLHF's flags keep their meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.training.contract import OPENRLHF_VERSION, require_version
+
+
+def _installed_file(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"openrlhf {OPENRLHF_VERSION} should have the module {module}; the installed one has not")
+    return Path(spec.origin)
+
+
+def _package_file(relative: str) -> Path:
+    # The package's folder and not the module's spec: finding a submodule's spec would import its parents.
+    return _installed_file("openrlhf").parent / relative
+
+
+def _is_call(node: ast.stmt, target: str) -> bool:
+    """Whether a statement is `target(...)` or `name = target(...)`."""
+    value = node.value if isinstance(node, (ast.Expr, ast.Assign)) else None
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == target
+
+
+@cache
+def _main_block() -> tuple[list[ast.stmt], list[ast.stmt], str]:
+    """Statements before and after `args = parser.parse_args()` without the final `train(args)`, and the file's path."""
+    require_version()
+    path = _package_file("cli/train_ppo_ray.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    blocks = [
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    ]
+    body = blocks[0].body if len(blocks) == 1 else []
+    parse = [index for index, node in enumerate(body) if _is_call(node, "parser.parse_args")]
+    if len(parse) != 1 or not _is_call(body[0], "argparse.ArgumentParser") or not _is_call(body[-1], "train"):
+        raise RuntimeError(f"{path} is not laid out as openrlhf {OPENRLHF_VERSION}'s is")
+    return body[: parse[0]], body[parse[0] + 1 : -1], str(path)
+
+
+def _run(statements: list[ast.stmt], path: str, names: dict[str, Any]) -> dict[str, Any]:
+    exec(compile(ast.Module(body=statements, type_ignores=[]), path, "exec"), names)
+    return names
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """OpenRLHF's argument parser, every flag as in `python -m openrlhf.cli.train_ppo_ray`."""
+    from datetime import datetime
+
+    before, _, path = _main_block()
+    return _run(before, path, {"argparse": argparse, "datetime": datetime})["parser"]
+
+
+def validate(flat: argparse.Namespace) -> SimpleNamespace:
+    """OpenRLHF's own checks and derived defaults on parsed arguments.
+
+    Returns:
+        The nested namespace (args.actor.adam.lr) that OpenRLHF's `train` takes.
+
+    Raises:
+        ConfigError: one of OpenRLHF's assertions failed; its text is kept.
+    """
+    _, after, path = _main_block()
+    # `openrlhf.utils.config` holds one function; its package would import DeepSpeed.
+    spec = importlib.util.spec_from_file_location("_openrlhf_config", _package_file("utils/config.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    statements = [
+        node for node in after if not (isinstance(node, ast.ImportFrom) and node.names[0].name == "hierarchize")
+    ]
+    names = {"args": flat, "hierarchize": module.hierarchize}
+    try:
+        return _run(statements, path, names)["args"]
+    except AssertionError as error:
+        raise ConfigError(f"OpenRLHF refuses this configuration: {error}") from None

@@ -1,0 +1,260 @@
+"""Bad input found before any model loads: data, models, reward function, batch arithmetic."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf import user_file
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch import vision
+from bapo_openrlhf.tasks import TASKS
+
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the checks found out.
+
+    Attributes:
+        arithmetic: batch arithmetic of the configuration.
+        prompts: rows of the training data; None when it is not local.
+    """
+
+    arithmetic: BatchArithmetic
+    prompts: int | None
+
+
+def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool = True) -> Inputs:
+    """Everything below, in order.
+
+    Args:
+        args: parsed arguments.
+        data: whether the data sets are read; False before they have been prepared.
+        call_reward: whether to import the reward function and call it once on the first row.
+
+    Raises:
+        ConfigError: naming the flag, the value, and what is allowed.
+    """
+    arithmetic = check_batch(args)
+    check_model("actor.model_name_or_path", args.actor.model_name_or_path)
+    vision.check_model("actor.model_name_or_path", args.actor.model_name_or_path, args)
+    if args.critic.model_name_or_path:
+        check_model("critic.model_name_or_path", args.critic.model_name_or_path)
+    row, prompts = check_dataset("data.prompt_dataset", args.data.prompt_dataset, args) if data else (None, None)
+    if args.eval.dataset and data:
+        check_dataset("eval.dataset", args.eval.dataset, args)
+    if args.adapt.traces is not None:
+        read_traces(args.adapt.traces, args if prompts is not None else None)
+    check_reward(args, row if call_reward else None)
+    check_checkpoints(args)
+    return Inputs(arithmetic, None if prompts is None else min(prompts, args.data.max_samples))
+
+
+def check_batch(args: SimpleNamespace) -> BatchArithmetic:
+    """Group size, batch sizes and ranks fit together."""
+    if (args.vllm.num_engines or 0) < 1:
+        raise ConfigError(f"vllm.num_engines is {args.vllm.num_engines}; it must be at least 1")
+    arithmetic = batch_arithmetic(args)
+    for model in ("actor", "critic"):
+        step = arithmetic.ranks.get(model, 0) * arithmetic.micro_train
+        if step and arithmetic.train_batch % step:
+            raise ConfigError(
+                f"train.batch_size is {arithmetic.train_batch}; it must be a multiple of {step} = {model} ranks "
+                f"{arithmetic.ranks[model]} x train.micro_batch_size {arithmetic.micro_train}"
+            )
+    if args.adapt.enabled:
+        if arithmetic.group_size < 2:
+            raise ConfigError(
+                f"rollout.n_samples_per_prompt is {arithmetic.group_size}; batch adaptation needs groups of at least 2"
+            )
+        method = args.adapt.make_method(arithmetic, args.train.seed)
+        args.adapt.candidates, args.adapt.traces = method.candidates, method.traces
+    return arithmetic
+
+
+def check_model(flag: str, name: str | None) -> None:
+    """A model is a folder with a config.json, or a name on the model hub."""
+    if not name:
+        raise ConfigError(f"{flag} is not set; it must be a model folder or a model hub name")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is no model")
+        return
+    looks_local = not _HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and path.parent.is_dir())
+    if path.exists() or looks_local:
+        raise ConfigError(f"{flag} is {name}; there is no such model folder")
+
+
+def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tuple[dict[str, Any] | None, int | None]:
+    """Local files exist, are not empty, and every row has the columns that are asked for, and images that open.
+
+    Returns:
+        The first row and the number of rows; None and None when the data is not local.
+    """
+    if not datasets:
+        raise ConfigError(f"{flag} is not set; it must be a file, a folder or a data set's hub name")
+    columns = {"data.input_key": args.data.input_key, "data.label_key": args.data.label_key}
+    first, total, local = None, 0, True
+    for dataset in datasets.split(","):
+        path = Path(dataset.strip().split("@")[0]).expanduser()
+        if path.suffix not in (".json", ".jsonl", ".parquet", ".csv"):
+            local = False  # a folder or hub name: OpenRLHF loads it
+            continue
+        if not path.is_file():
+            prepared = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", dataset.strip())
+            hint = f"; `bapo-openrlhf prepare {prepared[1]}` makes it" if prepared else ""
+            raise ConfigError(f"{flag} is {dataset}; there is no such file{hint}")
+        count = 0
+        for row in _rows(flag, path):
+            for key_flag, column in columns.items():
+                if column and column not in row:
+                    raise ConfigError(
+                        f"{flag} {path}, row {count + 1}: no column {column!r} ({key_flag}); it has {', '.join(row)}"
+                    )
+            vision.check_row(f"{flag} {path}, row {count + 1}", row, args)
+            first = first or row
+            count += 1
+        if count == 0:
+            raise ConfigError(f"{flag} {path} has no rows; it must have at least one")
+        total += count
+    return (first, total) if local else (None, None)
+
+
+def _rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a local file."""
+    if path.suffix == ".jsonl":
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"{flag} {path}, line {number}: no valid JSON ({error.msg})") from None
+                except UnicodeDecodeError:
+                    raise ConfigError(f"{flag} {path}, line {number}: no valid UTF-8") from None
+                if not isinstance(row, dict):
+                    raise ConfigError(f"{flag} {path}, line {number}: must be a JSON object, is {type(row).__name__}")
+                yield row
+        return
+    from datasets import load_dataset
+
+    kind = path.suffix[1:]
+    try:
+        table = load_dataset(kind, data_files=str(path), split="train")
+    except Exception as error:
+        raise ConfigError(f"{flag} {path} cannot be read as {kind}: {' '.join(str(error).split())}") from error
+    yield from table
+
+
+def read_traces(name: str, args: SimpleNamespace | None = None) -> dict[str, str]:
+    """The traces that a method asks for: the response to each prompt.
+
+    Args:
+        name: the file.
+        args: where its prompts are to be compared with those of the (local) training data.
+
+    Returns:
+        Responses by the prompt as JSON, for it may be a text or a list of messages.
+
+    Raises:
+        ConfigError: there is no such file, a row is no trace, or no trace is of a prompt of the data.
+    """
+    flag = "adapt.options traces"
+    if not name:
+        raise ConfigError(f"{flag} is not set; the method needs traces=FILE.jsonl, with columns prompt and response")
+    path = Path(name).expanduser()
+    if path.suffix != ".jsonl" or not path.is_file():
+        raise ConfigError(f"{flag} is {name}; it must be a .jsonl file that is there")
+    found = _traces(_rows(flag, path), f"{flag} {path}")
+    if args is not None:
+        files = [Path(file.strip().split("@")[0]).expanduser() for file in args.data.prompt_dataset.split(",")]
+        rows = (row for file in files for row in _rows("data.prompt_dataset", file))
+        if not any(json.dumps(row[args.data.input_key]) in found for row in rows):
+            raise ConfigError(
+                f"{flag} {path} has no prompt of the training data; its prompts must be as the column "
+                f"{args.data.input_key!r} (data.input_key) has them"
+            )
+    return found
+
+
+def _traces(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, str]:
+    """The rows of a file of that name; ConfigError names the first that is no trace, and why."""
+    traces: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        missing = [column for column in ("prompt", "response") if column not in row]
+        if missing:
+            raise ConfigError(f"{name}, row {number}: no column {missing[0]!r}; it has {', '.join(row) or 'none'}")
+        prompt, response = row["prompt"], row["response"]
+        if not (isinstance(prompt, (str, list)) and prompt):
+            raise ConfigError(f"{name}, row {number}: prompt is {prompt!r}; it must be a text or a list of messages")
+        if not (isinstance(response, str) and response):
+            raise ConfigError(f"{name}, row {number}: response is {response!r}; it must be a text that is not empty")
+        key = json.dumps(prompt)
+        if key in traces:
+            raise ConfigError(f"{name}, row {number}: the prompt has a trace already, in an earlier row; one is taken")
+        traces[key] = response
+    if not traces:
+        raise ConfigError(f"{name} has no rows; it must have at least one")
+    return traces
+
+
+def check_checkpoints(args: SimpleNamespace) -> None:
+    """A crash while a checkpoint is written leaves an older one."""
+    ckpt = args.ckpt
+    if args.adapt.enabled and ckpt.save_steps > 0 and not ckpt.disable_ds and ckpt.max_num < 2:
+        raise ConfigError(
+            f"ckpt.max_num is {ckpt.max_num}; it must be at least 2: OpenRLHF deletes the oldest checkpoint before it "
+            "writes a new one"
+        )
+
+
+def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
+    """The reward function is there and, given a row, returns one finite reward for one response."""
+    endpoints = args.reward.remote_url
+    if not endpoints or endpoints == "agent" or not endpoints[0].endswith(".py"):
+        return
+    path = Path(endpoints[0]).expanduser()
+    module = user_file.load("reward.remote_url", path)
+    function = getattr(module, "reward_func", None)
+    if not callable(function):
+        raise ConfigError(f"reward.remote_url {path} defines no function reward_func(queries, prompts, labels)")
+    if row is None:
+        return
+    prompt = row[args.data.input_key]
+    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
+    label = row.get(args.data.label_key) if args.data.label_key else ""
+    try:
+        result = function([prompt], [prompt], [label])
+    except Exception as error:
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}, "
+            "called with an empty response to the first prompt"
+        ) from error
+    if not isinstance(result, dict) or "rewards" not in result:
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func must return a dict with 'rewards', returned {result!r}"
+        )
+    rewards = result["rewards"]
+    rewards = rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards
+    rewards = rewards if isinstance(rewards, (list, tuple)) else [rewards]
+    if len(rewards) != 1:
+        raise ConfigError(f"reward.remote_url {path}: reward_func returned {len(rewards)} rewards for one response")
+    try:
+        finite = math.isfinite(float(rewards[0]))
+    except (TypeError, ValueError):
+        finite = False
+    if not finite:
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func returned {rewards[0]!r}; rewards must be finite numbers"
+        )

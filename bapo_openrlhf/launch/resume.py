@@ -1,0 +1,66 @@
+"""Which checkpoint a run goes on from, decided before anything loads."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import CheckpointError
+
+
+def choose_checkpoint(args: SimpleNamespace) -> None:
+    """Point `args` and OpenRLHF to the newest whole checkpoint, where `--ckpt.load_enable` asks for one.
+
+    What a crash left unfinished is deleted: it can never be loaded. A damaged checkpoint is named on standard error and
+    passed over. Without any checkpoint the run starts from its beginning, as OpenRLHF's does.
+
+    Raises:
+        ConfigError: there are checkpoints, but none is whole, or they were written without batch adaptation; or none is
+            asked for, and an earlier run's are there; or their folder cannot be read.
+    """
+    if not args.adapt.enabled:
+        return
+    try:
+        if args.ckpt.load_enable:
+            _choose(args)
+        else:
+            _require_no_others(args)
+    except CheckpointError as error:
+        raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
+
+
+def _choose(args: SimpleNamespace) -> None:
+    store = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
+    for tag in store.remove_unfinished():
+        _report(f"{tag} was not finished: removed")
+    args.adapt.resume_tag = store.newest_whole(_report)
+    if args.adapt.resume_tag is not None:
+        store.point_to(args.adapt.resume_tag)
+        _report(f"resuming from {args.adapt.resume_tag}")
+    elif store.has_foreign():
+        raise ConfigError(
+            f"ckpt.path is {args.ckpt.path}; its checkpoints were written without batch adaptation, "
+            "and have no buffers to resume with"
+        )
+    elif store.tags():
+        raise ConfigError(f"ckpt.path is {args.ckpt.path}; none of its checkpoints is whole: {', '.join(store.tags())}")
+    else:
+        _report("there is no checkpoint: starting from the beginning")
+        args.ckpt.load_enable = False
+
+
+def _require_no_others(args: SimpleNamespace) -> None:
+    """Raise ConfigError where a new run would write beside an older one's checkpoints: a resume might take those."""
+    tags = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path)).tags()
+    if tags:
+        raise ConfigError(
+            f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); go on from "
+            "there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+        )
+
+
+def _report(text: str) -> None:
+    print(f"ckpt.load_enable: {text}", file=sys.stderr)

@@ -1,0 +1,162 @@
+"""Start a run: OpenRLHF's `train` on the real stack, with batch adaptation in its joints."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+from bapo_openrlhf.adapt.arithmetic import epoch_steps
+from bapo_openrlhf.config import flags_of
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.launch.resume import choose_checkpoint
+from bapo_openrlhf.launch.settings import prepare_adaptation
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.progress import progress_bar
+
+SECRETS = ("logger.wandb.key",)  # flags whose values are not written down
+
+
+def logical_gpus(args: SimpleNamespace) -> int:
+    """Devices that the run's models take when each has its own."""
+    models = [args.actor, args.ref, args.critic] + ([] if args.reward.remote_url else [args.reward])
+    return (
+        sum(m.num_nodes * m.num_gpus_per_node for m in models) + args.vllm.num_engines * args.vllm.tensor_parallel_size
+    )
+
+
+def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
+    """Run to the end and write the summary.
+
+    Args:
+        args: checked arguments (`cli.arguments.parse`).
+        prompts: rows of the training data, for the progress bar; None when not known.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        ConfigError: before anything loads.
+        RunError: the run failed.
+    """
+    config = flags_of(args)  # as they were given
+    _check_device(args)
+    prepare_adaptation(args)
+    make_paths_absolute(args)
+    folder = Path(args.run.dir) / args.run.name
+    choose_checkpoint(args)
+    clock = time.perf_counter()
+    steps = epoch_steps(args, prompts) * args.train.num_episodes if prompts else None
+    about = {
+        "name": args.run.name,
+        "algorithm": _label(args),
+        "seed": args.train.seed,
+        "started": _now(),
+        "total_steps": steps,
+        **record.provenance(secret=args.logger.wandb.key),
+        "config": {name: record.HIDDEN if value and name in SECRETS else value for name, value in config.items()},
+    }
+    record.begin_run(folder, about, resumes=_resumes(args))
+    quiet = args.run.logs == "progress"
+    bar = progress_bar(folder, steps, f"{args.run.name}: {_label(args)}") if quiet else nullcontext()
+    with cpu.forked_processes(), bar:
+        _train(args)
+    summary = {
+        **{name: about[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
+        **record.summarise(record.read_metrics(folder)),
+        "started": about["started"],
+        "finished": _now(),
+    }
+    summary["seconds"]["whole_run"] = time.perf_counter() - clock
+    record.write_summary(folder, summary)
+    return folder
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _resumes(args: SimpleNamespace) -> bool:
+    """Whether there is a checkpoint to go on from; without batch adaptation OpenRLHF looks for it."""
+    return args.ckpt.load_enable and (args.adapt.enabled or (Path(args.ckpt.path) / "_actor").exists())
+
+
+def make_paths_absolute(args: SimpleNamespace) -> None:
+    """Make local paths mean the same in every process: Ray's workers may have another working directory."""
+    written = ((args.run, "dir"), (args.ckpt, "path"), (args.ckpt, "output_dir"), (args.logger, "tensorboard_dir"))
+    for owner, name in written:
+        if getattr(owner, name):
+            setattr(owner, name, str(Path(getattr(owner, name)).resolve()))
+    read = [(model, "model_name_or_path") for model in (args.actor, args.critic, args.reward)]
+    for owner, name in (*read, (args.data, "prompt_dataset"), (args.eval, "dataset"), (args.train, "agent_func_path")):
+        if getattr(owner, name):
+            setattr(owner, name, ",".join(map(_absolute, getattr(owner, name).split(","))))
+    if ".py:" in args.adapt.method:
+        file, _, name = args.adapt.method.rpartition(":")
+        args.adapt.method = f"{_absolute(file)}:{name}"
+    if args.adapt.options:
+        words = [word.partition("=") for word in args.adapt.options]
+        args.adapt.options = [n + eq + (_absolute(value) if n == "traces" else value) for n, eq, value in words]
+    if isinstance(args.reward.remote_url, list):
+        args.reward.remote_url = [_absolute(url) for url in args.reward.remote_url]
+
+
+def _absolute(name: str) -> str:
+    """What is a file or a folder here becomes absolute; a name on the hub or an address stays."""
+    path, at, inner = name.strip().partition("@")
+    return f"{Path(path).resolve()}{at}{inner}" if path and Path(path).exists() else name
+
+
+def _check_device(args: SimpleNamespace) -> None:
+    """Raise ConfigError for settings that need a GPU, on a machine without one."""
+    if not cpu.active():
+        return
+    needed = {
+        "vllm.enforce_eager": (args.vllm.enforce_eager, True),
+        "vllm.sync_backend": (args.vllm.sync_backend, "gloo"),
+        "ds.attn_implementation": (args.ds.attn_implementation, "eager"),
+        "vllm.sync_with_ray": (args.vllm.sync_with_ray, False),
+        "vllm.enable_sleep": (args.vllm.enable_sleep, False),
+        "ds.packing_samples": (args.ds.packing_samples, False),
+    }
+    for name, (found, allowed) in needed.items():
+        if found != allowed:
+            raise ConfigError(f"{name} is {found}; on a machine without a GPU it must be {allowed}")
+
+
+def _brief(error: Exception) -> str:
+    """What a worker's error says in one line, without the remote traceback that Ray puts into it."""
+    text = str(getattr(error, "cause", None) or error).strip()
+    return " ".join((text.splitlines()[-1] if 'File "' in text else text).split())
+
+
+def _label(args: SimpleNamespace) -> str:
+    return args.algorithm or f"{args.algo.advantage.estimator}+{args.adapt.method}"
+
+
+def _train(args: SimpleNamespace) -> None:
+    """OpenRLHF's `train` with this project's classes in place; on the CPU in a Ray of its own."""
+    cpu.prepare_environment()
+    cpu.install()
+
+    import ray
+
+    from bapo_openrlhf.training.rebind import batch_adaptation
+
+    own_ray = cpu.active() and not ray.is_initialized()
+    if own_ray:
+        ray.init(**cpu.ray_init_kwargs(logical_gpus(args)))
+    try:
+        with batch_adaptation(args.adapt.enabled) as openrlhf:
+            openrlhf.train(args)
+    except ray.exceptions.RayError as error:
+        traceback.print_exc()
+        raise RunError(_brief(error)) from error
+    finally:
+        if own_ray:
+            time.sleep(0.5)  # for the last lines of the workers' logs, which come some tenths of a second late
+            ray.shutdown()

@@ -1,0 +1,118 @@
+"""One progress bar for a run whose own output goes to a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.follow import Follower, LocalFiles
+
+LOG = "train.log"
+
+
+@contextmanager
+def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[None]:
+    """Send everything this process prints (Ray's workers included) to train.log; show steps on the terminal instead.
+
+    Where standard error is no terminal, a plain line is printed now and then. When the block fails, the end of the log
+    is printed.
+
+    Args:
+        folder: the run's folder.
+        total_steps: trainer steps of the run; None when they are not known.
+        title: what the bar says.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    terminal = os.fdopen(os.dup(saved[1]), "w", encoding="utf-8", errors="replace")
+    log = (folder / LOG).open("w", encoding="utf-8")
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    stop = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(folder, total_steps, title, terminal, stop), daemon=True)
+    watcher.start()
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        stop.set()
+        watcher.join()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        log.close()
+        if failed:
+            lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+            terminal.write(
+                "\n".join(["", *lines[-30:], "", f"the run failed; its whole output is in {folder / LOG}", ""])
+            )
+        terminal.close()
+        for descriptor in saved:
+            os.close(descriptor)
+
+
+def _watch(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
+    """Show the steps until told to stop."""
+    console = Console(file=terminal)
+    if not console.is_terminal:
+        _print_lines(folder, total, title, terminal, stop)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(title, total=total, note="starting Ray, DeepSpeed and vLLM")
+        follower = Follower(LocalFiles(folder))
+        while True:
+            last = stop.wait(0.5)
+            if follower.poll() and follower.rows:
+                bar.update(task, completed=len(follower.rows), note=_note(follower.rows[-1]))
+            if last:
+                return
+
+
+def _print_lines(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
+    every = max((total or 100) // 10, 1)
+    print(f"{title}: starting Ray, DeepSpeed and vLLM", file=terminal, flush=True)
+    shown = 0
+    follower = Follower(LocalFiles(folder))
+    while True:
+        last = stop.wait(1.0)
+        follower.poll()
+        rows = follower.rows
+        if len(rows) >= shown + every or (last and len(rows) > shown):
+            shown = len(rows)
+            print(f"{title}: step {shown}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)
+        if last:
+            return
+
+
+def _note(row: dict) -> str:
+    """Reward and composition of one step."""
+    counts = [int(row.get(f"groups/{source}") or 0) for source in record.SOURCES]
+    return f"reward {row.get(record.REWARD) or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"

@@ -1,1 +1,0 @@
-"""Reward functions in processes of their own."""

@@ -1,1 +1,0 @@
-"""What one run leaves behind: its metrics, its summary and its picture."""

@@ -1,0 +1,69 @@
+"""The contract with OpenRLHF: the version that this package extends, and how its classes and names are reached.
+
+A missing name, a missing method or another version stops the run at its start with an error that says so.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeVar
+
+OPENRLHF_VERSION = "0.11.2"
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+EXTENDED: list[tuple[type, str]] = []  # every OpenRLHF class with a method of it that this package overrides
+
+
+def require_version() -> None:
+    """Raise RuntimeError unless the installed OpenRLHF is the one that this package extends."""
+    try:
+        found = importlib.metadata.version("openrlhf")
+    except importlib.metadata.PackageNotFoundError:
+        found = "none"
+    if found != OPENRLHF_VERSION:
+        raise RuntimeError(f"openrlhf {found} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
+
+
+def require_name(module: ModuleType | type, name: str) -> Any:
+    """The attribute `name` of an OpenRLHF module or class; RuntimeError when this version has none."""
+    if not hasattr(module, name):
+        raise RuntimeError(
+            f"openrlhf {OPENRLHF_VERSION} should have {module.__name__}.{name}; the installed one has not"
+        )
+    return getattr(module, name)
+
+
+def plain_class(ray_actor_class: Any) -> type:
+    """The class under a `@ray.remote` class, to inherit from."""
+    return ray_actor_class.__ray_metadata__.modified_class
+
+
+def extends(base: type) -> Callable[[Method], Method]:
+    """Mark a method that overrides one of OpenRLHF's class `base`.
+
+    Raises:
+        RuntimeError: at import, if `base` has no method of this name, because OpenRLHF would never call the override.
+    """
+
+    def check(method: Method) -> Method:
+        require_name(base, method.__name__)
+        EXTENDED.append((base, method.__name__))
+        return method
+
+    return check
+
+
+@contextmanager
+def rebound(module: ModuleType, **names: Any) -> Iterator[None]:
+    """Bind names of an OpenRLHF module to other objects for the time of the block."""
+    before = {name: require_name(module, name) for name in names}
+    for name, value in names.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)

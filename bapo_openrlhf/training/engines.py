@@ -1,0 +1,201 @@
+"""The rollout engine (a Ray actor around vLLM): keeps delayed weights, seeds each request, runs rewards outside.
+
+The delayed weights of Algorithm 1 (line 3) stay where they are needed, in the engine: each vLLM worker copies its own
+tensors to host memory and later back, so that a restore is a local copy and neither the actor nor the network takes
+part (docs/reliability.md has the times beside a second broadcast).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from vllm.sampling_params import RequestOutputKind
+
+from bapo_openrlhf.config import VerifierConfig
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.training import profiling
+from bapo_openrlhf.training.checksums import digests
+from bapo_openrlhf.training.contract import plain_class
+from bapo_openrlhf.training.engine_core import ENGINE
+from bapo_openrlhf.training.reward_pool import RewardPool
+from bapo_openrlhf.training.weight_sync import Piece, receive
+
+# ── In each vLLM worker ──
+
+
+def _parameters(worker: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.data for name, parameter in worker.model_runner.model.named_parameters()}
+
+
+def _weights_file(folder: str, rank: int) -> Path:
+    return Path(folder) / f"rollout_weights_rank{rank}.safetensors"
+
+
+def _worker_digests(worker: Any) -> dict[str, str]:
+    return digests(_parameters(worker).items())
+
+
+def _keep(worker: Any) -> int:
+    """Copy the worker's weights to host memory; returns the bytes that takes."""
+    weights = _parameters(worker)
+    kept = getattr(worker, "kept_weights", None)
+    if kept is None:
+        # Pinned, so that a GPU copies at full speed; made once and used again.
+        kept = {name: torch.empty_like(w, device="cpu", pin_memory=w.is_cuda) for name, w in weights.items()}
+        worker.kept_weights = kept
+    for name, weight in weights.items():
+        kept[name].copy_(weight)
+    return sum(weight.nbytes for weight in kept.values())
+
+
+def _restore(worker: Any) -> None:
+    for name, weight in _parameters(worker).items():
+        weight.copy_(worker.kept_weights[name])
+
+
+def _save(worker: Any, folder: str) -> None:
+    from safetensors.torch import save_file
+
+    weights = {name: weight.cpu().contiguous() for name, weight in _parameters(worker).items()}
+    save_file(weights, _weights_file(folder, worker.rank))
+
+
+def _load(worker: Any, folder: str) -> None:
+    from safetensors.torch import load_file
+
+    path = _weights_file(folder, worker.rank)
+    saved, weights = load_file(path), _parameters(worker)
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    if {name: weight.shape for name, weight in saved.items()} != shapes:
+        raise ValueError(f"{path} holds other tensors than this model under this vllm.tensor_parallel_size")
+    for name, weight in weights.items():
+        weight.copy_(saved[name])
+
+
+# ── The engine ──
+
+
+def request_seed(seed: int, sample: int) -> int:
+    """Seed of one response, from the seed of its prompt and its number within the group."""
+    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits
+
+
+class RolloutEngine(plain_class(RolloutRayActor)):
+    """OpenRLHF's rollout engine, for batches that mix policies."""
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("full_determinism") and cpu.active():
+            # A response then does not depend on which others are in the batch: in bf16 another number of rows is
+            # another rounding. On a GPU, vLLM has kernels for that (VLLM_BATCH_INVARIANT=1).
+            kwargs["max_num_seqs"] = 1
+        if kwargs.get("distributed_executor_backend") == "ray" and cpu.active():
+            kwargs["distributed_executor_backend"] = "mp"  # tensor parallel: vLLM has no Ray workers on the CPU
+        kwargs.setdefault("disable_log_stats", True)  # counted at each token, and read by nobody
+        os.environ[ENGINE] = str(os.getpid())
+        await super().__init__(*args, **kwargs)
+        self.rewards: RewardPool | None = None
+
+    async def live(self) -> None:
+        """Never returns: a caller who waits for it hears at once when this engine dies."""
+        await asyncio.Event().wait()
+
+    def isolate_rewards(self, verifier: VerifierConfig) -> None:
+        """From now on, call the user's reward function in processes of its own. A reward server is one already."""
+        endpoints = getattr(self.executor, "reward_endpoints", [])
+        if verifier.processes and endpoints and endpoints[0].endswith(".py"):
+            self.rewards = RewardPool(
+                endpoints[0], processes=verifier.processes, timeout=verifier.timeout, memory_gib=verifier.memory_gib
+            )
+            self.executor.reward_func = self.rewards
+
+    async def generate_responses(
+        self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, seed: int | None = None,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """OpenRLHF's, with a seed for each response where one is given for the prompt."""
+        generate = super().generate_responses
+        if seed is None:
+            return await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
+        tasks = []
+        for sample in range(num_samples):
+            seeded = copy(sampling_params)
+            seeded.seed = request_seed(seed, sample)
+            tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
+        return [response for responses in await asyncio.gather(*tasks) for response in responses]
+
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        """OpenRLHF's, which reads the last output alone: vLLM need not make one, nor text, at each token.
+
+        OpenRLHF's own executor reads tokens and log-probs; one of the user's, and stop strings, may need the text.
+        """
+        last = copy(sampling_params)
+        last.output_kind = RequestOutputKind.FINAL_ONLY
+        if type(self.executor) is SingleTurnAgentExecutor and not last.stop:
+            last.detokenize = False
+        return await super().generate(prompt_token_ids, last, *args, **kwargs)
+
+    def reward_failures(self) -> dict[str, int]:
+        """Calls of the reward function that failed so far, by kind; empty where it runs in no process of its own."""
+        return dict(self.rewards.failures) if self.rewards else {}
+
+    async def weight_checksums(self) -> dict[str, str]:
+        """Digest of each weight tensor by vLLM's name, from the first worker of this engine."""
+        return (await self.llm.collective_rpc(_worker_digests))[0]
+
+    async def start_trace(self) -> None:
+        """Start torch's profiler in this engine's workers."""
+        await self.llm.collective_rpc(profiling.start_in_engine)
+
+    async def stop_trace(self, folder: str, number: int) -> list[profiling.Trace]:
+        """Stop it and write their traces, under this engine's number."""
+        traces = await self.llm.collective_rpc(profiling.stop_in_engine, args=(folder, number))
+        return [profiling.Trace(*trace) for trace in traces]
+
+    async def update_weights(self, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
+        """Receive and load a parcel of the actor's weights."""
+        await self.llm.collective_rpc(receive, args=(pieces, dtype))
+
+    async def keep_weights(self) -> int:
+        """Keep today's weights in host memory, in the place of those kept before; returns their bytes."""
+        return sum(await self.llm.collective_rpc(_keep))
+
+    async def restore_weights(self) -> None:
+        """Sample from the kept weights again."""
+        await self.llm.collective_rpc(_restore)
+        await self.forget_caches()
+
+    async def save_weights(self, folder: str) -> None:
+        """Write the weights that are sampled from now: one safetensors file for each tensor-parallel rank."""
+        await self.llm.collective_rpc(_save, args=(folder,))
+
+    async def load_weights(self, folder: str) -> None:
+        """Sample from saved weights.
+
+        Raises:
+            ValueError: they are of another model or another tensor-parallel size.
+        """
+        await self.llm.collective_rpc(_load, args=(folder,))
+        await self.forget_caches()
+
+    async def forget_caches(self) -> None:
+        """Forget what other weights computed: keys and values of prompts, and embeddings of images.
+
+        To be called after every change of weights: vLLM leaves it to whoever makes it, and OpenRLHF asks for the first
+        alone. A prompt that is generated again would be answered with an image seen by weights of steps ago.
+        """
+        await self.llm.reset_prefix_cache()
+        await self.llm.reset_encoder_cache()
+
+
+AdaptedRolloutActor = ray.remote(RolloutEngine)

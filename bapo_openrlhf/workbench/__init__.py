@@ -1,0 +1,1 @@
+"""What is done around training runs: data prepared, runs planned, watched, reported, compared and evaluated."""

@@ -1,0 +1,222 @@
+"""Two evaluations of the same problems, paired problem by problem."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record.run_record import provenance
+from bapo_openrlhf.workbench.evaluation import estimators, store
+from bapo_openrlhf.workbench.evaluation.paper import BENCHMARKS
+from bapo_openrlhf.workbench.evaluation.tables import Table, markdown, percent, with_interval
+
+COMPARE = "compare"
+SEED = 0  # of the resamples
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation's folder, read.
+
+    Attributes:
+        name: as its --name was.
+        settings: content of settings.json.
+        rows: by benchmark and problem id.
+    """
+
+    folder: Path
+    name: str
+    settings: Mapping[str, Any]
+    rows: Mapping[str, Mapping[str, Row]]
+
+    @property
+    def runs(self) -> int:
+        """Responses of each problem."""
+        return self.settings["sampling"]["runs"]
+
+
+def read(folder: Path) -> Evaluation:
+    """Raises ConfigError for a folder that is no evaluation."""
+    settings = store.read_settings(folder)
+    rows = {name: store.read_rows(folder, name) for name in settings["benchmarks"]}
+    return Evaluation(folder, settings["name"], settings, rows)
+
+
+def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
+    """Compare B with A and write compare.json, .csv, .md and .png; differences are B minus A.
+
+    Returns:
+        The content of compare.json.
+
+    Raises:
+        ConfigError: a folder is no evaluation, they share no problem, or problems of one id are different ones.
+    """
+    from bapo_openrlhf.workbench.evaluation.plots import draw_comparison
+
+    a, b = read(folder_a), read(folder_b)
+    shared = [name for name in a.rows if name in b.rows]
+    if not shared:
+        raise ConfigError(
+            f"no benchmark in common: {a.folder} has {', '.join(a.rows)}; {b.folder} has {', '.join(b.rows)}"
+        )
+    result = {
+        "a": _about(a, alone=a.name != b.name),
+        "b": _about(b, alone=a.name != b.name),
+        "unit": "percent",
+        "interval": f"{estimators.LEVEL:.0%} bootstrap over paired problems",
+        "different_settings": _different(a.settings, b.settings),
+        "benchmarks": {name: _benchmark(name, a, b) for name in shared},
+        **provenance(),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    store.replace(out / f"{COMPARE}.json", json.dumps(result, indent=2) + "\n")
+    store.replace(out / f"{COMPARE}.csv", _csv(result))
+    store.replace(out / f"{COMPARE}.md", _markdown(result))
+    draw_comparison(result, out / f"{COMPARE}.png")
+    return result
+
+
+def _about(evaluation: Evaluation, *, alone: bool) -> dict[str, Any]:
+    """`alone`: whether no other has its name; two of one name are told apart by their folders."""
+    name = evaluation.name if alone else f"{evaluation.name} ({evaluation.folder})"
+    return {"name": name, "folder": str(evaluation.folder), "settings": evaluation.settings}
+
+
+def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Settings other than the model that differ; a fair comparison has none."""
+    was, is_now = ({"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b))
+    return [f"{name}: {was[name]} and {is_now[name]}" for name in was if was[name] != is_now[name] and name != "seed"]
+
+
+# ── one benchmark ──
+
+
+def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
+    """What changed from A to B on the problems that both were asked.
+
+    A problem is gained that B solves in at least half of the runs, and A does not; lost the other way round. "ever":
+    in at least one run.
+    """
+    rows_a, rows_b = a.rows[name], b.rows[name]
+    ids = sorted(rows_a.keys() & rows_b.keys(), key=_natural)
+    if not ids:
+        raise ConfigError(f"benchmark {name}: {a.folder} and {b.folder} have no problem in common")
+    for identity in ids:
+        _check_same_problem(name, identity, rows_a[identity], rows_b[identity])
+    k = min(a.runs, b.runs)
+    avg_a, pass_a, right_a = _values([rows_a[identity] for identity in ids], k)
+    avg_b, pass_b, right_b = _values([rows_b[identity] for identity in ids], k)
+    half_a, half_b = 2 * right_a >= a.runs, 2 * right_b >= b.runs
+    ever_a, ever_b = right_a > 0, right_b > 0
+    differences = np.stack([avg_b - avg_a, pass_b - pass_a], axis=1)
+    means = estimators.resampled_means(differences, [SEED, zlib.crc32(name.encode())])
+
+    def which(mask: np.ndarray) -> list[str]:
+        return [identity for identity, chosen in zip(ids, mask, strict=True) if chosen]
+
+    return {
+        "title": BENCHMARKS.get(name, name),
+        "problems": len(ids),
+        "only_in_a": len(rows_a) - len(ids),
+        "only_in_b": len(rows_b) - len(ids),
+        "k": k,
+        "avg": {"a": float(avg_a.mean()), "b": float(avg_b.mean()), "difference": _estimate(differences, means, 0)},
+        "pass": {"a": float(pass_a.mean()), "b": float(pass_b.mean()), "difference": _estimate(differences, means, 1)},
+        "gained": which(half_b & ~half_a),
+        "lost": which(half_a & ~half_b),
+        "ever_gained": which(ever_b & ~ever_a),
+        "ever_lost": which(ever_a & ~ever_b),
+        "differences": {identity: float(value) for identity, value in zip(ids, avg_b - avg_a, strict=True)},
+    }
+
+
+def _natural(identity: str) -> list[str | int]:
+    """A key that sorts aime24-9 before aime24-10. (Rows are in the order in which they were finished.)"""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", identity)]
+
+
+def _check_same_problem(benchmark: str, identity: str, a: Row, b: Row) -> None:
+    for what in ("input", "label"):
+        if a[what] != b[what]:
+            raise ConfigError(
+                f"benchmark {benchmark}, problem {identity}: the {what} is {a[what]!r:.100} in one and "
+                f"{b[what]!r:.100} in the other; only evaluations of the same problems can be compared"
+            )
+
+
+def _values(rows: Sequence[Row], k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """avg and pass@k in percent, and the number of solved responses, of each problem: (P,) each."""
+    scores = np.array([row["scores"] for row in rows], dtype=float)
+    right = estimators.solved(scores).sum(axis=1)
+    return 100 * estimators.average(scores), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
+
+
+def _estimate(differences: np.ndarray, means: np.ndarray, column: int) -> dict[str, float]:
+    low, high = estimators.interval(means[:, column])
+    return {"value": float(differences[:, column].mean()), "low": low, "high": high}
+
+
+# ── table and files ──
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """One row a benchmark."""
+    a, b = result["a"]["name"], result["b"]["name"]
+    runs = [result[side]["settings"]["sampling"]["runs"] for side in "ab"]
+    rows = []
+    for entry in result["benchmarks"].values():
+        cells = [percent(entry["avg"]["a"]), percent(entry["avg"]["b"])]
+        cells += [with_interval(entry[metric]["difference"], signed=True) for metric in ("avg", "pass")]
+        cells += [f"+{len(entry[kind + 'gained'])} / -{len(entry[kind + 'lost'])}" for kind in ("", "ever_")]
+        rows.append((entry["title"], str(entry["problems"]), *cells))
+    k = min(runs)
+    notes = [
+        f"percent; A is {a} (avg@{runs[0]}), B is {b} (avg@{runs[1]}); [{result['interval']}]",
+        "solved: in at least half of the runs; ever: in at least one run; +: by B and not by A, -: by A and not by B",
+    ]
+    for entry in result["benchmarks"].values():
+        if entry["only_in_a"] or entry["only_in_b"]:
+            alone = f"{entry['only_in_a']} problems only in A and {entry['only_in_b']} only in B"
+            notes.append(f"{entry['title']}: {alone}, left out")
+    notes += [f"A and B were asked differently: {difference}" for difference in result["different_settings"]]
+    columns = ("Benchmark", "problems", "A", "B", "B - A", f"pass@{k}, B - A", "solved", "ever solved")
+    return Table(f"{b} (B) compared with {a} (A)", columns, rows, notes=notes)
+
+
+def _markdown(result: Mapping[str, Any]) -> str:
+    parts = [f"# {result['b']['name']} compared with {result['a']['name']}", "", markdown(table(result))]
+    parts += ["![differences](compare.png)", ""]
+    kinds = {"gained": "gained", "lost": "lost", "ever_gained": "ever solved, gained", "ever_lost": "ever solved, lost"}
+    for entry in result["benchmarks"].values():
+        parts += [f"## {entry['title']}", ""]
+        parts += [f"- {words}: {', '.join(entry[kind]) or 'none'}" for kind, words in kinds.items()]
+        parts += [""]
+    return "\n".join(parts)
+
+
+def _csv(result: Mapping[str, Any]) -> str:
+    """One line a number; differences are B minus A."""
+    file = io.StringIO()
+    lines = csv.writer(file, lineterminator="\n")
+    lines.writerow(("benchmark", "metric", "value", "low", "high", "problems"))
+    for name, entry in result["benchmarks"].items():
+        numbers = []
+        for metric, label in (("avg", "avg"), ("pass", f"pass@{entry['k']}")):
+            numbers += [(f"{label} of {side.upper()}", f"{entry[metric][side]:.6g}", "", "") for side in "ab"]
+            estimate = entry[metric]["difference"]
+            numbers.append((f"{label}, B - A", *(f"{estimate[part]:.6g}" for part in ("value", "low", "high"))))
+        numbers += [(kind, len(entry[kind]), "", "") for kind in ("gained", "lost", "ever_gained", "ever_lost")]
+        lines.writerows((name, *row, entry["problems"]) for row in numbers)
+    return file.getvalue()

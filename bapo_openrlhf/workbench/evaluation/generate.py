@@ -1,0 +1,172 @@
+"""Responses from vLLM, each prompt's as soon as they are all there."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.errors import RunError
+from bapo_openrlhf.training.engine_core import ENGINE
+from bapo_openrlhf.workbench.evaluation.prompts import Prompt, open_images
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn. All of it is in settings.json, and a resumed evaluation must have the same.
+
+    Attributes:
+        runs: responses of each problem.
+        temperature, top_p, top_k: as in vLLM; top_k -1 takes all tokens.
+        max_new_tokens: longest response; a longer one is cut there and counted as truncated.
+        seed: of the evaluation.
+    """
+
+    runs: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What vLLM may use. Nothing here changes what is asked.
+
+    Attributes:
+        max_model_len: tokens of prompt and response together.
+        tensor_parallel_size: GPUs that share the model.
+        gpu_memory_utilization: share of each GPU's memory.
+        max_num_seqs: responses generated at the same time; None means vLLM's default.
+    """
+
+    max_model_len: int
+    tensor_parallel_size: int
+    gpu_memory_utilization: float
+    max_num_seqs: int | None = None
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response.
+
+    Attributes:
+        query: prompt and response in one text, special tokens included: what OpenRLHF gives a reward function.
+        text: the response alone, special tokens included.
+        tokens: its length.
+        truncated: whether it was cut at the limit.
+    """
+
+    query: str
+    text: str
+    tokens: int
+    truncated: bool
+
+
+def problem_seed(seed: int, benchmark: str, problem: str) -> int:
+    """Seed of a problem's responses. It depends on nothing else, so a resumed evaluation asks the same.
+
+    vLLM adds the number of the response to it.
+    """
+    digest = hashlib.blake2b(f"{seed}/{benchmark}/{problem}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits
+
+
+def generate(
+    model: str, prompts: Mapping[tuple[str, str], Prompt], sampling: Sampling, engine: Engine
+) -> Iterator[tuple[tuple[str, str], list[Response]]]:
+    """Ask all prompts, `sampling.runs` times each; yields a prompt's key and responses when the last of them is there.
+
+    vLLM gets all of them at once and takes them in order, so that it is always busy, and a crash loses only the few
+    prompts that are in the works.
+
+    Args:
+        prompts: by (benchmark, problem id).
+
+    Raises:
+        RunError: the model cannot be loaded, or the engine failed.
+    """
+    cpu.prepare_environment()
+    cpu.install()
+    os.environ[ENGINE] = str(os.getpid())  # vLLM's engine process then ends with this one, however that ends
+    llm = None
+    try:
+        llm = _load(model, prompts, sampling, engine)
+        tokenizer = llm.get_tokenizer()
+        for key, output in _outputs(llm.llm_engine, prompts, sampling):
+            yield key, [_response(tokenizer, output.prompt_token_ids, part) for part in output.outputs]
+    except Exception as error:
+        traceback.print_exc()
+        what = " ".join(str(error).split())
+        raise RunError(f"vLLM failed with {model}: {type(error).__name__}: {what}") from error
+    finally:
+        # vLLM exempts all that it has loaded from garbage collection. Without this the model's memory is not given
+        # back, and its libraries complain of leaks when the process ends.
+        del llm
+        gc.unfreeze()
+        gc.collect()
+
+
+def _load(model: str, prompts: Mapping[tuple[str, str], Prompt], sampling: Sampling, engine: Engine) -> Any:
+    import vllm
+
+    options: dict[str, Any] = {
+        "model": model,
+        "dtype": "bfloat16",  # as OpenRLHF's rollout engines
+        "seed": sampling.seed,
+        "max_model_len": engine.max_model_len,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "enforce_eager": cpu.active(),
+        "disable_log_stats": True,
+    }
+    if engine.max_num_seqs is not None:
+        options["max_num_seqs"] = engine.max_num_seqs
+    if images := max(len(prompt.images) for prompt in prompts.values()):
+        options["limit_mm_per_prompt"] = {"image": images}
+    return vllm.LLM(**options)
+
+
+def _outputs(
+    engine: Any, prompts: Mapping[tuple[str, str], Prompt], sampling: Sampling
+) -> Iterator[tuple[tuple[str, str], Any]]:
+    """vLLM's finished request of each prompt."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    keys = {}
+    for number, (key, prompt) in enumerate(prompts.items()):
+        keys[str(number)] = key
+        request: dict[str, Any] = {"prompt_token_ids": prompt.token_ids}
+        if prompt.images:
+            request["multi_modal_data"] = {"image": open_images(prompt.images)}
+        params = SamplingParams(
+            n=sampling.runs,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_new_tokens,
+            min_tokens=1,  # this and the next as in OpenRLHF's rollouts
+            skip_special_tokens=False,
+            seed=problem_seed(sampling.seed, *key),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        engine.add_request(str(number), request, params)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                yield keys[output.request_id], output
+
+
+def _response(tokenizer: Any, prompt_token_ids: list[int], part: Any) -> Response:
+    # Decoded from the tokens, as OpenRLHF does; its query has an image's tokens where the prompt has one placeholder.
+    token_ids = list(part.token_ids)
+    query = tokenizer.decode([*prompt_token_ids, *token_ids], skip_special_tokens=False)
+    text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    return Response(query, text, len(token_ids), part.finish_reason == "length")

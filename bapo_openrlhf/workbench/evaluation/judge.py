@@ -1,0 +1,71 @@
+"""Responses judged by a reward file, in processes of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.config import VerifierConfig
+from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.training.reward_pool import RewardFailure, RewardPool
+
+
+class Judge:
+    """A reward file: `reward_func`, called one response at a time with limits of time and memory, and `answer`.
+
+    Attributes:
+        answers: whether the file has `answer`, so that there are majority votes.
+    """
+
+    def __init__(self, path: Path, limits: VerifierConfig, prompt: str, label: Any) -> None:
+        """Load the file, and call it once.
+
+        Args:
+            path: the reward file.
+            limits: processes, and what each may use.
+            prompt, label: of a problem; the first call judges an empty response to it.
+
+        Raises:
+            ConfigError: the file cannot be loaded, or gives no reward.
+        """
+        self.path = path
+        self._pool = RewardPool(path, processes=limits.processes, timeout=limits.timeout, memory_gib=limits.memory_gib)
+        try:
+            self._pool([prompt], [prompt], [label])
+            self._answer = _load_answer(path)
+        except Exception as error:
+            self.close()
+            raise ConfigError(f"reward file gives no reward for an empty response: {error}") from error
+        self.answers = self._answer is not None
+
+    def score(self, query: str, prompt: str, label: Any) -> tuple[float, str | None]:
+        """(reward, None), or (0.0, kind of failure) where the judge failed. OpenRLHF's evaluation counts the same."""
+        try:
+            return self._pool([query], [prompt], [label])["rewards"], None
+        except RewardFailure as failure:
+            return 0.0, failure.kind
+
+    def answer(self, response: str) -> str | None:
+        """The response's final answer; None where it has none, or the file cannot tell."""
+        if self._answer is None:
+            return None
+        try:
+            answer = self._answer(response)
+        except Exception as error:
+            raise RunError(f"{self.path}: answer raised {type(error).__name__}: {error}") from error
+        if not isinstance(answer, (str, type(None))):
+            raise RunError(f"{self.path}: answer returned {answer!r:.80}; it must be a text or None")
+        return answer
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
+
+
+def _load_answer(path: Path) -> Callable[[str], str | None] | None:
+    spec = importlib.util.spec_from_file_location("_reward_of_an_evaluation", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, "answer", None)

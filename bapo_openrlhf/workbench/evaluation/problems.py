@@ -1,0 +1,147 @@
+"""A benchmark's problems, from its file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.tasks import task_of
+from bapo_openrlhf.workbench.evaluation import paper
+from bapo_openrlhf.workbench.prepare.build import MANIFEST
+
+_NAME = re.compile(r"[\w-][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of a benchmark.
+
+    Attributes:
+        id: unique within the benchmark.
+        input: the prompt's text, without chat markup.
+        label: what the judge is given.
+        images: paths, in the order of the <image> tags in `input`.
+    """
+
+    id: str
+    input: str
+    label: Any
+    images: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Problems and who judges them.
+
+    Attributes:
+        name: as on the command line.
+        title: as in the tables.
+        file: of the problems.
+        sha256: of that file.
+        reward: file with `reward_func`.
+        problems: the first ones, up to the limit.
+        size: problems in the file.
+        generator: what made the problems, where they are not the published ones.
+    """
+
+    name: str
+    title: str
+    file: Path
+    sha256: str
+    reward: Path
+    problems: tuple[Problem, ...]
+    size: int
+    generator: str | None = None
+
+
+def load(spec: str, data: Path, reward: Path | None, limit: int | None) -> Benchmark:
+    """A benchmark from the command line.
+
+    Args:
+        spec: name of a task's benchmark, or NAME=FILE.jsonl.
+        data: folder that `bapo-openrlhf prepare` wrote to, with a folder for each task.
+        reward: reward file of benchmarks given as NAME=FILE.jsonl.
+        limit: most problems; None means all.
+
+    Raises:
+        ConfigError: an unknown benchmark, a missing file, a row that is no problem.
+    """
+    name, equals, path = spec.partition("=")
+    if equals:
+        if not _NAME.fullmatch(name) or not path:
+            raise ConfigError(f"benchmark is {spec!r}; it must be NAME=FILE.jsonl, NAME of letters, digits, - _ .")
+        if name in paper.BENCHMARKS or name in ("results", "settings"):
+            raise ConfigError(f"benchmark {spec!r}: {name} has a meaning already; choose another name")
+        if reward is None:
+            raise ConfigError(f"benchmark {spec!r} needs --reward FILE.py, which judges the responses")
+        title, file = name, Path(path).expanduser()
+        if not file.is_file():
+            raise ConfigError(f"benchmark {spec!r}: there is no file {file}")
+    else:
+        task = task_of(name)
+        title, file, reward = task.benchmarks[name].title, data / task.name / f"{name}.jsonl", task.file
+        if not file.is_file():
+            raise ConfigError(
+                f"benchmark {name}: there is no {file}; `bapo-openrlhf prepare {task.name}` makes it (--data names "
+                "the folder)"
+            )
+    if not reward.is_file():
+        raise ConfigError(f"reward is {reward}; there is no such file")
+    content = file.read_bytes()
+    problems = tuple(_problems(name, file, content))
+    if not problems:
+        raise ConfigError(f"benchmark {name}: {file} has no problems; it must have at least one")
+    sha256 = hashlib.sha256(content).hexdigest()
+    generator = None if equals else _generator(file.parent / MANIFEST, name)
+    return Benchmark(name, title, file, sha256, reward.resolve(), problems[:limit], len(problems), generator)
+
+
+def _generator(manifest: Path, name: str) -> str | None:
+    """The generator that `prepare` noted for a benchmark."""
+    if not manifest.is_file():
+        return None
+    return json.loads(manifest.read_bytes()).get("parts", {}).get(name, {}).get("asked", {}).get("generator")
+
+
+def _problems(name: str, file: Path, content: bytes) -> Iterator[Problem]:
+    ids: set[str] = set()
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"benchmark {name}: {file}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:  # no JSON, or no UTF-8
+            raise ConfigError(f"{where}: no valid JSON ({error})") from None
+        problem = _problem(where, row, f"{name}-{number}")
+        if problem.id in ids:
+            raise ConfigError(f"{where}: the id {problem.id!r} is there twice; ids must be unique")
+        ids.add(problem.id)
+        yield problem
+
+
+def _problem(where: str, row: Any, default_id: str) -> Problem:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: must be a JSON object, is {type(row).__name__}")
+    for column in ("input", "label"):
+        if column not in row:
+            raise ConfigError(f"{where}: no column {column!r}; it has {', '.join(row)}")
+    text, images, identity = row["input"], row.get("images") or [], row.get("id", default_id)
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{where}: input is {text!r:.80}; it must be a text")
+    if not isinstance(identity, (str, int)):
+        raise ConfigError(f"{where}: id is {identity!r:.80}; it must be a text")
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise ConfigError(f"{where}: images is {images!r:.80}; it must be a list of paths")
+    if len(images) != text.count("<image>") and images:
+        raise ConfigError(f"{where}: {len(images)} images and {text.count('<image>')} <image> tags in the input")
+    for image in images:
+        if not Path(image).is_file():
+            raise ConfigError(f"{where}: there is no image {image}")
+    return Problem(str(identity), text, row["label"], tuple(images))

@@ -1,0 +1,355 @@
+"""`prepare`: each published row becomes a prompt and a label, or is counted with the reason why not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.tasks.task import BadRow, Problem, Task
+from bapo_openrlhf.workbench.prepare.overlap import TestIndex
+from bapo_openrlhf.workbench.prepare.tables import Table, open_table
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to prepare.
+
+    Attributes:
+        out: folder of the files.
+        parts: names of the parts; None means all.
+        generator: name of one of the task's generators; None means published data.
+        local: copies of published data, by part.
+        style: which of the task's prompts; None means the first.
+        seed: of the order in which shuffled parts are dealt, and of generated problems.
+        limits: by part, most problems; for others the paper's number, or the generator's.
+        fail_on_bad: whether a bad row ends it, rather than being skipped and counted.
+        drop_overlap: whether training problems that are in a benchmark are left out, rather than only reported.
+        tokens: number of tokens of a prompt as the model gets it, and most of them; None means not counted.
+        tokenizer: what `tokens` counts with, for the manifest.
+        refresh: whether to make again what is there.
+    """
+
+    out: Path
+    parts: tuple[str, ...] | None = None
+    generator: str | None = None
+    local: Mapping[str, Path] = field(default_factory=dict)
+    style: str | None = None
+    seed: int = 0
+    limits: Mapping[str, int] = field(default_factory=dict)
+    fail_on_bad: bool = False
+    drop_overlap: bool = False
+    tokens: Callable[[str], int] | None = None
+    max_tokens: int = 0
+    tokenizer: str | None = None
+    refresh: bool = False
+
+
+def prepare(task: Task, request: Request) -> dict[str, Any]:
+    """Write OUT/PART.jsonl and OUT/PART.rejected.jsonl for each part, and the manifest of them all.
+
+    What the manifest says was made of the same data in the same way, and is still as it says, is kept. So an
+    interrupted call is simply made again. Benchmarks come before the training data, which is compared with them.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ConfigError: an unknown part, prompt or generator; data that cannot be read; no usable row; a bad row, where
+            these are fatal.
+    """
+    _check(task, request)
+    request.out.mkdir(parents=True, exist_ok=True)
+    manifest = read_manifest(request.out, task.name)
+    for part in [*task.benchmarks, "train"]:
+        if request.parts is not None and part not in request.parts:
+            continue
+        manifest["parts"][part] = _part(task, part, request, manifest)
+        _write_json(request.out / MANIFEST, manifest)
+    compared = {part: entry["sha256"] for part, entry in manifest["parts"].items()}
+    if manifest["overlap"].get("of") != compared:
+        manifest["overlap"] = {"of": compared, "benchmarks": _overlap(task, request.out, list(compared))}
+        _write_json(request.out / MANIFEST, manifest)
+    return manifest
+
+
+def _check(task: Task, request: Request) -> None:
+    unknown = [part for part in (*(request.parts or ()), *request.local, *request.limits) if part not in task.parts]
+    if unknown:
+        raise ConfigError(f"part is {unknown[0]!r}; {task.name} has {', '.join(task.parts)}")
+    if request.style is not None and request.style not in task.prompts:
+        raise ConfigError(f"prompt is {request.style!r}; {task.name} has {', '.join(task.prompts)}")
+    generators = task.generators or {}
+    if request.generator is not None and request.generator not in generators:
+        known = ", ".join(generators) or "none"
+        raise ConfigError(f"generator is {request.generator!r}; {task.name} has {known}")
+    if request.generator is not None and request.local:
+        raise ConfigError("local copies and a generator were given; problems come from one or the other")
+
+
+def read_manifest(out: Path, task: str) -> dict[str, Any]:
+    """The manifest of a folder, or an empty one.
+
+    Raises:
+        ConfigError: it is another task's, of another format, or no JSON.
+    """
+    path = out / MANIFEST
+    empty = {"format": FORMAT, "task": task, "parts": {}, "overlap": {}}
+    if not path.is_file():
+        return empty
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError:
+        raise ConfigError(f"{path} is no JSON; remove it to prepare the folder anew") from None
+    if manifest.get("format") != FORMAT or manifest.get("task") != task:
+        raise ConfigError(
+            f"{path} is of task {manifest.get('task')}, format {manifest.get('format')}; this is {task}, format "
+            f"{FORMAT}: choose another folder (--out)"
+        )
+    return manifest
+
+
+# ── one part ──
+
+
+def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Make one part, or keep what is there; returns its entry of the manifest."""
+    made = manifest["parts"].get(name)
+    path = request.out / f"{name}.jsonl"
+    asked = _asked(task, name, request, manifest)
+    same = made is not None and not request.refresh and made["asked"] == asked and _digest(path) == made["sha256"]
+    copy = request.local.get(name)
+    # The hub is asked only where something has to be made; a local copy is read for its digest.
+    if same and (request.generator is not None or (copy is None and made["origin"]["from"] == asked["hub"])):
+        return dict(made)
+    table = None if request.generator else open_table(name, task.parts[name].source, copy)
+    if same and made["origin"] == table.origin:
+        return dict(made)
+    build = _Build(task, name, request)
+    problems = build.generated(asked["size"]) if table is None else build.published(table)
+    origin = {"from": f"generator {request.generator}"} if table is None else table.origin
+    written = build.write(problems, asked["prompt"])
+    reasons = dict(Counter(row["kind"] for row in build.rejected).most_common())
+    if written == 0:
+        why = [f"{count} x {kind}" for kind, count in reasons.items()]
+        if build.left_over:
+            why.append(f"{build.left_over} x not of this part, which takes those after the first {build.part.first}")
+        raise ConfigError(f"{name}: none of {build.read} rows of {origin['from']} can be used: {', '.join(why)}")
+    assert build.read == written + len(build.rejected) + build.left_over
+    return {
+        "title": task.parts[name].title,
+        "asked": asked,
+        "origin": origin,
+        "published_rows": None if request.generator else task.parts[name].source.rows,
+        "read": build.read,
+        "written": written,
+        "rejected": reasons,
+        "left_over": build.left_over,
+        "sha256": _digest(path),
+    }
+
+
+def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a part depends on, but for the rows themselves."""
+    asked = {
+        "task_file": _digest(task.file),
+        "prompt": request.style or next(iter(task.prompts)),
+        "seed": request.seed,
+        "limit": request.limits.get(name),
+        "tokenizer": request.tokenizer,
+        "max_tokens": request.max_tokens if request.tokens else None,
+    }
+    if request.generator is not None:
+        asked["generator"] = request.generator
+        asked["size"] = request.limits.get(name) or (task.sizes or {})[request.generator][name]
+    else:
+        asked["hub"] = task.parts[name].source.hub
+    if name == "train" and request.drop_overlap:
+        asked["without"] = {part: entry["sha256"] for part, entry in manifest["parts"].items() if part != "train"}
+    return asked
+
+
+class _Build:
+    """One part while it is made.
+
+    Attributes:
+        read: rows that were read.
+        left_over: problems that belong to another part of the same source, or are beyond the limit.
+        rejected: rows that are in no file, with the reason.
+    """
+
+    def __init__(self, task: Task, name: str, request: Request) -> None:
+        self.task, self.name, self.request = task, name, request
+        self.part = task.parts[name]
+        self.read = self.left_over = 0
+        self.rejected: list[dict[str, Any]] = []
+
+    def generated(self, size: int) -> Iterator[tuple[int, Problem]]:
+        """Problems made on the spot, with their numbers."""
+        try:
+            for problem in self.task.generate(self.request.generator, self.name, size, self.request.seed):
+                self.read += 1
+                yield self.read, problem
+        except ValueError as error:  # more than there are
+            raise ConfigError(f"{self.name}: {error}") from None
+
+    def published(self, table: Table) -> list[tuple[int, Problem]]:
+        """The problems of this part, with their row numbers."""
+        problems: list[tuple[int, Problem]] = []
+        seen: dict[str, tuple[int, str]] = {}  # by key: row number and label
+        for number, row in tqdm(
+            table.rows, desc=f"{self.name}: reading", total=table.size, unit="row", leave=False, disable=None
+        ):
+            self.read += 1
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                problem = self.task.problem(row)
+            except BadRow as error:
+                self._bad(number, str(error))
+                continue
+            if problem.key in seen:
+                first, label = seen[problem.key]
+                kind = "duplicate" if label == problem.label else "duplicate with another label"
+                self._reject(number, f"{kind}: of row {first}")
+                continue
+            seen[problem.key] = (number, problem.label)
+            problems.append((number, problem))
+        if self.part.shuffled:
+            random.Random(f"{self.request.seed}/{self.part.source.hub}").shuffle(problems)
+        chosen = problems[self.part.first :][: self.part.count][: self.request.limits.get(self.name)]
+        self.left_over = len(problems) - len(chosen)
+        return chosen
+
+    def write(self, problems: Iterable[tuple[int, Problem]], style: str) -> int:
+        """Write the part's rows, and the rejected ones; returns how many of the former."""
+        prompt, tests = self.task.prompts[style], self._tests()
+        path, written = self.request.out / f"{self.name}.jsonl", 0
+        unfinished = path.with_name(path.name + ".tmp")
+        with unfinished.open("w", encoding="utf-8") as file:
+            for number, problem in tqdm(problems, desc=f"{self.name}: writing", unit="row", leave=False, disable=None):
+                row = self._row(number, problem, prompt(problem))
+                if row is None:
+                    continue
+                if tests is not None and (matches := tests.matches(row)):
+                    self._reject(number, f"in a benchmark: {matches[0].test}")
+                    continue
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                written += 1
+        if written:
+            os.replace(unfinished, path)
+        else:
+            unfinished.unlink()
+        _write_lines(path.with_name(f"{self.name}.rejected.jsonl"), self.rejected)
+        return written
+
+    def _row(self, number: int, problem: Problem, text: str) -> dict[str, Any] | None:
+        """The row that OpenRLHF reads; None where the prompt is too long."""
+        if self.request.tokens is not None and (count := self.request.tokens(text)) > self.request.max_tokens:
+            self._bad(number, f"prompt too long: {count} tokens, at most {self.request.max_tokens}")
+            return None
+        key = hashlib.blake2b(problem.key.encode(), digest_size=8).hexdigest()
+        row = {
+            "id": f"{self.name}-{number}",
+            "datasource": self.name,
+            "input": text,
+            "label": problem.label,
+            "key": key,
+        }
+        if problem.images:
+            images = enumerate(problem.images)
+            row["images"] = [str(_image(self.request.out, f"{row['id']}-{place}", image)) for place, image in images]
+        return row
+
+    def _tests(self) -> TestIndex | None:
+        """The benchmarks, where training problems that are in one are left out."""
+        if self.name != "train" or not self.request.drop_overlap:
+            return None
+        rows = (row for part in self.task.benchmarks for row in _rows(self.request.out / f"{part}.jsonl"))
+        return TestIndex(rows, texts=self.task.compare_texts)
+
+    def _bad(self, number: int, reason: str) -> None:
+        if self.request.fail_on_bad:
+            raise ConfigError(f"{self.name}, row {number}: {reason}; --bad-rows skip leaves such rows out")
+        self._reject(number, reason)
+
+    def _reject(self, number: int, reason: str) -> None:
+        """The reason up to the colon is its kind, which is counted."""
+        self.rejected.append({"row": number, "kind": reason.split(":")[0], "reason": reason})
+
+
+def _image(out: Path, name: str, content: bytes) -> Path:
+    """Write an image beside the rows; returns its path, absolute, for OpenRLHF opens it from elsewhere."""
+    kind = "jpg" if content[:2] == b"\xff\xd8" else "png" if content[:4] == b"\x89PNG" else "img"
+    path = out.absolute() / "images" / f"{name}.{kind}"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+# ── overlap ──
+
+
+def _overlap(task: Task, out: Path, parts: Sequence[str]) -> dict[str, Any]:
+    """Training problems that are also test problems, counted by benchmark; the pairs are in overlap.jsonl."""
+    benchmarks = [part for part in parts if part != "train"]
+    if "train" not in parts:
+        return {}
+    benchmark_of = {row["id"]: part for part in benchmarks for row in _rows(out / f"{part}.jsonl")}
+    rows = (row for part in benchmarks for row in _rows(out / f"{part}.jsonl"))
+    index = TestIndex(rows, texts=task.compare_texts)
+    pairs = [pair for row in _rows(out / "train.jsonl") for pair in index.matches(row)]
+    _write_lines(
+        out / "overlap.jsonl",
+        [{"train": pair.train, "test": pair.test, "share": round(pair.share, 3)} for pair in pairs],
+    )
+    return {
+        part: {
+            kind: len({pair.test for pair in pairs if benchmark_of[pair.test] == part and pair.same == same})
+            for kind, same in (("same", True), ("near", False))
+        }
+        for part in benchmarks
+    }
+
+
+# ── files ──
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.is_file():
+        with path.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+
+def _digest(path: Path) -> str | None:
+    """sha256 of a file; None where there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    _replace(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    _replace(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)

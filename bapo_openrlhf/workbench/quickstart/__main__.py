@@ -1,0 +1,64 @@
+"""`python -m bapo_openrlhf.workbench.quickstart`: a base model, data, BA-PPO on the real stack, a table and a picture.
+
+Run from the project's folder. Everything goes to runs/; the base model and the data are made once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from bapo_openrlhf.tasks import countdown
+from bapo_openrlhf.workbench.prepare.build import Request, prepare
+from bapo_openrlhf.workbench.quickstart.base_model import build
+
+RUNS = Path("runs")
+PROMPTS = countdown.TASK.sizes["small"]["train"]
+
+
+def main() -> int:
+    """Make what is missing, train, show the result."""
+    parser = argparse.ArgumentParser(prog="python -m bapo_openrlhf.workbench.quickstart")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="rows of the training data, 2500 at most")
+    parser.add_argument("--only-prepare", action="store_true", help="make the base model and the data, do not train")
+    given, flags = parser.parse_known_args()  # the rest are flags of `bapo-openrlhf train`
+    if not 1 <= given.prompts <= 2500:
+        parser.error(f"--prompts is {given.prompts}; it must be 1 to 2500: there are no more different easy problems")
+    console = Console()
+
+    console.print("[bold]1/3[/] base model: a small Qwen3, taught Countdown imperfectly")
+    folder, made = build(RUNS / "base_model")
+    console.print(f"    {folder}" + ("" if made else " (made before)"))
+    data = Request(out=RUNS / "data", generator="small", style="short", limits={"train": given.prompts})
+    prepare(countdown.TASK, data)
+    if given.only_prepare:
+        return 0
+
+    console.print("[bold]2/3[/] reinforcement learning on OpenRLHF: Ray, DeepSpeed, vLLM")
+    # In a process of its own: training changes its environment and imports gigabytes.
+    command = [sys.executable, "-m", "bapo_openrlhf.cli.train", "--config", "configs/quickstart.yaml", *flags]
+    status = subprocess.run(command, check=False).returncode
+    if status != 0:
+        return status
+
+    from bapo_openrlhf.record.run_record import read_summary
+    from bapo_openrlhf.workbench.plot import plot_run, summary_table
+
+    console.print("[bold]3/3[/] result")
+    run = RUNS / _option(flags, "--run.name", "quickstart")
+    picture = plot_run(run)
+    console.print(summary_table(read_summary(run)))
+    console.print(f"reward curve and batch composition: {picture}")
+    return 0
+
+
+def _option(flags: list[str], name: str, default: str) -> str:
+    return flags[flags.index(name) + 1] if name in flags else default
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The tables of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bapo_openrlhf.record.run_record import REWARD, SOURCES
+from bapo_openrlhf.workbench.plot import LABELS
+from bapo_openrlhf.workbench.report import data
+from bapo_openrlhf.workbench.report.charts import Table, number
+from bapo_openrlhf.workbench.report.figures import PHASES, Comparison, why_no_bins
+from bapo_openrlhf.workbench.report.runs import Run
+
+# ── at a glance ──
+
+
+def overview(page: Comparison) -> Table:
+    """What each run is and did, in a few numbers."""
+    facts: dict[str, Callable[[Run], Any]] = {
+        "algorithm": lambda run: run.fact("algorithm"),
+        "seed": lambda run: run.fact("seed"),
+        "trainer steps": _progress,
+        "reward, first steps": lambda run: _ends(run)[0],
+        "reward, last steps": lambda run: _ends(run)[1],
+        "capacity of the batches that was used": _capacity_used,
+        "responses generated": lambda run: data.cost(run).rollouts,
+        "hours of all steps": lambda run: _hours(data.cost(run).total_seconds),
+    }
+    return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
+
+
+def _progress(run: Run) -> str:
+    of = run.about.get("total_steps")
+    return f"{len(run.rows):,}" + (f" of {of:,}" if of and of != len(run.rows) else "")
+
+
+def _ends(run: Run) -> tuple[float | None, float | None]:
+    """Mean reward of the first and of the last steps: 8 of them, at most a third of all."""
+    reward = [value for _, value in data.points(run.rows, REWARD)]
+    window = max(1, min(8, len(reward) // 3))
+    return (_mean(reward[:window]), _mean(reward[-window:]))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _capacity_used(run: Run) -> str | None:
+    used, room = (
+        sum(data.total(run.rows, f"groups/{source}") for source in SOURCES),
+        data.total(run.rows, "groups/capacity"),
+    )
+    return f"{used / room:.0%}" if room else None
+
+
+def _hours(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / 3600
+
+
+def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: str = "") -> Table:
+    return Table([head, *(run.name for run in page.runs)], rows, title)
+
+
+# ── groups ──
+
+
+def sources(page: Comparison) -> Table:
+    """Where the groups that were trained on came from."""
+    counts = [{source: data.total(run.rows, f"groups/{source}") for source in SOURCES} for run in page.runs]
+    rows = [[LABELS[source], *(_share(found[source], sum(found.values())) for found in counts)] for source in SOURCES]
+    title = "Groups trained on, over the whole run. In the paper 40 to 60 % of them are fresh (A.6)"
+    return _by_run(page, "source", rows, title)
+
+
+def outcomes(page: Comparison) -> Table:
+    """What became of every generated group."""
+    counts = [data.outcomes(run) for run in page.runs]
+    rows: list[list[Any]] = [
+        [words, *(_share(found.get(state, 0), sum(found.values())) for found in counts)]
+        for state, words in data.STATES.items()
+        if any(state in found for found in counts)
+    ]
+    rows.append(["generated in all", *(number(sum(found.values())) for found in counts)])
+    return _by_run(page, "what became of it", rows, "Every generated group ends in one of these states")
+
+
+def _share(count: float, of: float) -> str:
+    return f"{count:,.0f} ({count / of:.1%})" if of else "–"
+
+
+def paired(page: Comparison) -> Table | None:
+    """Each further run against the first, over the prompts that both have seen; None where there is nothing to pair."""
+    base, *others = page.runs
+    rows: list[list[Any]] = []
+    for run in others:
+        if why_no_bins(base) or why_no_bins(run) or not (found := data.paired(base.groups, run.groups)):
+            continue
+        change = f"{found.mean_b - found.mean_a:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+        moved = f"{found.better:,} / {found.equal:,} / {found.worse:,}"
+        rows.append([run.name, found.prompts, found.mean_b, found.mean_a, change, moved, found.only_b, found.only_a])
+    head = ["run", "prompts of both", "its mean", f"mean of {base.name}", "difference, 95 % interval"]
+    head += ["better / equal / worse", "solved by it alone", f"solved by {base.name} alone"]
+    title = (
+        f"The latest group means of the same prompts, paired with {base.name}; interval by bootstrap over the prompts"
+    )
+    return Table(head, rows, title) if rows else None
+
+
+# ── cost ──
+
+
+def cost(page: Comparison) -> Table:
+    """What the runs spent, each against the first."""
+    costs = [data.cost(run) for run in page.runs]
+    seconds = [found.total_seconds for found in costs]
+    rows = [
+        _against_first("trainer steps", [found.steps for found in costs]),
+        _against_first("responses generated", [found.rollouts for found in costs]),
+        _against_first("tokens generated", [found.tokens_generated for found in costs]),
+        _against_first("tokens trained on", [found.tokens_trained for found in costs]),
+        _against_first("groups trained on", [found.trained_groups for found in costs]),
+        _against_first("seconds of all steps", seconds),
+    ]
+    for phase in dict.fromkeys([*PHASES, *(phase for found in costs for phase in found.seconds)]):
+        spent = [found.seconds.get(phase) for found in costs]
+        if any(value is not None for value in spent):
+            rows.append(_against_first(f"seconds: {PHASES.get(phase, phase)}", spent, shares_of=seconds))
+    if any(found.whole_run is not None for found in costs):
+        rows.append(_against_first("seconds of the last start, loading included", [found.whole_run for found in costs]))
+    title = "Cost (the paper's Table 2 has the time). In brackets: share of all steps' time, ratio to the first run"
+    return _by_run(page, "spent", [*rows, *_until_as_good(page)], title)
+
+
+def _against_first(name: str, values: Sequence[float | None], *, shares_of: Sequence[float | None] = ()) -> list[Any]:
+    """Values, each with its share of `shares_of` and its ratio to the first."""
+    cells: list[Any] = [name]
+    for index, value in enumerate(values):
+        whole = shares_of[index] if shares_of else None
+        share = [f"{value / whole:.1%}"] if value is not None and whole else []
+        ratio = [f"× {value / values[0]:.2f}"] if value is not None and index and values[0] else []
+        cells.append(number(value) + (f" ({', '.join([*share, *ratio])})" if share or ratio else ""))
+    return cells
+
+
+def _until_as_good(page: Comparison) -> list[list[Any]]:
+    """What each run had spent when it first was as good as the first run ever was."""
+    first = page.runs[0]
+    best = data.best_smoothed(first.rows)
+    if best is None or len(page.runs) == 1:
+        return []
+    rows = []
+    for metric, unit in (("rollouts/total", "responses"), ("hours", "hours")):
+        spent = [data.spent_until(run.rows, metric, best) for run in page.runs]
+        name, *cells = _against_first(f"{unit} until as good as {first.name} at its best ({best:.3f}, smoothed)", spent)
+        rows.append([name, *("never" if value is None else cell for value, cell in zip(spent, cells, strict=True))])
+    return rows
+
+
+# ── configuration ──
+
+
+def different_flags(runs: Sequence[Run]) -> Table:
+    """Flags whose values are not the same in all runs."""
+    names = data.differing([run.config for run in runs])
+    return _flags(runs, names, f"Different in these runs: {len(names)} flags")
+
+
+def all_flags(runs: Sequence[Run]) -> Table:
+    """Every flag of every run."""
+    names = sorted({name for run in runs for name in run.config})
+    return _flags(runs, names, f"All {len(names)} flags")
+
+
+def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
+    rows = [[name, *(_value(run.config, name) for run in runs)] for name in names]
+    return Table(["flag", *(run.name for run in runs)], rows, title)
+
+
+def _value(config: Mapping[str, Any], name: str) -> str:
+    if name not in config:
+        return "(no such flag)"
+    value = config[name]
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def provenance(page: Comparison) -> Table | None:
+    """Where the runs come from; None where nothing says so."""
+    names = ("algorithm", "seed", "started", "resumed", "finished", "commit", "command")
+    rows = [
+        [name, *(_value({name: run.fact(name)}, name) for run in page.runs)]
+        for name in names
+        if any(run.fact(name) is not None for run in page.runs)
+    ]
+    versions = [run.fact("versions") or {} for run in page.runs]
+    rows += [
+        [f"version of {name}", *(str(found.get(name, "–")) for found in versions)]
+        for name in dict.fromkeys(name for found in versions for name in found)
+    ]
+    return _by_run(page, "", rows) if rows else None

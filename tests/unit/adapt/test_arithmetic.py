@@ -1,0 +1,279 @@
+"""Batch arithmetic against brute force and against the way OpenRLHF cuts a list into chunks."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from bapo_openrlhf.adapt.arithmetic import (
+    BatchArithmetic,
+    MicroBatch,
+    batch_arithmetic,
+    deal,
+    in_parts,
+    in_step,
+    micro_batch_plan,
+    step_totals,
+)
+
+many = settings(max_examples=300, deadline=None, derandomize=True, database=None)
+
+
+def arithmetic(ranks: dict[str, int], *, group_size=8, micro_train=1, micro_rollout=1, train_batch=8):
+    return BatchArithmetic(
+        group_size=group_size,
+        capacity=64,
+        rollout_groups=64,
+        train_batch=train_batch,
+        ranks=ranks,
+        micro_train=micro_train,
+        micro_rollout=micro_rollout,
+    )
+
+
+class TestLeftOver:
+    @pytest.mark.parametrize("ranks", [1, 2, 3])
+    @pytest.mark.parametrize(("micro_train", "micro_rollout"), [(1, 4), (4, 8), (3, 5), (8, 3)])
+    def test_is_what_openrlhf_does_not_hand_out(self, ranks, micro_train, micro_rollout):
+        made = arithmetic({"actor": ranks}, micro_train=micro_train, micro_rollout=micro_rollout)
+        for samples in range(1, 60):
+            batches = [list(range(samples))[i : i + micro_rollout] for i in range(0, samples, micro_rollout)]
+            size = -(-len(batches) // ranks)  # as OpenRLHF's launcher cuts a list
+            shares = [list(itertools.chain(*batches[rank * size : (rank + 1) * size])) for rank in range(ranks)]
+            trained = sum(len(batch) for share in shares for batch in DataLoader(share, micro_train, drop_last=True))
+            assert made.left_over(samples, dynamic=False) == samples - trained
+
+    @pytest.mark.parametrize(
+        ("samples", "left"), [(512, 0), (511, 127), (250, 122), (128, 0), (127, 127), (600, 88), (0, 0)]
+    )
+    def test_with_dynamic_batching_by_hand(self, samples, left):
+        # 64 groups of 8 are 4 optimizer steps of 128
+        assert arithmetic({"actor": 2}, train_batch=128).left_over(samples, dynamic=True) == left
+
+
+class TestDeal:
+    @given(lengths=st.lists(st.integers(1, 5000), max_size=60), ranks=st.integers(1, 70))
+    @many
+    def test_like_cards(self, lengths, ranks):
+        """One rank after the other takes the shortest sample that is left; of equal ones the first."""
+        left, hands = list(range(len(lengths))), [[] for _ in range(ranks)]
+        for hand in itertools.cycle(hands):
+            if not left:
+                break
+            shortest = left[0]
+            for position in left:
+                if lengths[position] < lengths[shortest]:
+                    shortest = position
+            left.remove(shortest)
+            hand.append(shortest)
+        dealt = deal(lengths, ranks)
+        assert dealt == hands
+        # what follows from it, said on its own
+        sizes = [len(share) for share in dealt]
+        assert max(sizes) - min(sizes) <= 1
+        assert sorted(itertools.chain(*dealt)) == list(range(len(lengths)))
+        tokens = [sum(lengths[position] for position in share) for share in dealt]
+        # each rank's n-th is at most its neighbour's n-th, and at least the neighbour's one before
+        assert max(tokens) - min(tokens) <= max(lengths, default=0)
+
+    def test_by_hand(self):
+        lengths = [5, 1, 4, 4, 9, 2, 8, 7, 6, 3]
+        # by length: 1, 5, 9, 2, 3, 0, 8, 7, 6, 4
+        assert deal(lengths, 3) == [[1, 2, 8, 4], [5, 3, 7], [9, 0, 6]]
+        assert deal(lengths[:2], 4) == [[1], [0], [], []]
+        assert deal([], 2) == [[], []]
+        assert deal([7] * 5, 1) == [[0, 1, 2, 3, 4]]
+
+
+class TestParts:
+    @given(share=st.lists(st.integers(), max_size=30, unique=True), size=st.integers(1, 9))
+    @many
+    def test_all_but_the_last_are_full(self, share, size):
+        parts, expected = in_parts(share, size), []
+        for sample in share:
+            if not expected or len(expected[-1]) == size:
+                expected.append([])
+            expected[-1].append(sample)
+        assert parts == expected
+
+    @given(samples=st.integers(0, 40), ranks=st.integers(1, 50), size=st.integers(1, 6))
+    @many
+    def test_ranks_are_in_step_with_one_empty_part_at_most(self, samples, ranks, size):
+        own = [in_parts(share, size) for share in deal([1] * samples, ranks)]
+        filled = in_step(own)
+        assert len({len(parts) for parts in filled}) == 1
+        for before, after in zip(own, filled, strict=True):
+            assert after == before or after == [*before, []]
+
+    def test_by_hand(self):
+        assert in_step([[[4], [1]], [[0]], []]) == [[[4], [1]], [[0], []], [[], []]]
+        assert in_step([[], []]) == [[], []]
+
+
+def shares(total: int, ranks: int) -> list[int]:
+    """Samples of each rank, dealt one by one."""
+    counts = [0] * ranks
+    for sample in range(total):
+        counts[sample % ranks] += 1
+    return counts
+
+
+def brute_force(total: int, ranks: int, size: int, train_batch: int) -> list[list[tuple[int, bool, int, int]]]:
+    """The plans of all ranks, from samples that are dealt one by one, an optimizer step's worth at a time."""
+    plans, left = [[] for _ in range(ranks)], total
+    while left:
+        taken = min(left, train_batch)
+        left -= taken
+        rows = []  # of each rank: sizes of its micro-batches in this step
+        for own in shares(taken, ranks):
+            row = []
+            while own:
+                row.append(min(own, size))
+                own -= row[-1]
+            rows.append(row)
+        real = sum(len(row) for row in rows)
+        longest = max(len(row) for row in rows)
+        for plan, row in zip(plans, rows, strict=True):
+            row += [0] * (longest - len(row))
+            plan.extend((samples, place + 1 == longest, taken, real) for place, samples in enumerate(row))
+    return plans
+
+
+@st.composite
+def batches(draw):
+    """Samples, ranks, micro-batch and train batch, with all the odd cases near."""
+    ranks, size = draw(st.integers(1, 9) | st.sampled_from([16, 33])), draw(st.integers(1, 5))
+    train_batch = ranks * size * draw(st.integers(1, 4))
+    total = draw(st.integers(0, 3 * train_batch + 2) | st.integers(0, ranks))
+    return total, ranks, size, train_batch
+
+
+class TestMicroBatchPlan:
+    @given(case=batches())
+    @settings(max_examples=1000, deadline=None, derandomize=True, database=None)
+    def test_all_ranks_together(self, case):
+        total, ranks, size, train_batch = case
+        owns = shares(total, ranks)
+        plans = [micro_batch_plan(total, own, ranks, size, train_batch) for own in owns]
+        assert [[(m.samples, m.closes, m.step_samples, m.step_parts) for m in plan] for plan in plans] == brute_force(
+            *case
+        )
+
+        # What it is for, said on its own. Every rank has equally many micro-batches, and trains on each sample once.
+        assert len({len(plan) for plan in plans}) == 1
+        assert [sum(m.samples for m in plan) for plan in plans] == owns
+        assert all(0 <= m.samples <= size for plan in plans for m in plan)
+        # No rank has more than one filler, and only in the last optimizer step.
+        assert all([m.samples for m in plan].count(0) <= 1 for plan in plans)
+        assert all(m.samples for plan in plans for m in plan[:-1] if m.step_samples == train_batch)
+        # The ranks step together. Every optimizer step but the last holds exactly train_batch samples.
+        steps, held, real = [], 0, 0
+        for together in zip(*plans, strict=True):
+            assert len({m.closes for m in together}) == 1
+            assert len({(m.step_samples, m.step_parts) for m in together}) == 1
+            held += sum(m.samples for m in together)
+            real += sum(m.samples > 0 for m in together)
+            if together[0].closes:
+                assert (together[0].step_samples, together[0].step_parts) == (held, real)
+                steps.append(held)
+                held = real = 0
+        assert held == 0 and sum(steps) == total and 0 not in steps
+        assert all(step == train_batch for step in steps[:-1])
+        assert steps == step_totals(total, train_batch)
+
+    def test_no_samples_make_no_plan(self):
+        assert micro_batch_plan(0, 0, 4, 2, 8) == []
+        assert step_totals(0, 8) == []
+
+    def test_fewer_samples_than_ranks(self):
+        assert [micro_batch_plan(2, own, 4, 1, 8) for own in (1, 1, 0, 0)] == [
+            [MicroBatch(samples, True, 2, 2)] for samples in (1, 1, 0, 0)
+        ]
+
+    def test_by_hand(self):
+        # 11 samples on 2 ranks, in micro-batches of 2 and steps of 8: 4 + 4, then 2 + 1
+        first = [MicroBatch(2, False, 8, 4), MicroBatch(2, True, 8, 4)]
+        assert micro_batch_plan(11, 6, 2, 2, 8) == [*first, MicroBatch(2, True, 3, 2)]
+        assert micro_batch_plan(11, 5, 2, 2, 8) == [*first, MicroBatch(1, True, 3, 2)]
+        # 13 samples: 4 + 4, then 3 + 2, so that the second rank has a filler
+        assert micro_batch_plan(13, 7, 2, 2, 8)[2:] == [MicroBatch(2, False, 5, 3), MicroBatch(1, True, 5, 3)]
+        assert micro_batch_plan(13, 6, 2, 2, 8)[2:] == [MicroBatch(2, False, 5, 3), MicroBatch(0, True, 5, 3)]
+
+
+class TestOptimizerSteps:
+    @given(
+        ranks=st.integers(1, 9), micro=st.integers(1, 5), accumulated=st.integers(1, 3), groups=st.integers(0, 40),
+        group_size=st.integers(2, 9), critic=st.integers(1, 9),
+    )  # fmt: skip
+    @many
+    def test_matches_counting_one_by_one(self, ranks, micro, accumulated, groups, group_size, critic):
+        """Any number of groups: the rank with the most samples says how many micro-batches all take."""
+        train_batch = ranks * micro * accumulated
+        made = arithmetic(
+            {"actor": ranks, "critic": critic}, group_size=group_size, micro_train=micro, train_batch=train_batch
+        )
+        for model, count in (("actor", ranks), ("critic", critic)):
+            loads = shares(groups * group_size, count)
+            assert made.micro_batches(groups, model) == len(range(0, max(loads), micro))
+        assert made.micro_batches(groups) == made.micro_batches(groups, "actor")
+        steps = pending = 0
+        for _ in range(groups * group_size):
+            pending += 1
+            if pending == train_batch:
+                steps, pending = steps + 1, 0
+        assert made.optimizer_steps(groups) == steps + (pending > 0)
+
+    @pytest.mark.parametrize(
+        ("groups", "ranks", "micro", "count"),
+        [(1, 1, 8, 1), (1, 1, 16, 1), (3, 2, 8, 2), (3, 2, 12, 1), (1, 9, 1, 1), (2, 9, 1, 2), (0, 4, 2, 0)],
+    )
+    def test_micro_batches_by_hand(self, groups, ranks, micro, count):
+        assert arithmetic({"actor": ranks}, micro_train=micro).micro_batches(groups) == count
+
+    @pytest.mark.parametrize(("groups", "steps"), [(64, 4), (63, 4), (49, 4), (48, 3), (1, 1)])
+    def test_by_hand_with_16_groups_a_step(self, groups, steps):
+        assert arithmetic({"actor": 1}, train_batch=128).optimizer_steps(groups) == steps
+
+
+class TestFromArguments:
+    def args(self, *, critic="critic", kl=0.01, ring=1, tensor=1, batch=7):
+        model = SimpleNamespace(num_nodes=2, num_gpus_per_node=4)
+        return SimpleNamespace(
+            actor=model,
+            critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=4, model_name_or_path=critic),
+            ref=SimpleNamespace(num_nodes=1, num_gpus_per_node=2),
+            algo=SimpleNamespace(kl=SimpleNamespace(init_coef=kl)),
+            ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor),
+            adapt=SimpleNamespace(enabled=True, kl_target="reference", batch_size=batch),
+            rollout=SimpleNamespace(n_samples_per_prompt=6, batch_size=10, micro_batch_size=3),
+            train=SimpleNamespace(batch_size=48, micro_batch_size=2),
+        )
+
+    def test_takes_each_number_from_its_flag(self):
+        assert batch_arithmetic(self.args()) == BatchArithmetic(
+            group_size=6,
+            capacity=7,
+            rollout_groups=10,
+            train_batch=48,
+            ranks={"actor": 8, "critic": 4, "reference": 2},
+            micro_train=2,
+            micro_rollout=3,
+        )
+
+    def test_only_models_that_are_built_count(self):
+        assert batch_arithmetic(self.args(critic=None)).ranks == {"actor": 8, "reference": 2}
+        assert batch_arithmetic(self.args(kl=0.0)).ranks == {"actor": 8, "critic": 4}
+
+    def test_copies_of_a_rank_do_not_count(self):
+        assert batch_arithmetic(self.args(ring=2, tensor=2)).ranks == {"actor": 2, "critic": 1, "reference": 1}
+
+    def test_capacity_is_the_rollout_batch_unless_adaptation_has_one_of_its_own(self):
+        assert batch_arithmetic(self.args(batch=None)).capacity == 10
+        plain = self.args()
+        plain.adapt.enabled = False
+        assert batch_arithmetic(plain).capacity == 10

@@ -1,0 +1,894 @@
+"""Flags, YAML files and presets, against OpenRLHF's own command line run from its installed file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from datetime import datetime
+from fractions import Fraction as F
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import yaml
+
+from bapo_openrlhf import config
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.thresholds import Interval
+from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.config import AdaptConfig, RunConfig, VerifierConfig
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.methods import BAPO, BAPOConfig
+from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
+
+ROOT = Path(__file__).resolve().parents[3]
+# OpenRLHF's defaults ask for 8 actor GPUs and one response a prompt; `run_name` holds the time of the call.
+MODEL = ["--actor.model_name_or_path", "m", "--reward.remote_url", "r.py", "--logger.wandb.run_name", "run"]
+GROUPS = [*MODEL, "--rollout.n_samples_per_prompt", "8"]
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    """Writes a YAML text and gives its path."""
+
+    def write(text: str, name: str = "config.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def parse(*words: str) -> SimpleNamespace:
+    return arguments.parse([*GROUPS, *words])
+
+
+def flat(node: SimpleNamespace, prefix: str = "") -> dict[str, object]:
+    """Dotted name and value of everything in a nested namespace."""
+    values = {}
+    for key, value in vars(node).items():
+        if isinstance(value, SimpleNamespace):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
+
+
+# --- OpenRLHF's own command line -------------------------------------------------------------------------------------
+
+
+def openrlhf_itself(argv: list[str], monkeypatch) -> tuple[argparse.ArgumentParser, SimpleNamespace | None]:
+    """The text under `if __name__ == "__main__":` of OpenRLHF's script as it is; `train` notes its input."""
+    package = Path(importlib.util.find_spec("openrlhf").origin).parent
+    block = (package / "cli" / "train_ppo_ray.py").read_text(encoding="utf-8").split('if __name__ == "__main__":\n')[1]
+    nested = ModuleType("openrlhf.utils.config")
+    exec((package / "utils" / "config.py").read_text(encoding="utf-8"), nested.__dict__)
+    trained = []
+    names = {"argparse": argparse, "datetime": datetime, "train": trained.append}
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "openrlhf.utils.config", nested)
+        patch.setattr(sys, "argv", ["train_ppo_ray.py", *argv])
+        exec(textwrap.dedent(block), names)
+    return names["parser"], trained[0]
+
+
+COMMAND_LINES = [
+    MODEL,
+    [*GROUPS, "--algo.advantage.estimator", "group_norm"],
+    [*GROUPS, "--algo.advantage.estimator", "rloo", "--algo.kl.use_loss", "--algo.kl.estimator", "k3"],
+    [*MODEL, "--critic.model_name_or_path", "c", "--actor.eps_clip_low_high", "0.2", "0.28"],
+    [*MODEL, "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "3"],
+    [*MODEL, "--train.async_enable", "--rollout.vllm_generate_batch_size", "2048", "--vllm.num_engines", "2"],
+    [*MODEL, "--ds.ring_attn_size", "2", "--vllm.num_engines", "4", "--train.dynamic_batch_enable"],
+    [*MODEL, "--train.agent_func_path", "agent.py", "--data.input_template", "no place"],
+    ["--actor.model_name_or_path", "m", "--reward.model_name_or_path", "a,b", "--vllm.enable_sleep"],
+    [*MODEL, "--actor.muon.no_nesterov", "--ds.lora.target_modules", "q", "k", "--reward.clip_range", "-5", "5"],
+    [*MODEL, "--train.bat", "64"],  # argparse takes a unique beginning of a flag
+]
+
+
+class TestOpenRLHFsCommandLine:
+    @pytest.mark.parametrize("argv", COMMAND_LINES, ids=lambda argv: " ".join(argv[2:])[:60])
+    def test_parses_to_what_openrlhf_makes_of_it(self, argv, monkeypatch):
+        _, theirs = openrlhf_itself(argv, monkeypatch)
+        ours = arguments.parse(argv)
+        assert (ours.algorithm, ours.config) == (None, None)
+        assert ours.adapt == AdaptConfig() and not ours.adapt.enabled
+        assert ours.run == RunConfig() and ours.verifier == VerifierConfig()
+        added = {"algorithm", "config", "adapt", "verifier", "run"}
+        assert {key: value for key, value in flat(ours).items() if key not in added} == flat(theirs)
+
+    def test_every_flag_is_still_there_and_means_the_same(self, monkeypatch):
+        theirs, _ = openrlhf_itself(MODEL, monkeypatch)
+        ours = arguments.build_parser("prog")
+        known = ours._option_string_actions
+        assert len(theirs._option_string_actions) > 150
+        for name, action in theirs._option_string_actions.items():
+            for attribute in ("dest", "nargs", "const", "type", "choices", "help", "required"):
+                assert getattr(known[name], attribute) == getattr(action, attribute), (name, attribute)
+            assert type(known[name]) is type(action)
+            if name != "--logger.wandb.run_name":
+                assert known[name].default == action.default, name
+        added = set(known) - set(theirs._option_string_actions)
+        groups = {"--config", "--algorithm", "--adapt", "--verifier", "--run"}
+        assert {name.split(".")[0] for name in added} == groups
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            (["--algo.advantage.estimator", "group_norm"], "n_samples_per_prompt > 1"),
+            (["--train.partial_rollout_enable"], "requires --train.async_enable"),
+            (["--rollout.batch_size", "4", "--rollout.micro_batch_size", "2"], "number of sample batches"),
+        ],
+    )
+    def test_its_assertions_arrive_as_config_errors(self, words, text, monkeypatch):
+        with pytest.raises(AssertionError, match=text):
+            openrlhf_itself([*MODEL, *words], monkeypatch)
+        with pytest.raises(ConfigError, match=text):
+            arguments.parse([*MODEL, *words])
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            (["--no.such.flag", "1"], "no.such.flag"),
+            (["--train.batch_size", "many"], "--train.batch_size: invalid int value: 'many'"),
+            (["--adapt.filter", "best"], "--adapt.filter: invalid choice: 'best'"),
+            (["--adapt.method"], "--adapt.method: expected one argument"),
+        ],
+    )
+    def test_bad_words_are_config_errors_that_name_the_flag(self, words, text):
+        with pytest.raises(ConfigError, match=text):
+            parse(*words)
+
+
+# --- --algorithm ------------------------------------------------------------------------------------------------------
+
+
+class TestAlgorithm:
+    @pytest.mark.parametrize(
+        ("name", "estimator", "method", "critic"),
+        [
+            ("ba_ppo", "gae", "bapo", "m"),
+            ("bapo_grpo", "group_norm", "bapo", None),
+            ("ppo", "gae", "none", "m"),
+            ("grpo", "group_norm", "none", None),
+        ],
+    )
+    @pytest.mark.parametrize("by", ["command line", "YAML"])
+    def test_stands_for_an_advantage_path_and_a_method(self, name, estimator, method, critic, by, yaml_file):
+        args = (
+            parse("--algorithm", name) if by == "command line" else parse("--config", yaml_file(f"algorithm: {name}"))
+        )
+        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == (name, estimator, method)
+        assert args.critic.model_name_or_path == critic
+        assert args.adapt.enabled is (method != "none")
+
+    def test_there_are_four(self):
+        assert set(config.ALGORITHMS) == {"ba_ppo", "bapo_grpo", "ppo", "grpo"}
+
+    @pytest.mark.parametrize("name", ["grpo", "bapo_grpo"])
+    @pytest.mark.parametrize("estimator", ["group_norm", "dr_grpo", "rloo", "reinforce_baseline"])
+    def test_any_group_estimator_may_be_asked_for(self, name, estimator):
+        assert parse("--algorithm", name, "--algo.advantage.estimator", estimator).algo.advantage.estimator == estimator
+
+    @pytest.mark.parametrize(
+        ("name", "estimator"), [("ba_ppo", "group_norm"), ("ppo", "rloo"), ("grpo", "gae"), ("bapo_grpo", "reinforce")]
+    )
+    def test_contradicting_estimator(self, name, estimator):
+        with pytest.raises(ConfigError, match=f"algorithm {name} and algo.advantage.estimator {estimator} contradict"):
+            parse("--algorithm", name, "--algo.advantage.estimator", estimator)
+
+    @pytest.mark.parametrize(
+        ("name", "method", "text"),
+        [
+            ("ppo", "bapo", "has no batch adaptation"),
+            ("grpo", "bapo_mini_test", "has no batch adaptation"),
+            ("ba_ppo", "none", "needs batch adaptation"),
+            ("bapo_grpo", "none", "needs batch adaptation"),
+        ],
+    )
+    def test_contradicting_method(self, name, method, text):
+        with pytest.raises(ConfigError, match=f"algorithm {name} and adapt.method {method} contradict.*{text}"):
+            parse("--algorithm", name, "--adapt.method", method)
+
+    def test_mini_test_is_a_method_of_batch_adaptation(self, yaml_file):
+        assert parse("--algorithm", "ba_ppo", "--adapt.method", "bapo_mini_test").adapt.method == "bapo_mini_test"
+        path = yaml_file("adapt: {method: bapo_mini_test}")
+        assert parse("--config", path, "--algorithm", "bapo_grpo").adapt.method == "bapo_mini_test"
+
+    def test_unknown(self, yaml_file):
+        with pytest.raises(ConfigError, match=r"--algorithm: invalid choice: 'dapo'"):
+            parse("--algorithm", "dapo")
+        with pytest.raises(ConfigError, match=r"'dapo'.*ba_ppo.*bapo_grpo"):
+            parse("--config", yaml_file("algorithm: dapo"))
+
+    def test_method_without_algorithm_keeps_openrlhfs_estimator(self):
+        args = parse("--adapt.method", "bapo", "--algo.advantage.estimator", "rloo")
+        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.enabled) == (None, "rloo", True)
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+
+class TestRewards:
+    @pytest.mark.parametrize("name", config.ALGORITHMS)
+    def test_must_come_from_somewhere(self, name):
+        with pytest.raises(ConfigError, match=r"reward\.remote_url is not set; it must be a \.py file"):
+            arguments.parse(["--actor.model_name_or_path", "m", "--algorithm", name])
+
+    @pytest.mark.parametrize("flag", ["reward.remote_url", "reward.model_name_or_path", "train.agent_func_path"])
+    def test_from_anywhere(self, flag):
+        words = ["--actor.model_name_or_path", "m", "--rollout.n_samples_per_prompt", "8"]
+        arguments.parse([*words, "--algorithm", "ppo", f"--{flag}", "r.py"])
+
+
+class TestYaml:
+    def test_nested_and_dotted_keys(self, yaml_file):
+        path = yaml_file(
+            """
+            actor.adam.lr: 3.0e-6
+            actor: {eps_clip: 0.3, adam.eps: 1.0e-7}
+            rollout:
+              batch_size: 32
+            adapt:
+              buffer_size: 17
+            run.name: mine
+            """
+        )
+        args = parse("--config", path)
+        assert (args.actor.adam.lr, args.actor.adam.eps, args.actor.eps_clip) == (3e-6, 1e-7, 0.3)
+        assert (args.rollout.batch_size, args.adapt.buffer_size, args.run.name) == (32, 17, "mine")
+
+    def test_equals_the_same_words_on_the_command_line(self, yaml_file):
+        path = yaml_file(
+            """
+            algorithm: ba_ppo
+            adapt: {c2: [1/8, 3/8], c3: 5/8, c1: 0.125, replay_steps: 0, ratio: decoupled}
+            reward.clip_range: [-5, 5]
+            train: {colocate_all: true, async_enable: false}
+            """
+        )
+        words = ["--algorithm", "ba_ppo", "--adapt.c2", "1/8", "3/8", "--adapt.c3", "5/8", "--adapt.c1", "0.125"]
+        words += ["--adapt.replay_steps", "0", "--adapt.ratio", "decoupled", "--reward.clip_range", "-5", "5"]
+        by_yaml, by_words = parse("--config", path), parse(*words, "--train.colocate_all")
+        by_yaml.config = None
+        assert flat(by_yaml) == flat(by_words)
+        assert by_yaml.adapt == by_words.adapt and by_yaml.adapt.c2 == ["1/8", "3/8"] and by_yaml.adapt.c3 == ["5/8"]
+
+    def test_booleans(self, yaml_file):
+        args = parse("--config", yaml_file("train: {colocate_all: true, enable_ema: false}\nds.packing_samples: false"))
+        assert (args.train.colocate_all, args.train.enable_ema, args.ds.packing_samples) == (True, False, False)
+
+    def test_null_is_the_default(self, yaml_file):
+        path = yaml_file("adapt: {batch_size: null, c2: ~, buffer_size: null}\nrollout.max_new_tokens:")
+        args = parse("--config", path)
+        assert (args.adapt.batch_size, args.adapt.c2, args.adapt.buffer_size) == (None, None, 256)
+        assert args.rollout.max_new_tokens is None
+
+    @pytest.mark.parametrize("value", ["'yes'", "1", "on_off", "[true]", "null"])
+    def test_a_boolean_flag_takes_nothing_else(self, yaml_file, value):
+        with pytest.raises(ConfigError, match=r"train\.colocate_all is .*; it must be true or false"):
+            parse("--config", yaml_file(f"train: {{colocate_all: {value}}}"))
+
+    @pytest.mark.parametrize(
+        ("text", "flag", "near"),
+        [
+            ("adapt: {bufer_size: 1}", "adapt.bufer_size", "adapt.buffer_size"),
+            ("train.batchsize: 1", "train.batchsize", "train.batch_size"),
+            ("algoritm: grpo", "algoritm", "algorithm"),
+        ],
+    )
+    def test_unknown_key_with_a_suggestion(self, yaml_file, text, flag, near):
+        path = yaml_file(text)
+        with pytest.raises(ConfigError) as error:
+            parse("--config", path)
+        assert str(error.value) == f"config {path}: unknown flag {flag}; did you mean {near}?"
+
+    def test_unknown_key_that_resembles_nothing(self, yaml_file):
+        with pytest.raises(ConfigError, match=r"unknown flag zzzzzz$"):
+            parse("--config", yaml_file("zzzzzz: 1"))
+
+    def test_a_beginning_of_a_flag_is_not_enough(self, yaml_file):
+        with pytest.raises(ConfigError, match=r"unknown flag adapt.buffer; did you mean adapt.buffer_size"):
+            parse("--config", yaml_file("adapt.buffer: 3"))
+
+    def test_a_file_names_no_other(self, yaml_file):
+        with pytest.raises(ConfigError, match="cannot name another"):
+            parse("--config", yaml_file("config: other.yaml"))
+
+    @pytest.mark.parametrize(
+        ("text", "error"),
+        [
+            ("adapt: {rollout_delay: soon}", "--adapt.rollout_delay: invalid int value: 'soon'"),
+            ("adapt: {filter: best}", "--adapt.filter: invalid choice: 'best'"),
+            ("adapt: {c2: []}", "--adapt.c2: expected at least one argument"),
+            ("adapt: {batch_size: true}", "--adapt.batch_size: invalid int value: 'True'"),
+            ("reward.clip_range: [1]", "--reward.clip_range: expected 2 arguments"),
+        ],
+    )
+    def test_types_and_choices_are_those_of_the_flags(self, yaml_file, text, error):
+        with pytest.raises(ConfigError, match=error):
+            parse("--config", yaml_file(text))
+
+    def test_missing_file_and_folder(self, tmp_path):
+        for path in (tmp_path / "none.yaml", tmp_path):
+            with pytest.raises(ConfigError, match=f"config {path} cannot be read"):
+                parse("--config", str(path))
+
+    @pytest.mark.parametrize("text", ["a: [1", "a: b: c", "a:\n\t- 1", "a: @b"])
+    def test_invalid_yaml(self, yaml_file, text):
+        path = yaml_file(text)
+        with pytest.raises(ConfigError, match=f"config {path} is no valid YAML"):
+            parse("--config", path)
+
+    @pytest.mark.parametrize(("text", "kind"), [("- a", "list"), ("word", "str"), ("", "NoneType"), ("3", "int")])
+    def test_not_a_mapping(self, yaml_file, text, kind):
+        with pytest.raises(ConfigError, match=f"must hold flags as `name: value`; found {kind}"):
+            parse("--config", yaml_file(text))
+
+    def test_a_file_that_is_no_text(self, tmp_path):
+        path = tmp_path / "config.yaml"
+        path.write_bytes(b"\xff\xfe\x00algorithm")
+        with pytest.raises(ConfigError, match=str(path)):
+            parse("--config", str(path))
+
+    def test_false_turns_a_flag_off_that_is_on_by_default(self, yaml_file):
+        assert parse("--config", yaml_file("actor.muon.nesterov: false")).actor.muon.nesterov is False
+
+    def test_flags_that_turn_something_off(self, yaml_file):
+        assert parse("--config", yaml_file("actor.muon.no_nesterov: true")).actor.muon.nesterov is False
+
+    def test_negative_numbers_with_an_exponent(self, yaml_file):
+        path = yaml_file("reward.stop_properly_penalty_coef: -1.0e-6")
+        assert parse("--config", path).reward.stop_properly_penalty_coef == -1e-6
+
+    def test_invalid_yaml_is_one_line(self, yaml_file, capsys):
+        assert main.run(["train", "--config", yaml_file("a: [1")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+class TestPrecedence:
+    def test_command_line_over_yaml(self, yaml_file):
+        path = yaml_file("adapt: {buffer_size: 1, c2: [0, 1/8], rollout_delay: 7}\ntrain.colocate_all: false")
+        for words in (["--config", path, "--adapt.buffer_size", "2"], ["--adapt.buffer_size", "2", "--config", path]):
+            args = parse(*words, "--adapt.c2", "1/8", "--train.colocate_all")
+            assert (args.adapt.buffer_size, args.adapt.c2, args.adapt.rollout_delay) == (2, ["1/8"], 7)
+            assert args.train.colocate_all is True
+
+    def test_algorithm_over_yaml(self, yaml_file):
+        path = yaml_file("algo.advantage.estimator: gae\nadapt.method: bapo\nadapt.buffer_size: 9")
+        args = parse("--config", path, "--algorithm", "grpo")
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("group_norm", "none")
+        assert args.adapt.buffer_size == 9
+
+    def test_a_variant_of_the_algorithm_in_the_same_file_is_kept(self, yaml_file):
+        args = parse("--config", yaml_file("algorithm: grpo\nalgo.advantage.estimator: rloo"))
+        assert args.algo.advantage.estimator == "rloo"
+
+    def test_a_contradiction_in_one_file_is_refused(self, yaml_file):
+        with pytest.raises(ConfigError, match="contradict"):
+            parse("--config", yaml_file("algorithm: grpo\nalgo.advantage.estimator: gae"))
+
+    def test_algorithm_of_the_command_line_over_that_of_yaml(self, yaml_file):
+        args = parse("--config", yaml_file("algorithm: ba_ppo"), "--algorithm", "grpo")
+        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == ("grpo", "group_norm", "none")
+
+    def test_command_line_over_algorithm(self, yaml_file):
+        path = yaml_file("algorithm: bapo_grpo\nalgo.advantage.estimator: dr_grpo")
+        words = ["--algo.advantage.estimator", "rloo", "--adapt.method", "bapo_mini_test"]
+        args = parse("--config", path, *words)
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_mini_test")
+
+    def test_no_algorithm_leaves_yaml_alone(self, yaml_file):
+        args = parse("--config", yaml_file("algo.advantage.estimator: rloo\nadapt.method: bapo"))
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo")
+
+
+# --- --adapt.* --------------------------------------------------------------------------------------------------------
+
+
+class TestThresholds:
+    def test_defaults_are_table_3(self):
+        assert AdaptConfig().thresholds() == (F(1, 8), Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8)))
+
+    def test_one_value_is_fixed(self):
+        adapt = parse("--adapt.method", "bapo", "--adapt.c2", "0.3", "--adapt.c3", "2/3", "--adapt.c1", "0").adapt
+        assert adapt.thresholds() == (F(0), Interval(F(3, 10), F(3, 10)), Interval(F(2, 3), F(2, 3)))
+
+    def test_mini_test(self):
+        adapt = parse("--adapt.method", "bapo_mini_test").adapt
+        assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
+
+    def test_mini_test_overrules_the_thresholds_of_a_preset(self, yaml_file):
+        path = yaml_file("algorithm: bapo_grpo\nadapt: {c1: 1/4, c2: [1/8, 4/8], c3: [2/8, 5/8]}")
+        adapt = parse("--config", path, "--adapt.method", "bapo_mini_test").adapt
+        assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
+
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            (["--adapt.c2", "3/8", "--adapt.c3", "2/8"], r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
+            (["--adapt.c2", "1/8", "6/8"], r"adapt\.c2 HIGH is 3/4 and adapt\.c3 HIGH is 5/8"),
+            (["--adapt.c2", "3/8", "4/8"], r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
+            (["--adapt.c2", "4/8", "1/8"], r"adapt\.c2 is 4/8 1/8; LOW must not be above HIGH"),
+            (["--adapt.c3", "0.9", "0.8"], r"adapt\.c3 is 0\.9 0\.8; LOW must not be above HIGH"),
+            (["--adapt.c1", "1"], r"adapt\.c1 is 1; it must be below 1"),
+            (["--adapt.c1", "8/8"], r"adapt\.c1 is 1; it must be below 1"),
+            (["--adapt.c1", "1/0"], r"adapt\.c1: '1/0' is not a number"),
+            (["--adapt.c2", "abc"], r"adapt\.c2: 'abc' is not a number"),
+            (["--adapt.c3", "1/2", "nan"], r"adapt\.c3: 'nan' is not a number"),
+            (["--adapt.c3", "inf"], r"adapt\.c3: 'inf' is not a number"),
+            (["--adapt.c2", "0", "1/8", "2/8"], r"adapt\.c2 has 3 values; it takes LOW HIGH, or one fixed value"),
+            (["--adapt.c3", "1/2", "1.01"], r"adapt\.c3 is 1\.01; it must be in \[0, 1\]"),
+            (["--adapt.c1=-1/8"], r"adapt\.c1 is -1/8; it must be in \[0, 1\]"),
+            (["--adapt.c2=-0.1"], r"adapt\.c2 is -0\.1; it must be in \[0, 1\]"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_refused(self, words, text):
+        with pytest.raises(ConfigError, match=text):
+            parse("--adapt.method", "bapo", *words)
+        parse(*words)  # not looked at without batch adaptation
+
+    @pytest.mark.parametrize(
+        "words", [["--adapt.c2", "1/2", "--adapt.c3", "1/2"], ["--adapt.c2", "0", "--adapt.c3", "0", "1"]]
+    )
+    def test_equal_ends_are_allowed(self, words):
+        parse("--adapt.method", "bapo", *words)
+
+
+RANGES = [
+    # field, allowed, refused, what the message says
+    ("buffer_size", [1, 256], [0, -1], "at least 1"),
+    ("replay_steps", [0, 3], [-1], "at least 0"),
+    ("rollout_delay", [1, 5], [0, -5], "at least 1"),
+    ("reevaluate_every", [0, 5], [-1], "at least 0"),
+    ("max_reevaluated_prompts", [1], [0, -1], "at least 1"),
+    ("batch_size", [None, 1], [0, -1], "at least 1"),
+    ("replay_buffer_size", [None, 1], [0, -1], "at least 1"),
+    ("gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")], "above 0"),
+    ("reevaluated_weight", [1e-9, 100.0], [0.0, -1.0, float("inf"), float("nan")], "finite and above 0"),
+    ("replayed_weight", [1e-9, 100.0], [0.0, -1.0, float("inf"), float("nan")], "finite and above 0"),
+    ("max_importance_weight", [1e-9, float("inf")], [0.0, -1.0, float("nan")], "above 0"),
+    ("eps", [1e-12], [0.0, -1e-6, float("nan")], "above 0"),
+    ("vtrace_c_max", [1e-9, 1.0], [0.0, -1.0], "above 0"),
+    ("uniform_fraction", [1e-9, 0.6, 1.0], [0.0, -0.1, 1.1, float("nan")], r"in \(0, 1\]"),
+    ("reward_ema", [0.0, 0.999], [1.0, -0.1, float("nan")], r"in \[0, 1\)"),
+    ("gaussian_mean", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
+    ("max_failed_share", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
+    ("max_tv_rollout", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
+    ("min_tv_reevaluated", [None, 0.0, 0.3, 2.0], [-0.1, float("nan"), float("inf")], "finite and at least 0"),
+    ("max_tv_fresh", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
+    ("max_tv_replayed", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
+]
+VERIFIER_RANGES = [
+    ("processes", [0, 1, 64], [-1], "at least 0"),
+    ("timeout", [1e-3, 60.0], [0.0, -1.0, float("nan"), float("inf")], "above 0"),
+    ("memory_gib", [0.1, 4.0], [0.0, -1.0, float("nan"), float("inf")], "above 0"),
+]
+
+
+def numbers(kind: type) -> set[str]:
+    """The flags of a group that take a number."""
+    return {item.name for item in config.flag_fields(kind) if item.metadata["argument"].get("type")}
+
+
+class TestRanges:
+    @pytest.mark.parametrize(("name", "allowed", "refused", "text"), RANGES, ids=[row[0] for row in RANGES])
+    def test_limits(self, name, allowed, refused, text):
+        for value in allowed:
+            AdaptConfig(method="bapo", **{name: value}).check()
+        for value in refused:
+            with pytest.raises(ConfigError, match=rf"adapt\.{name} is {value}; it must be {text}"):
+                AdaptConfig(method="bapo", **{name: value}).check()
+            with pytest.raises(ConfigError, match=rf"adapt\.{name} is {value}; it must be {text}"):
+                parse("--adapt.method", "bapo", f"--adapt.{name}={value}")
+
+    @pytest.mark.parametrize(
+        ("name", "allowed", "refused", "text"), VERIFIER_RANGES, ids=[row[0] for row in VERIFIER_RANGES]
+    )
+    def test_limits_of_the_verifier(self, name, allowed, refused, text):
+        for value in allowed:
+            VerifierConfig(**{name: value}).check()
+            parse("--adapt.method", "bapo", f"--verifier.{name}={value}")
+        for value in refused:
+            with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
+                VerifierConfig(**{name: value}).check()
+            with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
+                parse("--adapt.method", "bapo", f"--verifier.{name}={value}")
+            parse(f"--verifier.{name}={value}")  # not looked at without batch adaptation
+
+    @pytest.mark.parametrize(
+        ("rho", "c"), [(1.0, 1.5), (0.5, 1.0), (float("nan"), 1.0), (1.0, float("nan")), (0.0, 0.1)]
+    )
+    def test_vtrace_truncates_what_it_carries_back_no_later(self, rho, c):
+        with pytest.raises(ConfigError) as error:
+            AdaptConfig(method="bapo", vtrace_rho_max=rho, vtrace_c_max=c).check()
+        assert str(error.value) == (
+            f"adapt.vtrace_rho_max is {rho} and adapt.vtrace_c_max is {c}; the first must not be below the second"
+        )
+        with pytest.raises(ConfigError, match="must not be below the second"):
+            parse("--adapt.method", "bapo", f"--adapt.vtrace_rho_max={rho}", f"--adapt.vtrace_c_max={c}")
+
+    @pytest.mark.parametrize(("rho", "c"), [(1.0, 1.0), (2.0, 1.0), (float("inf"), 1.0), (float("inf"), float("inf"))])
+    def test_vtrace_weights_that_are_allowed(self, rho, c):
+        adapt = parse("--adapt.method", "bapo", f"--adapt.vtrace_rho_max={rho}", f"--adapt.vtrace_c_max={c}").adapt
+        assert (adapt.vtrace_rho_max, adapt.vtrace_c_max) == (rho, c)
+
+    def test_distance_of_the_policy_needs_a_delay(self):
+        words = ["--adapt.method", "bapo", "--adapt.min_tv_reevaluated", "0.1", "--adapt.rollout_delay"]
+        assert parse(*words, "2").adapt.min_tv_reevaluated == 0.1
+        with pytest.raises(ConfigError, match=r"min_tv_reevaluated is 0\.1 and adapt\.rollout_delay is 1; it must be"):
+            parse(*words, "1")
+
+    def test_every_number_has_a_range(self):
+        # rho_max is at least c_max, which is above 0
+        assert numbers(AdaptConfig) - {row[0] for row in RANGES} == {"vtrace_rho_max"}
+        assert numbers(VerifierConfig) == {row[0] for row in VERIFIER_RANGES}
+
+
+class TestMakeMethod:
+    ARITHMETIC = BatchArithmetic(
+        group_size=6, capacity=40, rollout_groups=32, train_batch=48, ranks={"actor": 4}, micro_train=3, micro_rollout=1
+    )
+
+    def test_each_field_lands_in_its_place(self):
+        adapt = AdaptConfig(
+            method="bapo",
+            batch_size=40,
+            filter="gaussian",
+            gaussian_mean=0.4,
+            gaussian_std=0.3,
+            uniform_fraction=0.7,
+            c1="1/6",
+            c2=["0.1", "3/6"],
+            c3=["2/3"],
+            threshold_direction="text",
+            reward_ema=0.9,
+            buffer_size=11,
+            replay_buffer_size=12,
+            replay_steps=13,
+            rollout_delay=14,
+            reevaluate_every=15,
+            max_reevaluated_prompts=16,
+            eps=1e-5,
+        )
+        method = adapt.make_method(self.ARITHMETIC, seed=7)
+        assert isinstance(method, BAPO)
+        assert method.config == BAPOConfig(
+            capacity=40,
+            group_size=6,
+            filter="gaussian",
+            gaussian_mean=0.4,
+            gaussian_std=0.3,
+            uniform_fraction=0.7,
+            c1=F(1, 6),
+            c2=Interval(F(1, 10), F(1, 2)),
+            c3=Interval(F(2, 3), F(2, 3)),
+            threshold_direction="text",
+            reward_ema=0.9,
+            buffer_size=11,
+            replay_buffer_size=12,
+            replay_steps=13,
+            reevaluate_every=15,
+            max_reevaluated_prompts=16,
+            eps=1e-5,
+        )
+
+    def test_seed(self):
+        draws = [AdaptConfig(method="bapo").make_method(self.ARITHMETIC, seed=seed).rng.random() for seed in (7, 7, 8)]
+        assert draws[0] == draws[1] != draws[2]
+
+    def test_replay_buffer_is_as_large_as_the_hard_one_unless_said_otherwise(self):
+        method = AdaptConfig(method="bapo", buffer_size=11).make_method(self.ARITHMETIC, seed=0)
+        assert (method.config.buffer_size, method.config.replay_buffer_size) == (11, 11)
+
+    def test_mini_test(self):
+        made = AdaptConfig(method="bapo_mini_test").make_method(self.ARITHMETIC, seed=0).config
+        assert (made.c1, made.c2, made.c3) == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
+
+
+def test_defaults_are_table_3():
+    adapt = parse().adapt
+    assert (adapt.c1, adapt.c2, adapt.c3) == ("1/8", None, None)  # None: TestThresholds
+    assert (adapt.buffer_size, adapt.rollout_delay, adapt.reevaluate_every, adapt.replay_steps) == (256, 5, 5, 3)
+    assert (adapt.max_reevaluated_prompts, adapt.gaussian_mean, adapt.gaussian_std) == (128, 0.5, 0.2)
+    assert (adapt.filter, adapt.uniform_fraction, adapt.threshold_direction) == ("range", 0.6, "eq8")
+    assert (adapt.ratio, adapt.kl_target, adapt.method) == ("behaviour", "reference", "none")
+    assert (adapt.batch_size, adapt.replay_buffer_size) == (None, None)
+    # nothing is dropped and nothing is corrected unless asked for
+    assert (adapt.max_tv_fresh, adapt.max_tv_replayed) == (None, None)
+    assert (adapt.returns, adapt.vtrace_rho_max, adapt.vtrace_c_max) == ("gae", 1.0, 1.0)
+    assert adapt.max_failed_share == 0.5
+    assert VerifierConfig() == VerifierConfig(processes=4, timeout=60.0, memory_gib=4.0)
+    assert RunConfig() == RunConfig(name="default", dir="runs", logs="full")
+
+
+# --- help and commands ------------------------------------------------------------------------------------------------
+
+MARKS = {
+    "method": "Algorithm 1",
+    "options": "docs/methods.md",
+    "batch_size": "B, Eq. 7",
+    "filter": "X1, Def. 3.1",
+    "gaussian_mean": "mu, A.3",
+    "gaussian_std": "sigma, A.3",
+    "uniform_fraction": "A.3",
+    "c1": "c1, Eq. 5",
+    "c2": "c2, Eq. 5, 8",
+    "c3": "c3, Eq. 5, 8",
+    "threshold_direction": "Eq. 8",
+    "reward_ema": "r, Eq. 8",
+    "buffer_size": "|B|, Table 3",
+    "replay_buffer_size": "|B_high|",
+    "replay_steps": "X3, Sec. 3.2",
+    "rollout_delay": "v, Algorithm 1, line 3",
+    "reevaluate_every": "m, Algorithm 1, line 13",
+    "max_reevaluated_prompts": "Table 3",
+    "max_tv_rollout": "v, beyond the paper",
+    "min_tv_reevaluated": "m, beyond the paper",
+    "max_tv_fresh": "delta_1, Eq. 9",
+    "max_tv_replayed": "delta_3, Eq. 10",
+    "returns": "A.9; arXiv 1802.01561",
+    "vtrace_rho_max": "rho, arXiv 1802.01561",
+    "vtrace_c_max": "c, arXiv 1802.01561",
+    "ratio": "rho, Eq. 3",
+    "max_importance_weight": "arXiv 2505.24298",
+    "kl_target": "beta D_KL, Eq. 1, 3",
+    "eps": "epsilon, Eq. 2",
+}
+# About running a method, not about the method: no paper has a word for these.
+UNMARKED = {
+    "adapt": {"max_failed_share", "reevaluated_weight", "replayed_weight"},
+    "verifier": numbers(VerifierConfig),
+    "run": {"name", "dir", "logs", "answer_chars", "profile_steps"},
+}
+
+
+class TestHelp:
+    def test_every_flag_of_the_method_says_its_symbol_or_source(self):
+        parser = arguments.build_parser("prog")
+        names = {item.name for item in config.flag_fields(AdaptConfig)}
+        assert set(MARKS) == names - UNMARKED["adapt"]
+        for name, mark in MARKS.items():
+            action = parser._option_string_actions[f"--adapt.{name}"]
+            words, _, about = (action.help % vars(action)).partition(" [")
+            assert len(words) > 10 and mark in about, name
+
+    @pytest.mark.parametrize("group", list(UNMARKED))
+    def test_other_flags_claim_none_and_say_what_they_do(self, group):
+        parser = arguments.build_parser("prog")
+        kind = config.GROUPS[group]
+        unmarked = {item.name for item in config.flag_fields(kind)} - (set(MARKS) if group == "adapt" else set())
+        assert unmarked == UNMARKED[group]
+        for item in config.flag_fields(kind):
+            if item.name in UNMARKED[group]:
+                assert not item.metadata["symbol"] and not item.metadata["source"]
+                words = parser._option_string_actions[f"--{group}.{item.name}"].help
+                assert words.startswith(item.metadata["help"]) and f"(default: {item.default})" in words
+
+    def test_algorithms(self):
+        parser = arguments.build_parser("prog")
+        text = parser._option_string_actions["--algorithm"].help
+        assert all(name in text for name in config.ALGORITHMS)
+
+    def test_whole_help_prints_every_flag_of_ours(self, capsys):
+        with pytest.raises(SystemExit) as left:
+            main.run(["train", "--help"])
+        assert left.value.code == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert shown.startswith("usage: bapo-openrlhf train")
+        assert "uniform filter keeps" in shown and "60 %" not in shown
+        own = [f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in config.flag_fields(kind)]
+        assert len(own) > 30
+        for name in [*own, "--algorithm", "--config"]:
+            assert name in shown
+        assert "--actor.model_name_or_path" in shown  # OpenRLHF's
+
+
+class TestCommands:
+    @pytest.mark.parametrize("argv", [[], ["-h"], ["--help"]])
+    def test_help_lists_the_commands(self, argv, capsys):
+        assert main.run(argv) == 0
+        out, err = capsys.readouterr()
+        assert out.startswith("usage: bapo-openrlhf COMMAND") and err == ""
+        assert all(name in out for name in main.COMMANDS)
+
+    def test_unknown_command(self, capsys):
+        assert main.run(["trian"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1
+        assert "unknown command 'trian'" in err and "train" in err and "check" in err
+
+    def test_config_error_is_one_line_and_status_2(self, capsys):
+        assert main.run(["train", *GROUPS, "--algorithm", "dapo"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and err.startswith("error: ") and "'dapo'" in err
+
+    def test_as_a_process(self):
+        def run(*words: str) -> subprocess.CompletedProcess:
+            code = "from bapo_openrlhf.cli.main import main; main()"
+            return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
+
+        shown = run("--help")
+        assert (shown.returncode, shown.stderr) == (0, "") and "train" in shown.stdout
+        refused = run("trian")
+        assert refused.returncode == 2 and refused.stdout == "" and len(refused.stderr.splitlines()) == 1
+
+
+# --- several files ----------------------------------------------------------------------------------------------------
+
+
+class TestSeveralFiles:
+    def parse(self, yaml_file, *texts, more=()):
+        paths = [yaml_file(text, f"{number}.yaml") for number, text in enumerate(texts)]
+        return parse("--config", *paths, *more)
+
+    def test_a_later_one_wins_and_the_command_line_over_all(self, yaml_file):
+        first = "adapt: {buffer_size: 3, c1: 1/4, c2: [1/8, 1/2], replay_steps: 2}"
+        adapt = self.parse(
+            yaml_file,
+            first,
+            "adapt.buffer_size: 4\nadapt.c2: 3/8\nadapt.replay_steps: 5",
+            more=["--adapt.replay_steps=6"],
+        ).adapt
+        assert (adapt.buffer_size, adapt.c1, adapt.c2, adapt.replay_steps) == (4, "1/4", ["3/8"], 6)
+        again = self.parse(yaml_file, "adapt.buffer_size: 4", first, "adapt.c1: 1/8").adapt
+        assert (again.buffer_size, again.c1) == (3, "1/8")
+
+    def test_may_be_named_one_by_one(self, yaml_file):
+        first, second = yaml_file("adapt.buffer_size: 3", "a.yaml"), yaml_file("adapt.buffer_size: 4", "b.yaml")
+        assert parse("--config", first, "--config", second).adapt.buffer_size == 4
+        assert parse("--config", second, "--config", first).adapt.buffer_size == 3
+
+    def test_a_switch_is_undone_and_a_value_taken_back(self, yaml_file):
+        first = "train.colocate_all: true\nadapt.buffer_size: 3\nactor.muon.nesterov: false"
+        args = self.parse(yaml_file, first, "train: {colocate_all: false}\nadapt.buffer_size: null\n"
+                          "actor.muon.nesterov: true")  # fmt: skip
+        assert (args.train.colocate_all, args.actor.muon.nesterov) == (False, True)
+        assert args.adapt.buffer_size == AdaptConfig().buffer_size
+
+    def test_a_later_algorithm_overrules_a_file_written_for_another(self, yaml_file):
+        first = "algorithm: ba_ppo\nalgo.advantage.estimator: gae\nadapt.method: bapo_mini_test"
+        args = self.parse(yaml_file, first, "algorithm: grpo")
+        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == ("grpo", "group_norm", "none")
+        args = self.parse(yaml_file, first, "algorithm: bapo_grpo\nalgo.advantage.estimator: rloo")
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_mini_test")
+        args = self.parse(yaml_file, first, "algorithm: grpo", more=["--algorithm", "bapo_grpo"])
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("group_norm", "bapo_mini_test")
+
+    def test_one_algorithm_twice_still_contradicts_its_file(self, yaml_file):
+        with pytest.raises(ConfigError, match="contradict each other"):
+            self.parse(yaml_file, "algorithm: grpo\nalgo.advantage.estimator: gae", "algorithm: grpo")
+
+    @pytest.mark.parametrize("wrong", [0, 1])
+    def test_an_error_names_its_own_file(self, yaml_file, wrong):
+        texts = ["adapt.buffer_size: 1", "adapt.buffer_size: 2"]
+        texts[wrong] += "\nadapt.bufer_size: 3"
+        with pytest.raises(ConfigError, match=rf"{wrong}\.yaml: unknown flag adapt\.bufer_size; did you mean"):
+            self.parse(yaml_file, *texts)
+        with pytest.raises(ConfigError, match=r"config none\.yaml cannot be read"):
+            parse("--config", yaml_file("adapt.buffer_size: 1"), "none.yaml")
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
+
+PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+TABLE_3 = {
+    "rollout.n_samples_per_prompt": 8,
+    "rollout.batch_size": 256,
+    "rollout.temperature": 1.0,
+    "rollout.top_p": 1.0,
+    "train.num_episodes": 3,
+    "train.seed": 42,
+    "train.batch_size": 64 * 8,  # samples of a mini-batch of 64 groups
+    "actor.adam.lr": 1e-6,
+    "actor.entropy_coef": 0.001,
+    "algo.kl.init_coef": 0.001,
+    "algo.advantage.lambd": 1.0,
+}
+
+
+METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
+# What another algorithm or method brings with it; and the last one has the time of day.
+FOLLOWS = {"config", "algorithm", "algo.advantage.estimator", "adapt.method", "critic.model_name_or_path",
+           "rollout.vllm_generate_batch_size", "logger.wandb.run_name"}  # fmt: skip
+
+
+def flags_in(node, prefix=""):
+    """Dotted names of a YAML file's flags, with their values."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from flags_in(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+class TestMethodFiles:
+    @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+    def test_change_what_they_name_and_nothing_else(self, path, preset):
+        base = config.flags_of(arguments.parse(["--config", str(preset)]))
+        laid_over = config.flags_of(arguments.parse(["--config", str(preset), str(path)]))
+        named = dict(flags_in(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        changed = {name for name in base if base[name] != laid_over[name]}
+        assert changed <= named.keys() | FOLLOWS
+        for name, value in named.items():
+            got = laid_over[name]
+            assert got == value or got == [value] or got == str(value), name
+
+    def test_there_are_as_many_as_methods_and_more(self):
+        assert {*METHODS_BY_NAME} - {"bapo"} <= {path.stem for path in METHODS} and len(METHODS) >= 11
+
+    def test_shares_of_the_batch_are_those_of_the_methods(self):
+        def sizes(name):
+            args = arguments.parse(["--config", *(str(ROOT / "configs" / file) for file in ("quickstart.yaml", name))])
+            return F(args.rollout.batch_size, args.adapt.batch_size)
+
+        assert sizes("methods/dots.yaml") == sizes("methods/repo.yaml") == sizes("methods/exgrpo.yaml") == F(1, 2)
+        assert sizes("methods/remix.yaml") == F(3, 5)
+
+
+class TestPresets:
+    @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+    def test_parses(self, path):
+        args = arguments.parse(["--config", str(path)])
+        assert args.algorithm in ("ba_ppo", "bapo_grpo") and args.adapt.method == "bapo"
+        assert args.run.name == path.stem
+
+    @pytest.mark.parametrize("path", [p for p in PRESETS if p.stem != "quickstart"], ids=lambda path: path.stem)
+    def test_holds_table_3(self, path):
+        args = arguments.parse(["--config", str(path)])
+        values = flat(args)
+        geometry, countdown = "geometry" in path.stem, "countdown" in path.stem
+        # Table 2: 30 epochs of Geometry3K
+        wanted = TABLE_3 | ({"train.num_episodes": 30} if geometry else {})
+        assert {name: values[name] for name in TABLE_3} == wanted
+        adapt = args.adapt
+        assert adapt.thresholds() == (F(1, 8), Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8)))
+        assert (adapt.rollout_delay, adapt.reevaluate_every, adapt.max_reevaluated_prompts) == (5, 5, 128)
+        assert (adapt.gaussian_mean, adapt.gaussian_std, adapt.filter) == (0.5, 0.2, "range")
+        longest_prompt = 512 if countdown else 2048  # Qwen2.5-Math takes 4096 tokens in all
+        assert args.data.max_len - args.rollout.max_new_tokens == longest_prompt
+        assert args.ckpt.save_steps % adapt.rollout_delay == 0
+
+    @pytest.mark.parametrize(
+        ("name", "algorithm", "model", "critic", "buffer", "response"),
+        [
+            ("ba_ppo_qwen3_4b", "ba_ppo", "Qwen/Qwen3-4B", "Qwen/Qwen3-4B", 64, 4096),
+            ("bapo_grpo_math_qwen3_8b", "bapo_grpo", "Qwen/Qwen3-8B", None, 256, 8192),
+            (
+                "bapo_grpo_math_r1_distill_qwen_1.5b",
+                "bapo_grpo",
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+                None,
+                256,
+                8192,
+            ),
+            ("bapo_grpo_countdown_qwen2.5_math_1.5b", "bapo_grpo", "Qwen/Qwen2.5-Math-1.5B", None, 256, 3584),
+            ("bapo_grpo_countdown_qwen2.5_math_7b", "bapo_grpo", "Qwen/Qwen2.5-Math-7B", None, 256, 3584),
+            ("bapo_grpo_geometry_qwen2.5_vl_3b", "bapo_grpo", "Qwen/Qwen2.5-VL-3B-Instruct", None, 256, 2048),
+            ("bapo_grpo_geometry_qwen2.5_vl_7b", "bapo_grpo", "Qwen/Qwen2.5-VL-7B-Instruct", None, 256, 2048),
+        ],
+    )
+    def test_models_and_lengths(self, name, algorithm, model, critic, buffer, response):
+        args = arguments.parse(["--config", str(ROOT / "configs" / f"{name}.yaml")])
+        assert (args.algorithm, args.actor.model_name_or_path, args.critic.model_name_or_path) == (
+            algorithm,
+            model,
+            critic,
+        )
+        assert (args.adapt.buffer_size, args.rollout.max_new_tokens) == (buffer, response)
+
+    def test_numbers_with_an_exponent_are_numbers(self):
+        # YAML 1.1 reads 1e-6 as a word, and argparse would still take it: the files should not depend on that.
+        def words(node):
+            for value in node.values():
+                yield from words(value) if isinstance(value, dict) else [value]
+
+        for path in PRESETS:
+            for value in words(yaml.safe_load(path.read_text(encoding="utf-8"))):
+                assert not (isinstance(value, str) and value[:1].isdigit() and "e-" in value), (path, value)

@@ -1,0 +1,451 @@
+"""`bapo-openrlhf buffer`: what it lists and exports, against a state that was written by hand."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.cli import main as cli
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import CheckpointError, load_state, save_state
+from bapo_openrlhf.workbench import buffer
+from bapo_openrlhf.workbench.buffer import Entry, histogram, select
+
+HARD = [("2+2=", "0", 3), ("What is\n1+1? [b]x[/b] \x1b[2J", "1/8", 8)]  # prompt, mean, step
+
+
+def response(reward, tokens, extra=None):
+    return {
+        "token_ids": np.arange(2 + tokens, dtype=np.int32) + 10,
+        "action_spans": [[2, 2 + tokens]],
+        "log_probs": np.full(tokens, -0.25, np.float32),
+        "reward": reward,
+        "extras": {"info": {"digits": 2.0, "odd": float("nan")}, "score": reward, "truncated": False,
+                   "mm_train_inputs": extra},
+    }  # fmt: skip
+
+
+def group(uid, text, rewards, step, policy_step, lengths, extra=None):
+    prompt = {"text": text, "label": "7", "images": None}
+    responses = [response(reward, count, extra) for reward, count in zip(rewards, lengths, strict=True)]
+    return {"uid": uid, "step": step, "policy_step": policy_step, "prompt": prompt, "responses": responses}
+
+
+def state(method="bapo", version=1):
+    return {
+        "version": 1,
+        "step": 10,  # the last one was 9
+        "engine_step": 8,
+        "torch_rng": torch.arange(5, dtype=torch.uint8),
+        "method": {
+            "method": method,
+            "version": version,
+            "hard": {
+                "entries": [
+                    {"prompt": {"text": text, "label": "4", "images": None}, "mean": mean, "step": step}
+                    for text, mean, step in HARD
+                ],
+                "counts": {"added": 2},
+            },
+            "replay": {
+                "groups": [
+                    group(40, "3*4=", [1.0, 0.0, 0.0, 0.0], 7, 4, [1, 2, 3, 4]),
+                    group(52, "An apple", [1.0, 1.0, 0.0, 0.0], 9, 8, [5, 5, 5, 5]),
+                    group(53, "3*5=", [0.5, 0.5, 0.5, 0.0], 9, 8, [1, 1, 1, 1],
+                          {"pixels": torch.ones(2, dtype=torch.bfloat16)}),
+                ],
+                "counts": {"added": 3},
+            },
+        },
+    }  # fmt: skip
+
+
+def save(path, tag="global_step10", content=None):
+    """A whole checkpoint, as the trainer leaves it."""
+    store = CheckpointStore(path, critic=False)
+    folder = store.begin(tag)
+    for part in ("_actor", "_critic"):
+        (path / part / tag).mkdir(parents=True)
+        (path / part / tag / "model.pt").write_text(f"{part} of {tag}")
+    save_state(folder, content or state())
+    store.complete(tag, int(tag.split("step")[1]))
+    return folder
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    path = tmp_path / "runs" / "night" / "checkpoints"
+    path.mkdir(parents=True)
+    save(path)
+    return path
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs the command; returns its exit status, its lines and the lines on standard error."""
+
+    def run(*argv):
+        status = cli.run(["buffer", *map(str, argv)])
+        done = capsys.readouterr()
+        return status, done.out.splitlines(), done.err.splitlines()
+
+    return run
+
+
+def listed(lines):
+    """Cells of the list, the prompt as one."""
+    start = next(i for i, line in enumerate(lines) if line.startswith("buffer "))
+    return [line.split(None, 7) for line in lines[start + 1 :] if line.startswith(("hard ", "replay "))]
+
+
+def tree(path):
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in path.rglob("*") if file.is_file()}
+
+
+# ── The list ──
+
+ROWS = [
+    ["hard", "0.000", "6", "-", "-", "-", "-", "2+2="],
+    ["hard", "0.125", "1", "-", "-", "-", "-", "What is 1+1? [b]x[/b]  [2J"],
+    ["replay", "0.250", "2", "2", "fresh", "10", "40", "3*4="],
+    ["replay", "0.500", "0", "0", "fresh", "20", "52", "An apple"],
+    ["replay", "0.375", "0", "0", "fresh", "4", "53", "3*5="],
+]
+
+
+def test_list_by_hand(checkpoints, command):
+    before = tree(checkpoints)
+    status, lines, errors = command(checkpoints, "--rollout-delay", "2")
+    assert status == 0 and errors == []
+    assert [[cell.strip() for cell in row] for row in listed(lines)] == ROWS
+    folder = checkpoints / "_adapt" / "global_step10"
+    assert lines[:3] == [
+        f"{folder}: 10 steps done, engines hold the weights of step 8",
+        "hard buffer: 2 prompts, mean reward 0.062, 1 to 6 steps old (mean 3.5)",
+        "replay buffer: 3 groups, mean reward 0.375, 0 to 2 steps old (mean 0.7), 34 generated tokens",
+    ]
+    start = lines.index("group mean reward of 5 entries")
+    found = {line.split()[0]: (int(line.split()[1]), len(line.split()[2])) for line in lines[start + 1 : start + 6]}
+    assert found == dict.fromkeys(["0.000", "0.125", "0.250", "0.375", "0.500"], (1, 30))
+    assert tree(checkpoints) == before
+
+
+def test_syncs_are_those_of_the_runs_delay(checkpoints, command):
+    """v stands in run.json, beside the checkpoints or among them; a flag wins; without any they are not known."""
+    assert [row[3] for row in listed(command(checkpoints)[1])] == ["-"] * 5
+    (checkpoints.parent / "run.json").write_text(json.dumps({"config": {"adapt.rollout_delay": 4}}))
+    assert [row[3] for row in listed(command(checkpoints)[1])] == ["-", "-", "1", "0", "0"]  # 4 to 9, 8 to 9
+    (checkpoints / "run.json").write_text(json.dumps({"config": {"adapt.rollout_delay": 1}}))
+    assert [row[3] for row in listed(command(checkpoints)[1])] == ["-", "-", "5", "1", "1"]
+    assert [row[3] for row in listed(command(checkpoints, "--rollout-delay", 9)[1])] == ["-", "-", "1", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--buffer", "hard"], [0, 1]),
+        (["--buffer", "replay"], [2, 3, 4]),
+        (["--mean", "1/8", "0.375"], [1, 2, 4]),
+        (["--mean", "0.126", "1"], [2, 3, 4]),
+        (["--age", "1", "2"], [1, 2]),
+        (["--contains", "APPLE"], [3]),
+        (["--contains", "3*"], [2, 4]),
+        (["--sort", "mean"], [0, 1, 2, 4, 3]),
+        (["--sort", "mean", "--reverse"], [3, 4, 2, 1, 0]),
+        (["--sort", "age"], [3, 4, 1, 2, 0]),
+        (["--sort", "tokens", "--buffer", "replay"], [4, 2, 3]),
+        (["--sort", "uid", "--reverse", "--limit", "2"], [4, 3]),
+        (["--sort", "prompt"], [0, 2, 4, 3, 1]),
+        (["--limit", "2"], [0, 1]),
+        (["--buffer", "replay", "--mean", "0", "0.3", "--age", "2", "2", "--contains", "4"], [2]),
+    ],
+)
+def test_filters_order_and_limit(checkpoints, command, flags, expected):
+    status, lines, _ = command(checkpoints, *flags, "--rollout-delay", "2")
+    assert status == 0
+    assert [[cell.strip() for cell in row] for row in listed(lines)] == [ROWS[i] for i in expected]
+    assert (lines[-1] == "and 3 more (--limit)") == (flags == ["--limit", "2"] or "uid" in flags)
+
+
+def test_nothing_chosen_and_nothing_stored(checkpoints, command, tmp_path):
+    assert command(checkpoints, "--contains", "zebra")[1][-1] == "no entry was chosen"
+    empty = state()
+    empty["method"]["hard"]["entries"], empty["method"]["replay"]["groups"] = [], []
+    save(tmp_path / "empty", content=empty)
+    assert command(tmp_path / "empty")[1][-1] == "both buffers are empty"
+
+
+entries_of = st.lists(
+    st.builds(
+        Entry,
+        buffer=st.sampled_from(["hard", "replay"]),
+        prompt=st.builds(Prompt, text=st.text(max_size=4)),
+        mean=st.fractions(0, 1, max_denominator=8),
+        step=st.integers(0, 9),
+        age=st.integers(0, 9),
+    ),
+    max_size=30,
+)
+
+
+@given(entries_of, st.sampled_from(["stored", "mean", "age", "prompt"]), st.booleans())
+def test_selecting_loses_nothing_and_keeps_the_order_of_equals(entries, sort, reverse):
+    chosen = select(entries, sort=sort, reverse=reverse)
+    assert sorted(map(id, chosen)) == sorted(map(id, entries))
+    key = buffer.SORTS[sort]
+    for before, after in itertools.pairwise(chosen):
+        assert key(before) >= key(after) if reverse else key(before) <= key(after)
+        if key(before) == key(after):
+            assert [id(entry) for entry in entries].index(id(before)) < [id(e) for e in entries].index(id(after))
+
+
+@given(entries_of)
+def test_the_histogram_counts_every_entry(entries):
+    lines = histogram(entries, bar="#")
+    assert sum(int(line.split("#")[0].split()[-1]) for line in lines) == len(entries)
+    for line in lines:
+        count, bar = int(line.split("#")[0].split()[-1]), line.count("#")
+        assert (bar == 0) == (count == 0) and bar <= buffer.BAR
+
+
+def test_the_histogram_of_many_means():
+    entries = [Entry("hard", Prompt(str(i)), Fraction(i, 100), 0, 0) for i in range(101)]
+    lines = histogram(entries)
+    assert (
+        len(lines) == 10 and lines[0].startswith("0.000 to 0.100  10  ") and lines[-1].startswith("0.900 to 1.000  11")
+    )
+
+
+# ── Export ──
+
+
+def test_export_has_all_fields(checkpoints, command, tmp_path):
+    file = tmp_path / "out.jsonl"
+    status, lines, _ = command(checkpoints, "--export", file, "--rollout-delay", "2")
+    assert status == 0 and lines == [f"5 of 5 entries written to {file}"]
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in file.read_text().splitlines()]
+    assert rows[1] == {
+        "buffer": "hard",
+        "prompt": HARD[1][0],
+        "prompt_id": Prompt(HARD[1][0], "4").id,
+        "label": "4",
+        "images": None,
+        "mean": 0.125,
+        "mean_exact": "1/8",
+        "step": 8,
+        "age": 1,
+        "syncs": None,
+        "source": None,
+    }
+    info = {"digits": 2.0, "odd": None}
+    responses = [
+        {"reward": reward, "tokens": tokens, "score": reward, "truncated": False, "info": info}
+        for reward, tokens in zip([1.0, 0.0, 0.0, 0.0], [1, 2, 3, 4], strict=True)
+    ]
+    assert rows[2] == {
+        "buffer": "replay",
+        "prompt": "3*4=",
+        "prompt_id": Prompt("3*4=", "7").id,
+        "label": "7",
+        "images": None,
+        "mean": 0.25,
+        "mean_exact": "1/4",
+        "step": 7,
+        "age": 2,
+        "syncs": 2,
+        "source": "fresh",
+        "uid": 40,
+        "policy_step": 4,
+        "tokens": 10,
+        "responses": responses,
+    }
+    command(checkpoints, "--export", file, "--tokens", "--buffer", "replay", "--limit", "1")
+    (row,) = [json.loads(line) for line in file.read_text().splitlines()]
+    assert row["responses"][1]["token_ids"] == [10, 11, 12, 13]
+    assert row["responses"][1]["action_spans"] == [[2, 4]] and row["responses"][1]["log_probs"] == [-0.25, -0.25]
+
+
+def test_export_leaves_the_checkpoints_alone(checkpoints, command, tmp_path, monkeypatch):
+    before = tree(checkpoints)
+    inside = [checkpoints / "x.jsonl", checkpoints / "_adapt" / "global_step10" / "state.json"]
+    (tmp_path / "link").symlink_to(checkpoints / "_actor" / "global_step10" / "model.pt")
+    for path in [*inside, tmp_path / "link"]:
+        status, _, errors = command(checkpoints / "_adapt" / "global_step10", "--export", path)
+        assert status == 2 and "among the checkpoints" in errors[0]
+    monkeypatch.chdir(checkpoints)
+    assert command(".", "--export", "x.jsonl")[0] == 2
+    assert tree(checkpoints) == before
+    status, _, errors = command(checkpoints, "--export", tmp_path / "no" / "x.jsonl")
+    assert status == 2 and "x.jsonl' cannot be written: No such file" in errors[0]
+
+
+def test_responses_as_text(checkpoints, command, tmp_path, monkeypatch):
+    """With a tokenizer that says what it was asked to decode: the generated tokens alone."""
+
+    class Tokenizer:
+        @classmethod
+        def from_pretrained(cls, name):
+            if name != "mine":
+                raise OSError(f"no\n {name}")
+            return cls()
+
+        def decode(self, ids):
+            return "<" + ",".join(map(str, ids)) + ">\n\x1b[2J"
+
+    transformers = type(sys)("transformers")
+    transformers.AutoTokenizer = Tokenizer
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    _, lines, _ = command(checkpoints, "--buffer", "replay", "--limit", "1", "--tokenizer", "mine")
+    start = next(i for i, line in enumerate(lines) if line.startswith("replay  "))
+    assert [line.strip() for line in lines[start + 1 : start + 5]] == [
+        "1: <12>  [2J",
+        "0: <12,13>  [2J",
+        "0: <12,13,14>  [2J",
+        "0: <12,13,14,15>  [2J",
+    ]
+    file = tmp_path / "out.jsonl"
+    command(checkpoints, "--buffer", "replay", "--tokenizer", "mine", "--export", file)
+    assert json.loads(file.read_text().splitlines()[0])["responses"][1]["text"] == "<12,13>\n\x1b[2J"
+    status, _, errors = command(checkpoints, "--tokenizer", "other")
+    assert status == 2 and errors == ["error: tokenizer 'other' cannot be loaded: no other"]
+
+
+# ── Which checkpoint ──
+
+
+def test_every_folder_that_stands_for_a_checkpoint(checkpoints, command, monkeypatch):
+    other = state()
+    other["step"] = 4
+    save(checkpoints, "global_step4", other)
+
+    def steps(path):
+        status, lines, errors = command(path)
+        assert status == 0 and errors == []
+        return int(lines[0].split(": ")[1].split()[0])
+
+    for path in (checkpoints, checkpoints / "_adapt", checkpoints / "_actor", checkpoints.parent, f"{checkpoints}/"):
+        assert steps(path) == 10, path
+    for part in ("_adapt", "_actor", "_critic"):
+        assert steps(checkpoints / part / "global_step4") == 4
+    monkeypatch.chdir(checkpoints / "_actor" / "global_step4")
+    assert steps(".") == 4 and steps("..") == 10 and steps("../../_adapt/global_step10") == 10
+    copy = checkpoints.parent / "copied"
+    (checkpoints / "_adapt" / "global_step4").rename(copy)
+    assert steps(copy) == 4
+
+
+def test_a_damaged_checkpoint_is_named(checkpoints, command):
+    old = save(checkpoints, "global_step4", state() | {"step": 4})
+    model = checkpoints / "_actor" / "global_step10" / "model.pt"
+    model.write_text("short")
+    status, lines, errors = command(checkpoints)
+    assert status == 0 and "4 steps done" in lines[0]
+    assert len(errors) == 1 and "global_step10 is passed over" in errors[0] and "model.pt has 5 bytes" in errors[0]
+    status, lines, errors = command(checkpoints / "_actor" / "global_step10")
+    assert status == 0 and "10 steps done" in lines[0], "its buffers can be read"
+    assert len(errors) == 1 and "global_step10 is not whole" in errors[0] and "model.pt has 5 bytes" in errors[0]
+    tensors = old / "state.safetensors"
+    raw = bytearray(tensors.read_bytes())
+    raw[-1] ^= 1
+    tensors.write_bytes(raw)
+    status, _, errors = command(old)
+    assert status == 2 and errors[-1].endswith("state.safetensors is damaged, or of another save than state.json")
+    status, _, errors = command(checkpoints)
+    assert status == 2 and "no checkpoint in" in errors[-1] and "global_step10, global_step4; name one" in errors[-1]
+    (old / "state.json").unlink()
+    status, _, errors = command(old)
+    assert status == 2 and errors[-1].endswith("state.json is missing")
+
+
+def test_a_save_that_did_not_end(checkpoints, command):
+    store = CheckpointStore(checkpoints, critic=False)
+    store.begin("global_step12")
+    status, lines, errors = command(checkpoints)
+    assert status == 0 and "10 steps done" in lines[0] and "global_step12 is passed over" in errors[0]
+    status, _, errors = command(checkpoints / "_adapt" / "global_step12")
+    assert status == 2 and "the save did not end" in errors[0] and errors[1].endswith("state.json is missing")
+
+
+@pytest.mark.parametrize("kind", ["other", "none", "newer"])
+def test_another_methods_state_is_named(tmp_path, command, kind):
+    content = {"other": state("fifo"), "none": {"step": 1, "method": 3}, "newer": state(version=2)}[kind]
+    save(tmp_path / "ckpt", content=content)
+    status, _, errors = command(tmp_path / "ckpt")
+    named = {"other": "'fifo', version 1", "none": "None, version None", "newer": "'bapo', version 2"}[kind]
+    assert status == 2 and f"method {named}; what can be listed is 'bapo', version 1" in errors[0]
+
+
+def test_no_state_of_batch_adaptation(checkpoints, command, tmp_path):
+    plain = tmp_path / "plain"
+    (plain / "_actor" / "global_step5").mkdir(parents=True)
+    for path in (plain, plain / "_actor" / "global_step5"):
+        status, _, errors = command(path)
+        assert status == 2 and "written without batch adaptation, and have no buffers" in errors[0]
+    (checkpoints / "_actor" / "global_step11").mkdir()
+    status, _, errors = command(checkpoints / "_actor" / "global_step11")
+    assert status == 2 and "global_step11" in errors[0] and "global_step10 have one" in errors[0]
+    (tmp_path / "empty").mkdir()
+    assert "has no checkpoint with a state of batch adaptation" in command(tmp_path / "empty")[2][0]
+    assert command(tmp_path / "nowhere")[2][0].endswith("nowhere' does not exist")
+    (tmp_path / "file").touch()
+    assert command(tmp_path / "file")[2][0].endswith("file' is no folder")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--mean", "a", "1"], "'a' is not a number"),
+        (["--mean", "1/2", "1/4"], "mean is 1/2 1/4; the first must not be above the second"),
+        (["--age", "3", "1"], "age is 3 1"),
+        (["--limit", "0"], "limit is 0; it must be at least 1"),
+        (["--rollout-delay", "0"], "rollout_delay is 0"),
+        (["--sort", "size"], "invalid choice: 'size'"),
+    ],
+)
+def test_bad_flags_are_one_line(checkpoints, command, flags, message):
+    status, lines, errors = command(checkpoints, *flags)
+    assert status == 2 and lines == [] and len(errors) == 1 and message in errors[0]
+
+
+# ── Without torch ──
+
+
+def test_it_needs_no_torch(checkpoints):
+    """Though the state has tensors of torch's, one of a kind that numpy does not know."""
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'ray', 'vllm', 'transformers', 'matplotlib'): sys.modules[name] = None\n"
+        "from bapo_openrlhf.cli.main import run\n"
+        "sys.exit(run(['buffer', sys.argv[1]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, checkpoints], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "3*5=" in done.stdout and "5 entries" in done.stdout
+
+
+def test_state_without_tensors_is_the_same_but_for_them(tmp_path):
+    content = state() | {"empty": np.zeros((0, 3), np.float32), "flags": np.array([True, False]), "scalar": np.int64(3)}
+    save_state(tmp_path, content)
+    whole, without = load_state(tmp_path), load_state(tmp_path, tensors=False)
+    assert without["torch_rng"] is None and torch.equal(whole["torch_rng"], content["torch_rng"])
+    for name in ("empty", "flags", "scalar"):
+        assert np.array_equal(without[name], content[name]) and without[name].dtype == content[name].dtype
+        assert without[name].shape == content[name].shape
+    pairs = zip(whole["method"]["replay"]["groups"], without["method"]["replay"]["groups"], strict=True)
+    for one, other in pairs:
+        for a, b in zip(one["responses"], other["responses"], strict=True):
+            assert a["token_ids"].tobytes() == b["token_ids"].tobytes() and a["token_ids"].dtype == b["token_ids"].dtype
+            assert a["log_probs"].tobytes() == b["log_probs"].tobytes()
+    assert without["method"]["replay"]["groups"][2]["responses"][0]["extras"]["mm_train_inputs"] == {"pixels": None}
+    os.truncate(tmp_path / "state.safetensors", 40)
+    with pytest.raises(CheckpointError, match="has 40 bytes"):
+        load_state(tmp_path, tensors=False)

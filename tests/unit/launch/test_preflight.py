@@ -1,0 +1,695 @@
+"""Bad input gives one ConfigError that names the flag and the value, before any model loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image, ImageFile
+
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.preflight import check_batch, check_inputs, read_traces
+from bapo_openrlhf.launch.settings import prepare_adaptation
+
+REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.5]}\n"
+
+
+class Run:
+    """A small valid run in a folder; `parse` and `check` take what is changed about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = folder / "model"
+        self.model.mkdir()
+        (self.model / "config.json").write_text("{}")
+        self.data = self.write(
+            "train.jsonl", '{"q": "1+1", "a": "2"}\n{"q": "1+2", "a": "3"}\n{"q": "1+3", "a": "4"}\n'
+        )
+        self.reward = self.write("reward.py", REWARD)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def parse(self, algorithm: str | None = "ba_ppo", **changed: object) -> SimpleNamespace:
+        """Arguments of the run; `changed` has __ for the dots, None leaves a flag out, True gives it no value."""
+        flags = {
+            "actor__model_name_or_path": self.model,
+            "actor__num_gpus_per_node": 2,
+            "critic__num_gpus_per_node": 1,
+            "ref__num_gpus_per_node": 1,
+            "reward__remote_url": self.reward,
+            "data__prompt_dataset": self.data,
+            "data__input_key": "q",
+            "data__label_key": "a",
+            "rollout__batch_size": 8,
+            "rollout__n_samples_per_prompt": 4,
+            "train__batch_size": 8,
+            "train__micro_batch_size": 2,
+            "vllm__num_engines": 1,
+        } | changed
+        words = ["--algorithm", algorithm] if algorithm else []
+        for name, value in flags.items():
+            if value is not None:
+                words.append(f"--{name.replace('__', '.')}" + ("" if value is True else f"={value}"))
+        return arguments.parse(words)
+
+    def check(self, **changed: object):
+        return check_inputs(self.parse(**changed))
+
+    def refusal(self, **changed: object) -> str:
+        """The message of the one ConfigError."""
+        with pytest.raises(ConfigError) as error:
+            self.check(**changed)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_good_run_passes(run):
+    found = run.check()
+    assert found.prompts == 3
+    assert found.arithmetic.ranks == {"actor": 2, "critic": 1, "reference": 1}
+    assert (found.arithmetic.capacity, found.arithmetic.group_size) == (8, 4)
+
+
+def test_max_samples_caps_the_prompts(run):
+    assert run.check(data__max_samples=2).prompts == 2
+
+
+class TestTraces:
+    GOOD = '{"prompt": "1+1", "response": "2"}\n{"prompt": "9+9", "response": "18", "note": "not in the data"}\n'
+
+    def options(self, run, text):
+        return {"adapt__method": "luffy", "adapt__options": f"traces={run.write('traces.jsonl', text)}"}
+
+    def test_good_ones_pass(self, run):
+        found = run.parse(**self.options(run, self.GOOD))
+        check_inputs(found)
+        assert found.adapt.traces == str(run.folder / "traces.jsonl")
+        assert read_traces(found.adapt.traces) == {'"1+1"': "2", '"9+9"': "18"}
+
+    def test_a_method_without_traces_asks_for_none(self, run):
+        found = run.parse()
+        check_inputs(found)
+        assert found.adapt.traces is None
+
+    @pytest.mark.parametrize("method", ["luffy", "relift"])
+    def test_not_given(self, run, method):
+        text = run.refusal(adapt__method=method)
+        assert text.startswith("adapt.options traces is not set; the method needs traces=FILE.jsonl")
+
+    @pytest.mark.parametrize("name", ["none.jsonl", "train.jsonl/x.jsonl", "model", "traces.json"])
+    def test_no_such_file(self, run, name):
+        run.write("traces.json", self.GOOD)
+        text = run.refusal(adapt__method="relift", adapt__options=f"traces={run.folder / name}")
+        assert text == f"adapt.options traces is {run.folder / name}; it must be a .jsonl file that is there"
+
+    @pytest.mark.parametrize(
+        ("row", "reason"),
+        [
+            ('{"prompt": "1+2", "answer": "3"}', "row 2: no column 'response'; it has prompt, answer"),
+            ('{"input": "1+2", "response": "3"}', "row 2: no column 'prompt'; it has input, response"),
+            ("{}", "row 2: no column 'prompt'; it has none"),
+            ('{"prompt": 3, "response": "3"}', "row 2: prompt is 3; it must be a text or a list of messages"),
+            ('{"prompt": "", "response": "3"}', "row 2: prompt is ''; it must be"),
+            ('{"prompt": "1+2", "response": ""}', "row 2: response is ''; it must be a text that is not empty"),
+            ('{"prompt": "1+2", "response": ["3"]}', "row 2: response is ['3']; it must be"),
+            ('{"prompt": "1+1", "response": "3"}', "row 2: the prompt has a trace already, in an earlier row"),
+            ('{"prompt": "1+2", ', "line 2: no valid JSON"),
+            ("[1]", "line 2: must be a JSON object, is list"),
+        ],
+    )
+    def test_bad_rows_are_named(self, run, row, reason):
+        text = run.refusal(**self.options(run, '{"prompt": "1+1", "response": "2"}\n' + row + "\n"))
+        assert text.startswith(f"adapt.options traces {run.folder / 'traces.jsonl'}, {reason}")
+
+    def test_an_empty_file(self, run):
+        text = run.refusal(**self.options(run, "\n"))
+        assert text == f"adapt.options traces {run.folder / 'traces.jsonl'} has no rows; it must have at least one"
+
+    def test_of_other_prompts_alone(self, run):
+        text = run.refusal(**self.options(run, '{"prompt": "1+1=", "response": "2"}\n'))
+        assert "has no prompt of the training data" in text and "'q' (data.input_key)" in text
+
+    def test_prompts_that_are_messages(self, run):
+        chat = [{"role": "user", "content": "1+1"}]
+        data = run.write("chat.jsonl", json.dumps({"q": chat, "a": "2"}) + "\n")
+        trace = json.dumps({"prompt": chat, "response": "2"}) + "\n"
+        run.check(data__prompt_dataset=data, data__apply_chat_template=True, **self.options(run, trace))
+
+    def test_data_that_is_not_here_is_not_compared(self, run):
+        run.check(data__prompt_dataset="someone/data", **self.options(run, '{"prompt": "x", "response": "2"}\n'))
+
+
+class TestModel:
+    def test_unset(self, run):
+        text = run.refusal(actor__model_name_or_path=None, algorithm="grpo")
+        assert text.startswith("actor.model_name_or_path is not set")
+
+    def test_folder_without_config(self, run):
+        (run.folder / "empty").mkdir()
+        text = run.refusal(actor__model_name_or_path=run.folder / "empty")
+        assert text.startswith(f"actor.model_name_or_path is {run.folder / 'empty'}; ") and "config.json" in text
+
+    def test_missing_folder(self, run, monkeypatch):
+        (run.folder / "models").mkdir()
+        monkeypatch.chdir(run.folder)
+        for name in (run.folder / "none", "./none", "../none", "a/b/c", "models/none", "~/no/such/model"):
+            text = run.refusal(actor__model_name_or_path=name)
+            assert text == f"actor.model_name_or_path is {name}; there is no such model folder"
+
+    def test_a_file_is_no_model(self, run):
+        assert "no such model folder" in run.refusal(actor__model_name_or_path=run.data)
+
+    def test_critic(self, run):
+        text = run.refusal(critic__model_name_or_path=run.folder / "none")
+        assert text == f"critic.model_name_or_path is {run.folder / 'none'}; there is no such model folder"
+        run.check(critic__model_name_or_path=run.folder / "none", algorithm="bapo_grpo")  # no critic there
+
+    @pytest.mark.parametrize("name", ["Qwen/Qwen3-4B", "gpt2", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "a_b/c.d"])
+    def test_hub_names_are_taken(self, run, name, monkeypatch):
+        monkeypatch.chdir(run.folder)
+        run.check(actor__model_name_or_path=name, critic__model_name_or_path=name)
+
+    def test_home_folder(self, run, monkeypatch):
+        monkeypatch.setenv("HOME", str(run.folder))
+        run.check(actor__model_name_or_path="~/model")
+
+
+class TestData:
+    def test_unset(self, run):
+        assert run.refusal(data__prompt_dataset=None).startswith("data.prompt_dataset is not set")
+
+    @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv"])
+    def test_missing_file(self, run, suffix):
+        path = run.folder / f"none.{suffix}"
+        assert run.refusal(data__prompt_dataset=path) == f"data.prompt_dataset is {path}; there is no such file"
+
+    @pytest.mark.parametrize("text", ["", "\n\n  \n"])
+    def test_empty_file(self, run, text):
+        path = run.write("empty.jsonl", text)
+        assert run.refusal(data__prompt_dataset=path).startswith(f"data.prompt_dataset {path} has no rows")
+
+    def test_missing_column_names_row_and_flag(self, run):
+        path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n{"q": "2", "b": "2"}\n')
+        text = run.refusal(data__prompt_dataset=path)
+        assert text == f"data.prompt_dataset {path}, row 2: no column 'a' (data.label_key); it has q, b"
+        text = run.refusal(data__prompt_dataset=path, data__input_key="question")
+        assert text == f"data.prompt_dataset {path}, row 1: no column 'question' (data.input_key); it has q, a"
+
+    def test_no_label_column_is_asked_for_without_label_key(self, run):
+        path = run.write("rows.jsonl", '{"q": "1"}\n')
+        assert run.check(data__prompt_dataset=path, data__label_key=None).prompts == 1
+
+    def test_broken_json_names_the_line(self, run):
+        path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n\n{"q": "2", "a"\n')
+        text = run.refusal(data__prompt_dataset=path)
+        assert text.startswith(f"data.prompt_dataset {path}, line 3: no valid JSON")
+
+    @pytest.mark.parametrize(("line", "kind"), [("[1]", "list"), ('"q"', "str"), ("3", "int"), ("null", "NoneType")])
+    def test_rows_are_objects(self, run, line, kind):
+        path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n' + line)
+        text = run.refusal(data__prompt_dataset=path)
+        assert text == f"data.prompt_dataset {path}, line 2: must be a JSON object, is {kind}"
+
+    def test_several_files_are_added_up(self, run):
+        more = run.write("more.jsonl", '{"q": "1", "a": "1"}\n')
+        assert run.check(data__prompt_dataset=f"{run.data},{more}").prompts == 4
+
+    def test_a_split_after_the_name(self, run):
+        assert run.check(data__prompt_dataset=f"{run.data}@train").prompts == 3
+
+    @pytest.mark.parametrize("name", ["org/data", "folder"])
+    def test_what_is_not_a_local_file_is_left_to_openrlhf(self, run, name):
+        assert run.check(data__prompt_dataset=name).prompts is None
+
+    def test_evaluation_data_too(self, run):
+        path = run.folder / "none.jsonl"
+        assert run.refusal(eval__dataset=path) == f"eval.dataset is {path}; there is no such file"
+
+    @pytest.mark.parametrize("suffix", ["json", "csv", "parquet"])
+    def test_other_formats(self, run, suffix):
+        rows = [{"q": "1", "a": "x"}, {"q": "2", "a": "y"}]
+        path = run.folder / f"rows.{suffix}"
+        if suffix == "json":
+            path.write_text(json.dumps(rows))
+        elif suffix == "csv":
+            path.write_text("q,a\n1,x\n2,y\n")
+        else:
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        assert run.check(data__prompt_dataset=path).prompts == 2
+        assert "no column 'z'" in run.refusal(data__prompt_dataset=path, data__label_key="z")
+
+    def test_a_file_that_is_no_text(self, run):
+        path = run.folder / "rows.jsonl"
+        path.write_bytes(b'{"q": "\xff", "a": "1"}\n')
+        assert str(path) in run.refusal(data__prompt_dataset=path)
+
+    @pytest.mark.parametrize("suffix", ["json", "parquet"])
+    def test_broken_files_of_other_formats(self, run, suffix):
+        path = run.write(f"broken.{suffix}", "{not any of them")
+        assert str(path) in run.refusal(data__prompt_dataset=path)
+
+    def test_files_after_a_hub_name(self, run):
+        assert "none.jsonl; there is no such file" in run.refusal(data__prompt_dataset="org/data,none.jsonl")
+
+
+class Pictures:
+    """A run whose rows have images; the model has vision."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        (run.model / "config.json").write_text('{"vision_config": {}}')
+        (run.model / "preprocessor_config.json").write_text("{}")
+        self.good = self.image("good.png")
+
+    def image(self, name: str, **options: object) -> Path:
+        path = self.run.folder / name
+        Image.new("RGB", (8, 8)).save(path, **options)
+        return path
+
+    def flags(self, *rows: dict, **changed: object) -> dict:
+        """Of a run on one good row and then these."""
+        good = {"q": "<image>Find x.", "a": "1", "images": [str(self.good)]}
+        path = self.run.folder / "pictures.jsonl"
+        path.write_text("".join(json.dumps(good | row) + "\n" for row in [{}, *rows]), encoding="utf-8")
+        return {
+            "algorithm": "bapo_grpo",
+            "data__prompt_dataset": path,
+            "data__max_images_per_prompt": 1,
+            "data__apply_chat_template": True,
+        } | changed
+
+    def check(self, *rows: dict, **changed: object):
+        return self.run.check(**self.flags(*rows, **changed))
+
+    def refusal(self, *rows: dict, **changed: object) -> str:
+        """What is said of the second row."""
+        text = self.run.refusal(**self.flags(*rows, **changed))
+        where, said = text.split(": ", 1)
+        assert where == f"data.prompt_dataset {self.run.folder / 'pictures.jsonl'}, row 2"
+        return said
+
+
+@pytest.fixture
+def pictures(run) -> Pictures:
+    return Pictures(run)
+
+
+class TestImages:
+    def test_good_rows_pass(self, pictures):
+        assert pictures.check().prompts == 1
+        text_only = {"q": "2+2", "images": None}
+        chat = {"q": [{"role": "system", "content": "Think."}, {"role": "user", "content": "<image>Find x."}]}
+        parts = {"q": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Find x."}]}]}
+        alone = {"images": str(pictures.good)}
+        empty = [text_only | {"images": []}, text_only | {"images": [None]}]
+        assert pictures.check(text_only, chat, parts, alone, *empty).prompts == 7
+
+    def test_a_run_without_images_is_left_alone(self, run):
+        path = run.write("text.jsonl", '{"q": "what does <image> mean in HTML?", "a": "2", "images": null}\n')
+        for algorithm in ("ba_ppo", "bapo_grpo"):
+            run.check(algorithm=algorithm, data__prompt_dataset=path)
+            run.check(algorithm=algorithm, data__prompt_dataset=path, data__apply_chat_template=True)
+
+    @pytest.mark.parametrize("algorithm", ["ba_ppo", "ppo"])
+    def test_no_critic_with_images(self, pictures, algorithm):
+        with pytest.raises(ConfigError) as error:
+            pictures.run.parse(**pictures.flags(algorithm=algorithm))
+        assert str(error.value) == (
+            f"data.max_images_per_prompt is 1, and algo.advantage.estimator gae (algorithm {algorithm}) needs a "
+            "critic; OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
+        )
+
+    def test_no_critic_by_estimator(self, pictures):
+        with pytest.raises(ConfigError, match=r"is 1, and algo.advantage.estimator gae needs a critic; .* bapo_grpo"):
+            pictures.run.parse(**pictures.flags(algorithm=None))
+        for algorithm in ("grpo", "bapo_grpo"):
+            pictures.run.parse(**pictures.flags(algorithm=algorithm))
+        pictures.run.parse(**pictures.flags(algorithm="bapo_grpo", algo__advantage__estimator="rloo"))
+
+    @pytest.mark.parametrize("algorithm", ["ba_ppo", "ppo"])
+    def test_no_critic_for_rows_with_images(self, pictures, algorithm):
+        text = pictures.run.refusal(**pictures.flags(algorithm=algorithm, data__max_images_per_prompt=0))
+        assert ", row 1: it has images, and the critic is " in text and "use --algorithm bapo_grpo, or grpo" in text
+
+    @pytest.mark.parametrize(
+        ("flag", "value"),
+        [("ds.packing_samples", True), ("train.dynamic_batch_enable", True), ("ds.ring_attn_size", 2)],
+    )
+    @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
+    def test_no_packing_with_images(self, pictures, algorithm, flag, value):
+        """OpenRLHF itself refuses the first alone, and then switches packing on for the other two."""
+        changed = {flag.replace(".", "__"): value, "algorithm": algorithm}
+        with pytest.raises(ConfigError, match=rf"^data.max_images_per_prompt is 1, and {flag} packs samples; "):
+            pictures.run.parse(**pictures.flags(**changed))
+
+    def test_packing_without_images_is_left_alone(self, run):
+        args = run.parse(ds__packing_samples=True, ds__attn_implementation="flash_attention_2")
+        assert args.ds.packing_samples
+
+    @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
+    def test_rows_with_images_in_a_run_without(self, pictures, algorithm):
+        """OpenRLHF would say nothing: a model without vision is trained on the text alone."""
+        text = pictures.run.refusal(**pictures.flags(algorithm=algorithm, data__max_images_per_prompt=None))
+        assert text.endswith(", row 1: it has images: 1; data.max_images_per_prompt is 0, it must be at least 1")
+
+    def test_more_images_than_allowed(self, pictures):
+        row = {"q": "<image><image><image>?", "images": [str(pictures.good)] * 3}
+        said = pictures.refusal(row, data__max_images_per_prompt=2)
+        assert said == "it has images: 3; data.max_images_per_prompt is 2, it must be at least 3"
+        pictures.check(row, data__max_images_per_prompt=3)
+
+    def test_missing_file(self, pictures):
+        assert pictures.refusal({"images": ["/no/such.png"]}) == "there is no image /no/such.png"
+
+    def test_a_path_is_taken_from_the_working_directory(self, pictures, monkeypatch):
+        monkeypatch.chdir(pictures.run.folder)
+        pictures.check({"images": ["good.png"]})
+        monkeypatch.chdir("/")
+        assert pictures.refusal({"images": ["good.png"]}) == "there is no image good.png"
+
+    def test_what_does_not_open(self, pictures):
+        text = pictures.run.write("text.png", "no image")
+        empty = pictures.run.write("empty.png", "")
+        folder = pictures.run.folder
+        for path in (text, empty, folder):
+            assert pictures.refusal({"images": [str(path)]}).startswith(f"image {path} does not open: ")
+        assert "does not open: " in pictures.refusal({"images": ["iVBOR" * 200]})  # base64 without data:image in front
+        assert "does not open: " in pictures.refusal({"images": ["nul\0.png"]})
+
+    def test_each_image_of_a_row_is_looked_at(self, pictures):
+        row = {"q": "<image><image>?", "images": [str(pictures.good), "gone.png"]}
+        assert pictures.refusal(row, data__max_images_per_prompt=2) == "there is no image gone.png"
+
+    @pytest.mark.parametrize(
+        "image", ["https://example.org/1.png", "http://example.org/1.png", "data:image/png;base64,AAAA"]
+    )
+    def test_addresses_and_inline_data_are_left_to_openrlhf(self, pictures, image):
+        pictures.check({"images": [image]})
+
+    @pytest.mark.parametrize(("image", "kind"), [({"bytes": None, "path": "1.png"}, "dict"), (7, "int")])
+    def test_images_are_paths(self, pictures, image, kind):
+        """OpenRLHF leaves others out with a warning."""
+        said = pictures.refusal({"images": [image]})
+        assert said == f"an image is of type {kind}; it must be the path of a file"
+
+    @pytest.mark.parametrize(
+        ("row", "images", "places"),
+        [
+            ({"q": "Find x."}, 1, 0),
+            ({"q": "<image><image>Find x."}, 1, 2),
+            ({"images": None}, 0, 1),
+            ({"images": []}, 0, 1),
+            ({"q": [{"role": "user", "content": "Find x."}]}, 1, 0),
+            ({"q": [{"role": "user", "content": [{"type": "text", "text": "Find x."}]}]}, 1, 0),
+            ({"q": [{"role": "user", "content": "<image>"}, {"role": "user", "content": "<image>"}]}, 1, 2),
+        ],
+    )
+    def test_as_many_images_as_places(self, pictures, row, images, places):
+        assert pictures.refusal(row) == (
+            f"{images} images (data.image_key images) and {places} <image> in the prompt; there must be as many"
+        )
+
+    def test_a_wrong_image_key_is_noticed(self, pictures):
+        text = pictures.run.refusal(**pictures.flags(data__image_key="pictures"))
+        assert "0 images (data.image_key pictures) and 1 <image> in the prompt" in text
+
+    def test_places_need_a_chat_template(self, pictures):
+        text = pictures.run.refusal(**pictures.flags(data__apply_chat_template=None))
+        assert "only through a chat template: data.apply_chat_template" in text
+        # with the model's own placeholder in the text, none is needed
+        row = {"q": "<|vision_start|><|image_pad|><|vision_end|>Find x.", "a": "1", "images": [str(pictures.good)]}
+        path = pictures.run.write("own.jsonl", json.dumps(row) + "\n")
+        pictures.check(data__prompt_dataset=path, data__apply_chat_template=None)
+
+    def test_other_formats(self, pictures):
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        path = pictures.run.folder / "rows.parquet"
+        row = {"q": "<image>Find x.", "a": "1", "images": [str(pictures.good)]}
+        parquet.write_table(pyarrow.Table.from_pylist([row, row | {"images": ["gone.png"]}]), path)
+        text = pictures.run.refusal(**pictures.flags(data__prompt_dataset=path))
+        assert text == f"data.prompt_dataset {path}, row 2: there is no image gone.png"
+
+    def test_evaluation_data_too(self, pictures):
+        path = pictures.run.write("eval.jsonl", '{"q": "<image>?", "a": "1", "images": ["gone.png"]}\n')
+        text = pictures.run.refusal(**pictures.flags(eval__dataset=path))
+        assert text == f"eval.dataset {path}, row 1: there is no image gone.png"
+
+    def test_only_heads_are_read(self, pictures, monkeypatch):
+        def load(image):
+            raise AssertionError("decoded")
+
+        monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+        pictures.check({})
+
+    def test_a_model_without_vision(self, pictures):
+        (pictures.run.model / "config.json").write_text("{}")
+        text = pictures.run.refusal(**pictures.flags())
+        asked = f"data.max_images_per_prompt is 1, and actor.model_name_or_path is {pictures.run.model}"
+        assert text.startswith(f"{asked}, a model without vision")
+        pictures.run.check()  # without images it needs none
+
+    def test_a_model_without_its_processor(self, pictures):
+        (pictures.run.model / "preprocessor_config.json").unlink()
+        assert "no image processor" in pictures.run.refusal(**pictures.flags())
+        (pictures.run.model / "processor_config.json").write_text("{}")
+        pictures.check()
+
+    def test_a_config_that_is_no_json(self, pictures):
+        (pictures.run.model / "config.json").write_text("{")
+        assert "its config.json is no JSON" in pictures.run.refusal(**pictures.flags())
+
+    def test_a_model_on_the_hub_is_left_alone(self, pictures, monkeypatch):
+        monkeypatch.chdir(pictures.run.folder)
+        pictures.check(actor__model_name_or_path="Qwen/Qwen2.5-VL-3B-Instruct")
+
+
+class TestReward:
+    def reward(self, run: Run, text: str) -> Path:
+        return run.write("other.py", text)
+
+    def test_missing_file(self, run):
+        path = run.folder / "none.py"
+        assert run.refusal(reward__remote_url=path) == f"reward.remote_url is {path}; there is no such file"
+
+    @pytest.mark.parametrize(
+        ("text", "error"),
+        [("import no_such_module", "ModuleNotFoundError"), ("def f(:\n", "SyntaxError"), ("1 / 0", "ZeroDivision")],
+    )
+    def test_not_importable(self, run, text, error):
+        path = self.reward(run, text)
+        found = run.refusal(reward__remote_url=path)
+        assert found.startswith(f"reward.remote_url {path} cannot be imported: {error}")
+
+    @pytest.mark.parametrize("text", ["", "def reward(queries, prompts, labels): ...", "reward_func = 3"])
+    def test_no_function(self, run, text):
+        path = self.reward(run, text)
+        assert run.refusal(reward__remote_url=path).startswith(
+            f"reward.remote_url {path} defines no function reward_func"
+        )
+
+    def test_raises(self, run):
+        path = self.reward(run, "def reward_func(queries, prompts, labels):\n    raise KeyError('answer')\n")
+        text = run.refusal(reward__remote_url=path)
+        assert text.startswith(f"reward.remote_url {path}: reward_func raised KeyError: 'answer'")
+
+    def test_takes_other_arguments(self, run):
+        path = self.reward(run, "def reward_func(queries):\n    return {'rewards': [1.0]}\n")
+        assert "reward_func raised TypeError" in run.refusal(reward__remote_url=path)
+
+    @pytest.mark.parametrize("value", ["1.0", "[1.0]", "None", "{'scores': [1.0]}"])
+    def test_must_return_a_dict_with_rewards(self, run, value):
+        path = self.reward(run, f"def reward_func(*a):\n    return {value}\n")
+        text = run.refusal(reward__remote_url=path)
+        assert str(path) in text and f"must return a dict with 'rewards', returned {value}" in text
+
+    @pytest.mark.parametrize(("value", "count"), [("[]", 0), ("[1.0, 0.0]", 2), ("[1.0] * 5", 5)])
+    def test_one_reward_a_response(self, run, value, count):
+        path = self.reward(run, f"def reward_func(*a):\n    return {{'rewards': {value}}}\n")
+        assert f"{path}: reward_func returned {count} rewards for one response" in run.refusal(reward__remote_url=path)
+
+    @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+    def test_finite(self, run, value):
+        path = self.reward(run, f"def reward_func(*a):\n    return {{'rewards': [float('{value}')]}}\n")
+        assert f"{path}: reward_func returned {value}; rewards must be finite" in run.refusal(reward__remote_url=path)
+
+    @pytest.mark.parametrize("value", ["[1]", "0.25", "(True,)", "np.array([[0.5]])", "np.float32(2)"])
+    def test_one_number_in_any_shape_is_fine(self, run, value):
+        text = f"import numpy as np\ndef reward_func(*a):\n    return {{'rewards': {value}}}\n"
+        run.check(reward__remote_url=self.reward(run, text))
+
+    @pytest.mark.parametrize("value", ["['right']", "[None]", "'x'"])
+    def test_a_number(self, run, value):
+        path = self.reward(run, f"def reward_func(*a):\n    return {{'rewards': {value}}}\n")
+        assert str(path) in run.refusal(reward__remote_url=path)
+
+    def test_gets_the_first_row_as_openrlhf_calls_it(self, run):
+        note = run.folder / "note.json"
+        path = self.reward(
+            run,
+            "import json\n"
+            f"def reward_func(*a):\n    json.dump(a, open({str(note)!r}, 'w'))\n    return {{'rewards': [1.0]}}\n",
+        )
+        run.check(reward__remote_url=path)
+        assert json.loads(note.read_text()) == [["1+1"], ["1+1"], ["2"]]
+
+    def test_is_not_called_without_local_data_or_when_asked_not_to(self, run):
+        path = self.reward(run, "def reward_func(*a):\n    raise KeyError\n")
+        run.check(reward__remote_url=path, data__prompt_dataset="org/data")
+        check_inputs(run.parse(reward__remote_url=path), call_reward=False)
+        with pytest.raises(ConfigError):
+            check_inputs(run.parse(reward__remote_url=path))
+
+    @pytest.mark.parametrize("url", ["http://localhost:5000/get_reward", "http://a,http://b"])
+    def test_servers_are_not_called(self, run, url):
+        run.check(reward__remote_url=url)
+
+
+class TestBatch:
+    @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
+    def test_groups_of_one_with_group_advantages(self, run, algorithm):
+        # OpenRLHF's own assertion
+        text = run.refusal(algorithm=algorithm, rollout__n_samples_per_prompt=1)
+        assert "group_norm requires n_samples_per_prompt > 1" in text
+
+    def test_groups_of_one_with_batch_adaptation(self, run):
+        text = run.refusal(rollout__n_samples_per_prompt=1)
+        assert text.startswith("rollout.n_samples_per_prompt is 1; batch adaptation needs groups of at least 2")
+        run.check(algorithm="ppo", rollout__n_samples_per_prompt=1)
+
+    @pytest.mark.parametrize("groups", [1, 2, 3, 5])
+    def test_a_batch_may_hold_any_number_of_groups(self, run, groups):
+        # 2 ranks x 6 = 12 samples = 3 groups of 4
+        found = run.check(adapt__batch_size=groups, train__micro_batch_size=6, train__batch_size=12)
+        assert found.arithmetic.capacity == groups
+
+    def test_optimizer_batch_is_a_multiple_of_what_the_ranks_take(self, run):
+        text = run.refusal(train__batch_size=6)
+        assert text == ("train.batch_size is 6; it must be a multiple of 4 = actor ranks 2 x train.micro_batch_size 2")
+        run.check(train__batch_size=12)
+
+    def test_for_the_critic_as_well(self, run):
+        text = run.refusal(critic__num_gpus_per_node=3)
+        assert text == ("train.batch_size is 8; it must be a multiple of 6 = critic ranks 3 x train.micro_batch_size 2")
+        run.check(critic__num_gpus_per_node=3, algorithm="bapo_grpo")  # there is none
+
+    @pytest.mark.parametrize("name", ["train.batch_size", "train.micro_batch_size"])
+    @pytest.mark.parametrize("value", [0, -4])
+    def test_training_batch_sizes(self, run, name, value):
+        text = run.refusal(**{name.replace(".", "__"): value})
+        assert text == f"{name} is {value}; it must be at least 1"
+
+    def test_micro_batches_of_none(self, run):
+        assert "rollout.micro_batch_size is 0" in run.refusal(rollout__micro_batch_size=0)
+
+    @pytest.mark.parametrize("value", [0, -1])
+    def test_rollout_batch_size(self, run, value):
+        text = run.refusal(rollout__batch_size=value)
+        assert "rollout.batch_size is" in text or "number of sample batches" in text
+
+    def test_no_reference_ranks_where_no_reference_model_is_built(self, run):
+        found = run.check(adapt__kl_target="behaviour", ref__num_gpus_per_node=7)
+        assert found.arithmetic.ranks == {"actor": 2, "critic": 1}
+
+    @pytest.mark.parametrize("value", [None, 0])
+    def test_no_engines(self, run, value):
+        assert run.refusal(vllm__num_engines=value) == f"vllm.num_engines is {value}; it must be at least 1"
+
+    def test_fewer_than_no_engines(self, run):
+        assert "vllm.num_engines is -1" in run.refusal(vllm__num_engines=-1)
+
+
+class TestCombinations:
+    REFUSED = (
+        "train.async_enable",
+        "algo.dynamic_filtering_enable",
+        "ds.use_universal_ckpt",
+    )
+
+    @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
+    @pytest.mark.parametrize("flag", REFUSED)
+    def test_refused_with_batch_adaptation(self, run, algorithm, flag):
+        args = run.parse(algorithm, **{flag.replace(".", "__"): True})
+        with pytest.raises(ConfigError, match=f"^{flag} cannot be combined with adapt.method bapo: "):
+            prepare_adaptation(args)
+
+    @pytest.mark.parametrize("ranks", [(4, 2, 1), (2, 4, 1), (2, 2, 4), (2, 1, 3)])
+    def test_dynamic_batching_takes_any_ranks(self, run, ranks):
+        flags = dict(zip(("actor", "critic", "ref"), ranks, strict=True))
+        args = run.parse("ba_ppo", **{f"{model}__num_gpus_per_node": count for model, count in flags.items()})
+        args.train.dynamic_batch_enable = True  # the flag itself asks for packing
+        assert tuple(check_batch(args).ranks.values()) == ranks
+
+    def test_vtrace_needs_a_critic(self, run):
+        prepare_adaptation(run.parse("ba_ppo", adapt__returns="vtrace"))
+        with pytest.raises(ConfigError, match=r"adapt.returns vtrace .* group_norm has none, it must be gae"):
+            prepare_adaptation(run.parse("bapo_grpo", adapt__returns="vtrace"))
+
+    @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
+    def test_resuming_is_allowed(self, run, algorithm):
+        args = run.parse(algorithm, ckpt__load_enable=True)
+        before = repr(args)
+        prepare_adaptation(args)
+        assert args.ckpt.load_enable is True and repr(args) == before
+
+    @pytest.mark.parametrize("algorithm", ["ppo", "grpo", None])
+    @pytest.mark.parametrize("flag", [*REFUSED, "ckpt.load_enable"])
+    def test_left_alone_without(self, run, algorithm, flag):
+        args = run.parse(algorithm, **{flag.replace(".", "__"): True})
+        before = repr(args)
+        prepare_adaptation(args)
+        assert repr(args) == before
+
+    def test_rewards_are_needed_at_generation(self, run):
+        args = run.parse(reward__remote_url=None, reward__model_name_or_path="rm")
+        with pytest.raises(ConfigError, match=r"^reward\.remote_url is not set"):
+            prepare_adaptation(args)
+
+    def test_kl_to_the_reference_changes_nothing(self, run):
+        args = run.parse(algo__kl__init_coef=0.02)
+        prepare_adaptation(args)
+        assert (args.algo.kl.init_coef, args.adapt.kl_coef) == (0.02, 0.0)
+
+    def test_kl_to_the_behaviour_policy_moves_the_coefficient(self, run):
+        # OpenRLHF builds a reference model when its own is above 0
+        args = run.parse(algo__kl__init_coef=0.02, adapt__kl_target="behaviour")
+        prepare_adaptation(args)
+        assert (args.algo.kl.init_coef, args.adapt.kl_coef) == (0.0, 0.02)
+
+    def test_behaviour_ratio_leaves_openrlhfs_correction_alone(self, run):
+        correction = {"level": "seq", "mode": "mask", "gating": "tv", "threshold": "0.4"}
+        args = run.parse(**{f"algo__advantage__is_correction_{key}": value for key, value in correction.items()})
+        prepare_adaptation(args)
+        advantage = args.algo.advantage
+        assert (advantage.is_correction_level, advantage.is_correction_mode) == ("seq", "mask")
+        assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("tv", [0.0, 0.4])
+
+    def test_decoupled_ratio_is_openrlhfs_clipped_token_weight(self, run):
+        args = run.parse(adapt__ratio="decoupled", adapt__max_importance_weight=3)
+        prepare_adaptation(args)
+        advantage = args.algo.advantage
+        assert (advantage.is_correction_level, advantage.is_correction_mode) == ("token", "clip")
+        assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("ratio", [0.0, 3.0])
+
+    def test_decoupled_ratio_needs_a_loss_of_tokens(self, run):
+        args = run.parse(actor__policy_loss_type="gspo", adapt__ratio="decoupled")
+        with pytest.raises(
+            ConfigError, match=r"^actor\.policy_loss_type gspo cannot be combined with adapt\.ratio dec"
+        ):
+            prepare_adaptation(args)
+        prepare_adaptation(run.parse(actor__policy_loss_type="gspo"))

@@ -1,0 +1,298 @@
+"""Which checkpoint a run goes on from, with the store's own files. No Ray, no models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.resume import choose_checkpoint
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import save_state
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """Nothing here cuts the power."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+class Run:
+    """A run's checkpoints, and what its next start makes of them."""
+
+    def __init__(self, path: Path, *, critic: bool = False) -> None:
+        self.path, self.critic = path, critic
+        self.store = CheckpointStore(path, critic=critic)
+        self.models = ("_actor", "_critic") if critic else ("_actor",)
+
+    def write_models(self, tag: str) -> None:
+        """As OpenRLHF saves them: `latest` names the last one."""
+        for part in self.models:
+            folder = self.path / part / tag
+            folder.mkdir(parents=True)
+            (folder / "model.pt").write_text(f"{part} {tag}")
+            (folder.parent / "latest").write_text(tag)
+
+    def save(self, *tags: str, finished: bool = True) -> None:
+        for tag in tags:
+            folder = self.store.begin(tag)
+            self.write_models(tag)
+            save_state(folder, {"tag": tag})
+            if finished:
+                self.store.complete(tag, 0)
+
+    def start(self, *, load: bool = True, adapted: bool = True) -> SimpleNamespace:
+        """The arguments after the choice."""
+        args = SimpleNamespace(
+            ckpt=SimpleNamespace(path=str(self.path), load_enable=load),
+            adapt=SimpleNamespace(enabled=adapted, resume_tag=None),
+            critic=SimpleNamespace(model_name_or_path="model" if self.critic else None),
+        )
+        choose_checkpoint(args)
+        return args
+
+    def goes_on_from(self, tag: str) -> None:
+        args = self.start()
+        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (True, tag)
+        self.store.check(tag)
+        for part in self.models:  # what OpenRLHF reads
+            assert (self.path / part / "latest").read_text() == tag
+
+    def tree(self) -> dict[str, bytes | None]:
+        """Every file with its content, every folder."""
+        return {
+            str(entry.relative_to(self.path)): entry.read_bytes() if entry.is_file() else None
+            for entry in self.path.rglob("*")
+        }
+
+
+@pytest.fixture(params=[False, True], ids=["actor", "actor and critic"])
+def run(request, tmp_path) -> Run:
+    return Run(tmp_path / "checkpoints", critic=request.param)
+
+
+def lines(capsys) -> list[str]:
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(line.startswith("ckpt.load_enable: ") for line in err.splitlines())
+    return [line.removeprefix("ckpt.load_enable: ") for line in err.splitlines()]
+
+
+class TestNoCheckpoint:
+    @pytest.mark.parametrize("there", [False, True])
+    def test_starts_from_the_beginning_and_says_so(self, run, capsys, there):
+        if there:
+            run.path.mkdir()
+        args = run.start()
+        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (False, None)  # OpenRLHF would look for one
+        assert lines(capsys) == ["there is no checkpoint: starting from the beginning"]
+        assert run.path.exists() is there
+
+    def test_unfinished_ones_only(self, run, capsys):
+        run.save("global_step1", "global_step2", finished=False)
+        args = run.start()
+        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (False, None)
+        assert sorted(lines(capsys)[:2]) == [f"global_step{n} was not finished: removed" for n in (1, 2)]
+        assert not any("global_step" in name for name in run.tree())  # the models are gone, too
+
+    def test_a_save_that_had_just_begun(self, run, capsys):
+        run.store.begin("global_step1")
+        assert run.start().ckpt.load_enable is False
+        assert lines(capsys)[0] == "global_step1 was not finished: removed"
+
+    def test_another_file_in_the_folder_is_none(self, run, capsys):
+        (run.path / "notes").mkdir(parents=True)
+        (run.path / "_actor").mkdir()
+        (run.path / "_actor" / "latest").write_text("global_step9")
+        assert run.start().ckpt.load_enable is False
+        assert (run.path / "notes").exists()
+
+
+class TestNewest:
+    def test_is_chosen(self, run, capsys):
+        run.save("global_step2", "global_step10", "global_step9")
+        run.goes_on_from("global_step10")
+        assert lines(capsys) == ["resuming from global_step10"]
+
+    def test_latest_is_written_anew_where_it_names_another(self, run):
+        run.save("global_step10", "global_step9")
+        assert (run.path / "_actor" / "latest").read_text() == "global_step9"
+        run.goes_on_from("global_step10")
+
+    def test_also_where_it_is_gone(self, run):
+        run.save("global_step1")
+        for part in run.models:
+            (run.path / part / "latest").unlink()
+        run.goes_on_from("global_step1")
+
+    def test_the_best_one_where_it_is_newer(self, run):
+        run.save("global_step2", "best_global_step4")
+        run.goes_on_from("best_global_step4")
+
+    def test_the_regular_one_of_the_same_step(self, run):
+        run.save("best_global_step4", "global_step4")
+        run.goes_on_from("global_step4")
+
+    def test_twice_is_the_same(self, run):
+        run.save("global_step1", "global_step2")
+        run.goes_on_from("global_step2")
+        before = run.tree()
+        run.goes_on_from("global_step2")
+        assert run.tree() == before
+
+    def test_nothing_of_the_older_ones_is_lost(self, run):
+        run.save("global_step1", "global_step2")
+        before = run.tree()
+        run.goes_on_from("global_step2")
+        assert run.tree() == before
+
+
+DAMAGES = {
+    "model file missing": lambda path, tag: (path / "_actor" / tag / "model.pt").unlink(),
+    "model file cut short": lambda path, tag: os.truncate(path / "_actor" / tag / "model.pt", 3),
+    "models gone": lambda path, tag: ((path / "_actor" / tag / "model.pt").unlink(), (path / "_actor" / tag).rmdir()),
+    "state missing": lambda path, tag: (path / "_adapt" / tag / "state.json").unlink(),
+    "tensors changed": lambda path, tag: flip(path / "_adapt" / tag / "state.safetensors"),
+    "manifest damaged": lambda path, tag: flip(path / "_adapt" / tag / "manifest.json"),
+}
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+    def test_the_newest_is_named_and_passed_over(self, run, capsys, damage):
+        run.save("global_step1", "global_step2", "global_step3")
+        damage(run.path, "global_step3")
+        run.goes_on_from("global_step2")
+        passed, chosen = lines(capsys)
+        assert passed.startswith("checkpoint global_step3 is passed over: ") and str(run.path) in passed
+        assert chosen == "resuming from global_step2"
+        assert (run.path / "_adapt" / "global_step3").exists()  # whoever wants to look at it can
+
+    def test_of_the_critic(self, tmp_path, capsys):
+        run = Run(tmp_path, critic=True)
+        run.save("global_step1", "global_step2")
+        (tmp_path / "_critic" / "global_step2" / "model.pt").write_text("")
+        run.goes_on_from("global_step1")
+
+    @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+    def test_none_is_whole(self, run, capsys, damage):
+        run.save("global_step1", "global_step2")
+        for tag in ("global_step1", "global_step2"):
+            damage(run.path, tag)
+        before = run.tree()
+        with pytest.raises(ConfigError) as error:
+            run.start()
+        assert str(error.value) == (
+            f"ckpt.path is {run.path}; none of its checkpoints is whole: global_step2, global_step1"
+        )
+        assert len(lines(capsys)) == 2 and run.tree() == before
+
+    def test_an_unfinished_one_is_removed_and_a_damaged_one_passed_over(self, run, capsys):
+        run.save("global_step1", "global_step2")
+        run.save("global_step3", finished=False)
+        flip(run.path / "_adapt" / "global_step2" / "state.safetensors")
+        run.goes_on_from("global_step1")
+        said = lines(capsys)
+        assert [line.split()[0] for line in said] == ["global_step3", "checkpoint", "resuming"]
+        assert not (run.path / "_actor" / "global_step3").exists()
+
+    def test_a_checkpoint_without_the_critic_that_is_now_asked_for(self, tmp_path, capsys):
+        Run(tmp_path).save("global_step1")
+        with pytest.raises(ConfigError, match="none of its checkpoints is whole: global_step1"):
+            Run(tmp_path, critic=True).start()
+        assert "saved without one" in lines(capsys)[0]
+
+    def test_a_folder_that_is_a_link_is_not_followed(self, run, tmp_path):
+        run.save("global_step1")
+        (run.path / "_adapt").rename(tmp_path / "elsewhere")
+        (run.path / "_adapt").symlink_to(tmp_path / "elsewhere")
+        before = run.tree()
+        with pytest.raises(ConfigError) as error:
+            run.start()
+        assert str(error.value).startswith(f"ckpt.path is {run.path}; {run.path / '_adapt'} is a symbolic link")
+        assert run.tree() == before
+
+
+class TestForeign:
+    """Checkpoints of a run without batch adaptation have no buffers."""
+
+    def test_are_refused(self, run, capsys):
+        run.write_models("global_step3")
+        before = run.tree()
+        with pytest.raises(ConfigError) as error:
+            run.start()
+        assert str(error.value) == (
+            f"ckpt.path is {run.path}; its checkpoints were written without batch adaptation, "
+            "and have no buffers to resume with"
+        )
+        assert run.tree() == before
+
+    def test_are_no_hindrance_beside_one_that_is_whole(self, run):
+        run.save("global_step1")
+        run.write_models("global_step3")
+        run.goes_on_from("global_step1")
+        assert (run.path / "_actor" / "global_step3").exists()
+
+    def test_are_not_what_a_crash_left(self, run, capsys):
+        run.save("global_step1", finished=False)
+        assert run.start().ckpt.load_enable is False  # and no error
+
+
+class TestOff:
+    @pytest.mark.parametrize(("load", "adapted"), [(True, False), (False, False)])
+    def test_nothing_is_looked_at(self, run, capsys, load, adapted):
+        run.save("global_step1", "global_step2")
+        run.save("global_step3", finished=False)
+        flip(run.path / "_adapt" / "global_step2" / "state.safetensors")
+        before = run.tree()
+        args = run.start(load=load, adapted=adapted)
+        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (load, None)
+        assert run.tree() == before and lines(capsys) == []
+
+    def test_also_where_openrlhf_would_find_its_own(self, run):
+        run.write_models("global_step3")
+        assert run.start(adapted=False).ckpt.load_enable is True
+
+
+class TestNewRun:
+    def test_is_not_mixed_with_an_older_one(self, run, capsys):
+        """A resume of the new run would go on from the older run's global_step10."""
+        run.save("global_step9", "global_step10")
+        before = run.tree()
+        with pytest.raises(ConfigError) as error:
+            run.start(load=False)
+        assert str(error.value) == (
+            f"ckpt.path is {run.path}, which has checkpoints of an earlier run (newest: global_step10); go on from "
+            "there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+        )
+        assert run.tree() == before and lines(capsys) == []
+
+    @pytest.mark.parametrize("there", [False, True])
+    def test_starts_where_there_is_none(self, run, capsys, there):
+        if there:
+            run.path.mkdir()
+        args = run.start(load=False)
+        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (False, None)
+        assert run.path.exists() is there and lines(capsys) == []
+
+
+def test_needs_neither_torch_nor_ray():
+    code = (
+        "import sys\n"
+        "import bapo_openrlhf.launch.resume\n"
+        "print([name for name in ('torch', 'ray', 'vllm', 'deepspeed', 'openrlhf') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

@@ -1,0 +1,488 @@
+"""Every generated group ends in exactly one counted state; what is stored leaves in exactly one counted way.
+
+The whole layer over random runs, driven as the trainer drives it: a method makes a batch, groups that turn out unfit
+are dropped from it, the ledger settles the step. Beside it a dictionary knows every group that was ever generated.
+"""
+
+from __future__ import annotations
+
+import pickle
+import runpy
+from collections import Counter
+from dataclasses import fields
+from fractions import Fraction as F
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.thresholds import Interval
+from bapo_openrlhf.methods import BAPO, BAPOConfig
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_method" / "fifo_replay.py"
+FIFOReplay = runpy.run_path(str(EXAMPLE))["FIFOReplay"]
+
+PROMPTS = [Prompt(f"prompt {letter}", "1") for letter in "abcdefg"]
+LISTS = [field.name for field in fields(Batch)]
+OF_EARLIER_STEPS = ("replayed", "unused")
+
+
+def uids(groups) -> list[int]:
+    return [group.uid for group in groups]
+
+
+def rewards(size: int) -> st.SearchStrategy[list[float]]:
+    """Every number of right responses is equally likely; now and then rewards other than 0/1."""
+    binary = st.integers(0, size).map(lambda right: [1.0] * right + [0.0] * (size - right))
+    return binary | binary | st.lists(st.sampled_from([-0.5, 0.0, 0.5, 2.0]), min_size=size, max_size=size)
+
+
+# --- Random runs -----------------------------------------------------------------------------------------------------
+
+
+class Layer(RuleBasedStateMachine):
+    """One run. A subclass says which method, and what is known of its storage."""
+
+    make_group = None  # given by the test
+    met: Counter  # what the runs have come across, all together
+
+    def begin(self, new_method, *, capacity: int, size: int, delay: int) -> None:
+        self.new_method, self.capacity, self.delay = new_method, capacity, delay
+        self.outcomes = rewards(size)
+        self.method, self.ledger = new_method(), Ledger()
+        self.t = 0
+        self.groups: dict[int, Group] = {}  # by uid, as generated
+        self.state: dict[int, str | None] = {}  # of every group ever generated; None within its step
+
+    # what the subclass knows
+    c1, fresh_filter, max_age = F(0), "range", None
+
+    def due(self) -> list[Prompt]:
+        """Prompts that the method must name in this step."""
+        return []
+
+    def store(self, batch: Batch, fresh: list[Group], again: list[Group]) -> None:
+        """Enter what the method has stored and let go in this step."""
+
+    def check_storage(self) -> None:
+        """What the method holds is what it must hold."""
+        raise NotImplementedError
+
+    def generate(self, data, prompts: list[Prompt], policy: int) -> list[Group]:
+        """Groups of the prompts, some of which fail. Those have a number too, as in the trainer."""
+        made = [(prompt, data.draw(self.outcomes | st.none())) for prompt in prompts]
+        groups = []
+        for prompt, outcome in sorted(made, key=lambda pair: pair[1] is None):
+            uid = len(self.state)
+            self.state[uid] = None if outcome else "failed"
+            if outcome:
+                groups.append(self.make_group(outcome, prompt=prompt, step=self.t, policy_step=policy, uid=uid))
+                self.groups[uid] = groups[-1]
+        return groups
+
+    @rule(
+        data=st.data(),
+        count=st.integers(0, 8),
+        review=st.sampled_from(["nothing", "nothing", "some", "some", "some", "all"]),
+    )
+    def step(self, data, count, review):
+        before = len(self.state)
+        prompts = data.draw(st.lists(st.sampled_from(PROMPTS), min_size=count, max_size=count))
+        due = self.due()
+        assert self.method.begin_step(self.t) == due
+        fresh = self.generate(data, prompts, policy=self.t - self.t % self.delay)
+        again = self.generate(data, due, policy=self.t)
+        batch = selected = self.method.build_batch(self.t, fresh, again)
+        self.check_trained(batch)
+        self.store(batch, fresh, again)
+
+        too_far, nonfinite = set(), set()
+        if review != "nothing":
+            trained = st.sampled_from(uids(group for _, group in batch.with_sources()) or [0])
+            too_far = data.draw(st.sets(trained | st.integers(0, len(self.state)), max_size=5))
+            nonfinite = data.draw(st.sets(trained, max_size=3))
+        if review == "all":
+            nonfinite |= {group.uid for _, group in batch.with_sources()}
+        batch = drop(batch, too_far=too_far, nonfinite=nonfinite)
+        self.check_trained(batch)
+        assert not selected.cut or len(selected) == self.capacity  # nothing is cut unless the batch is full
+        assert not {group.uid for _, group in batch.with_sources()} & (too_far | nonfinite)
+        assert Counter(uids(batch.replayed + batch.unused)) == Counter(uids(selected.replayed))
+
+        failed = len(self.state) - before - len(fresh) - len(again)
+        counts = self.ledger.settle(fresh + again, batch, failed=failed)
+        self.check_states(batch, selected, fresh, again, too_far, nonfinite)
+        ends = list(self.state.values())[before:]
+        assert +Counter(counts) == Counter(ends) + Counter(generated=len(ends))
+        self.check_counts()
+        self.check_storage()
+        self.met.update({"replayed": len(batch.replayed), "unused": len(batch.unused), "skipped": not len(batch)})
+        self.t += 1
+
+    @rule()
+    def save_and_load(self):
+        """Stop and go on: new objects take over from the saved state."""
+        method, ledger = pickle.loads(pickle.dumps((self.method.state_dict(), self.ledger.state_dict())))
+        self.method, self.ledger = self.new_method(), Ledger()
+        self.method.load_state_dict(method)
+        self.ledger.load_state_dict(ledger)
+        self.check_counts()
+        self.check_storage()
+
+    def check_trained(self, batch: Batch) -> None:
+        """A batch fits; its groups are distinct and whole, and those replayed are old but not too old."""
+        trained = uids(group for _, group in batch.with_sources())
+        assert len(trained) == len(set(trained)) <= self.capacity
+        for group in batch.replayed + batch.unused:
+            first = self.groups[group.uid]
+            assert first.step < self.t and (self.max_age is None or self.t - first.step <= self.max_age)
+            assert self.state[group.uid] is not None
+            same = (group.prompt, group.rewards, group.step, group.policy_step)
+            assert same == (first.prompt, first.rewards, first.step, first.policy_step)
+            for response, original in zip(group.responses, first.responses, strict=True):
+                assert np.array_equal(response.token_ids, original.token_ids)
+                assert np.array_equal(response.log_probs, original.log_probs)
+
+    def check_states(self, batch, selected, fresh, again, too_far, nonfinite) -> None:
+        """Every group of the step is in exactly one list, the one that its rewards and the review put it in."""
+        listed = [(name, group.uid) for name in LISTS for group in getattr(batch, name)]
+        of_this_step = Counter(uid for name, uid in listed if name not in OF_EARLIER_STEPS)
+        assert of_this_step == Counter(uids(fresh + again))  # each once, and no other
+        assert not {uid for name, uid in listed if name in OF_EARLIER_STEPS} & of_this_step.keys()
+        places = {uid: name for name, uid in listed}
+        for group in fresh + again:
+            differ = len(set(group.rewards)) > 1
+            chosen = {"reevaluated" if group in again else "fresh", "cut"}
+            if group in selected.fresh + selected.reevaluated and group.uid in nonfinite:
+                allowed = {"nonfinite"}
+            elif group in selected.fresh + selected.reevaluated and group.uid in too_far:
+                allowed = {"too_far"}
+            elif group in again:
+                allowed = {"unimproved"} if group.mean <= self.c1 else chosen if differ else {"solved"}
+            elif self.fresh_filter == "range":
+                allowed = chosen if differ else {"filtered"}
+            else:
+                allowed = {*chosen, "filtered"}
+            assert places[group.uid] in allowed
+            assert self.state[group.uid] is None  # it had no end before
+            self.state[group.uid] = places[group.uid]
+            self.met[places[group.uid]] += 1
+
+    def check_counts(self) -> None:
+        """The ledger says what the dictionary says, of the whole run."""
+        assert +self.ledger.counts == Counter(self.state.values()) + Counter(generated=len(self.state))
+        self.ledger.check()
+
+
+def held(entries: dict[int, str]) -> list[int]:
+    """Numbers of the stored entries, the oldest first."""
+    return [uid for uid, state in entries.items() if state == "held"]
+
+
+class BAPORun(Layer):
+    """BAPO: a failed group is an entry of the hard buffer, an informative one of the replay buffer.
+
+    Both stores are dictionaries from the group's number to what became of the entry. Nothing is ever taken out of them.
+    """
+
+    @initialize(data=st.data())
+    def start(self, data):
+        size = data.draw(st.sampled_from([2, 4, 5]))
+        mean = st.integers(0, size).map(lambda right: F(right, size))
+        low, high = sorted((data.draw(mean), data.draw(mean)))
+        half = Interval(F(1, 2), F(1, 2))
+        thresholds = {
+            "paper": {},  # the defaults
+            "mini-test": {"c1": F(0), "c2": half, "c3": half},
+            "moving": {"c1": data.draw(mean) / 2, "c2": Interval(F(0), low), "c3": Interval(high, F(1))},
+            "all": {"c1": F(1, size), "c2": Interval(F(0), F(0)), "c3": Interval(F(1), F(1))},
+        }[data.draw(st.sampled_from(["paper", "mini-test", "moving", "all"]))]
+        config = BAPOConfig(
+            capacity=data.draw(st.integers(1, 10)),
+            group_size=size,
+            filter=data.draw(st.sampled_from(["range", "range", "gaussian", "uniform", "none"])),
+            threshold_direction=data.draw(st.sampled_from(["eq8", "text"])),
+            buffer_size=data.draw(st.integers(1, 6)),
+            replay_buffer_size=data.draw(st.integers(1, 8)),
+            replay_steps=data.draw(st.integers(0, 3)),
+            reevaluate_every=data.draw(st.sampled_from([0, 1, 1, 2, 3])),
+            max_reevaluated_prompts=data.draw(st.integers(1, 6)),
+            **thresholds,
+        )
+        self.config, self.c1, self.fresh_filter, self.max_age = config, config.c1, config.filter, config.replay_steps
+        self.hard: dict[int, str] = {}
+        self.replay: dict[int, str] = {}
+        self.drawn = 0
+        seeds = iter(range(1000))  # a loaded state must not depend on the seed of the new object
+        self.begin(
+            lambda: BAPO(config, seed=next(seeds)),
+            capacity=config.capacity,
+            size=size,
+            delay=data.draw(st.integers(1, 3)),
+        )
+
+    def due(self):
+        every = self.config.reevaluate_every
+        if not every or not self.t or self.t % every:
+            return []
+        return [self.groups[uid].prompt for uid in held(self.hard)][: self.config.max_reevaluated_prompts]
+
+    @staticmethod
+    def leave(entries: dict[int, str], uid: int, how: str) -> None:
+        assert entries[uid] == "held"  # what has left does not leave again
+        entries[uid] = how
+
+    def enter(self, entries: dict[int, str], uid: int, capacity: int) -> None:
+        assert uid not in entries
+        entries[uid] = "held"
+        for oldest in held(entries)[:-capacity]:
+            self.leave(entries, oldest, "evicted")
+
+    def leave_hard(self, prompt: Prompt, how: str) -> None:
+        for uid in held(self.hard):
+            if self.groups[uid].prompt == prompt:
+                self.leave(self.hard, uid, how)
+
+    def fail(self, group: Group) -> None:
+        self.leave_hard(group.prompt, "replaced")
+        self.enter(self.hard, group.uid, self.config.buffer_size)
+
+    def store(self, batch, fresh, again):
+        for uid in held(self.replay):
+            if self.t - self.groups[uid].step > self.config.replay_steps:
+                self.leave(self.replay, uid, "expired")
+        assert set(uids(batch.replayed)) <= set(held(self.replay))  # before this step's own are stored
+        self.drawn += len(batch.replayed)
+        named = self.due()
+        for group in again:
+            if group.mean <= self.c1:
+                self.fail(group)
+            else:
+                self.leave_hard(group.prompt, "removed")
+        for prompt in named:
+            if prompt not in [group.prompt for group in again]:  # its verifier failed: last in the queue
+                for uid in held(self.hard):
+                    if self.groups[uid].prompt == prompt:
+                        self.hard[uid] = self.hard.pop(uid)
+        for group in fresh:
+            if group.mean <= self.c1:
+                self.fail(group)
+        for group in fresh:
+            informative = self.method.thresholds.c2 <= group.mean <= self.method.thresholds.c3
+            if self.config.replay_steps and informative:
+                self.enter(self.replay, group.uid, self.config.replay_buffer_size)
+
+    def check_storage(self):
+        hard, replay = self.method.hard, self.method.replay
+        entries = [(entry.prompt, entry.mean, entry.step) for entry in hard.oldest(len(hard))]
+        assert entries == [(g.prompt, g.mean, g.step) for g in (self.groups[uid] for uid in held(self.hard))]
+        assert uids(replay) == held(self.replay)
+        for buffer, known, extra in ((hard, self.hard, {}), (replay, self.replay, {"sampled": self.drawn})):
+            ends = Counter(known.values())
+            self.met.update({f"{type(buffer).__name__} {end}": count for end, count in ends.items()})
+            del ends["held"]
+            assert +buffer.counts == +Counter({**ends, **extra, "added": len(known)})
+            buffer.check()
+        if self.method.metrics():
+            metrics = self.method.metrics()
+            assert (metrics["buffer/hard"], metrics["buffer/replay"]) == (len(held(self.hard)), len(held(self.replay)))
+            assert metrics["buffer/replay_added"] == len(self.replay)
+            for end in ("evicted", "expired"):
+                assert metrics[f"buffer/replay_{end}"] == Counter(self.replay.values())[end]
+
+
+class FIFORun(Layer):
+    """The example: whatever is informative is stored, the last `memory` of them."""
+
+    @initialize(data=st.data())
+    def start(self, data):
+        memory, capacity = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 10))
+        self.memory, self.informative = memory, []
+        self.begin(
+            lambda: FIFOReplay(capacity, memory=memory),
+            capacity=capacity,
+            size=data.draw(st.sampled_from([2, 4, 5])),
+            delay=data.draw(st.integers(1, 3)),
+        )
+
+    def store(self, batch, fresh, again):
+        assert set(uids(batch.replayed)) <= set(self.informative[-self.memory :])
+        self.informative += [group.uid for group in fresh if len(set(group.rewards)) > 1]
+
+    def check_storage(self):
+        assert uids(self.method.stored) == self.informative[-self.memory :]
+
+
+ENDS = {"fresh", "filtered", "cut", "too_far", "nonfinite", "replayed", "unused", "skipped"}
+STORED = {f"HardBuffer {end}" for end in ("held", "replaced", "evicted", "removed")}
+STORED |= {f"ReplayBuffer {end}" for end in ("held", "evicted", "expired")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [(BAPORun, ENDS | STORED | {"reevaluated", "unimproved", "solved"}), (FIFORun, ENDS)],
+    ids=["bapo", "fifo"],
+)
+def test_every_group_ends_in_one_state_over_random_runs(make_group, kind, ends):
+    Machine = type("Machine", (kind,), {"met": Counter(), "make_group": staticmethod(make_group)})
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(max_examples=200, stateful_step_count=20, deadline=None, derandomize=True, database=None),
+    )
+    # the runs have come to every end there is, again and again, or they would say little
+    assert min(Machine.met[end] for end in ends) >= 5, Machine.met
+
+
+# --- Methods with a fault --------------------------------------------------------------------------------------------
+
+
+class Faulty(BAPO):
+    """BAPO whose batch of step 1 is spoilt; `fault` gets it, and says which group the error must name."""
+
+    fault = None
+
+    def build_batch(self, step, fresh, reevaluated):
+        batch = super().build_batch(step, fresh, reevaluated)
+        if step == 1:
+            self.named = self.fault(batch)
+        return batch
+
+
+FITS, FULL = 20, 4  # capacities: with 20 there are replays and nothing is cut, with 4 it is the other way round
+FILLED = {
+    FITS: ("fresh", "reevaluated", "filtered", "unimproved", "solved", "replayed"),
+    FULL: ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut"),
+}
+
+
+@pytest.fixture
+def two_steps(make_group):
+    """Two steps whose second has groups in every list that the method can fill; returns the method and its ledger."""
+
+    def drive(method) -> Ledger:
+        ledger = Ledger()
+        first = [make_group(right, prompt=name, step=0) for name, right in zip("abcde", (0, 0, 0, 4, 4), strict=True)]
+        method.begin_step(0)
+        ledger.settle(first, method.build_batch(0, first, []))
+        before = ledger.state_dict()
+        fresh = [make_group(right, step=1) for right in (0, 3, 4, 4, 5, 8)]
+        again = [
+            make_group(right, prompt=prompt, step=1)
+            for prompt, right in zip(method.begin_step(1), (0, 8, 4), strict=False)
+        ]
+        batch = method.build_batch(1, fresh, again)
+        batch = drop(batch, too_far={fresh[2].uid, first[3].uid}, nonfinite={fresh[3].uid})
+        try:
+            ledger.settle(fresh + again, batch)
+        except RuntimeError:
+            assert ledger.state_dict() == before  # the faulty step is not half in the books
+            raise
+        return ledger
+
+    return drive
+
+
+def faulty(capacity: int, fault) -> Faulty:
+    interval = {"c2": Interval(F(1, 8), F(1, 8)), "c3": Interval(F(7, 8), F(7, 8))}
+    method = Faulty(BAPOConfig(capacity=capacity, group_size=8, reevaluate_every=1, **interval))
+    method.fault = fault
+    return method
+
+
+@pytest.mark.parametrize("capacity", [FITS, FULL])
+def test_without_a_fault_the_steps_settle(two_steps, capacity):
+    filled = []
+    method = faulty(capacity, lambda batch: filled.extend(name for name in LISTS if getattr(batch, name)))
+    counts = two_steps(method).counts
+    assert set(filled) == set(FILLED[capacity])
+    assert (counts["generated"], counts["too_far"], counts["nonfinite"]) == (14, 1, 1)
+
+
+CASES = [(capacity, name) for capacity in FILLED for name in FILLED[capacity]]
+CASES_OF_THE_STEP = [(capacity, name) for capacity, name in CASES if name != "replayed"]
+
+
+@pytest.mark.parametrize(("capacity", "name"), CASES_OF_THE_STEP)
+def test_a_method_that_loses_a_group(two_steps, capacity, name):
+    method = faulty(capacity, lambda batch: getattr(batch, name).pop().uid)
+    with pytest.raises(RuntimeError) as error:
+        two_steps(method)
+    assert f"group {method.named} was generated 1 time(s) in this step and is in the states []" in str(error.value)
+
+
+@pytest.mark.parametrize("other", ["fresh", "reevaluated", "replayed", "filtered", "unimproved", "solved", "cut"])
+@pytest.mark.parametrize(("capacity", "name"), CASES_OF_THE_STEP)
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_method_that_returns_a_group_twice(two_steps, capacity, name, other, which):
+    def fault(batch):
+        group = getattr(batch, name)[which]
+        getattr(batch, other).append(group)
+        return group.uid
+
+    method = faulty(capacity, fault)
+    with pytest.raises(RuntimeError) as error:
+        two_steps(method)
+    assert f"group {method.named} was generated 1 time(s)" in str(error.value)
+
+
+@pytest.mark.parametrize(("capacity", "name"), CASES_OF_THE_STEP)
+def test_a_method_that_invents_a_group(two_steps, make_group, capacity, name):
+    def fault(batch):
+        getattr(batch, name).append(make_group(4, step=1))
+        return getattr(batch, name)[-1].uid
+
+    method = faulty(capacity, fault)
+    with pytest.raises(RuntimeError) as error:
+        two_steps(method)
+    message = f"group {method.named} was generated 0 time(s) in this step and is in the states ['{name}']"
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["fresh", "reevaluated", "filtered", "cut"])
+@pytest.mark.parametrize("moved", [True, False], ids=["moved", "copied"])
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_method_that_takes_a_group_of_an_earlier_step_for_one_of_this(two_steps, name, moved, which):
+    def fault(batch):
+        group = batch.replayed.pop(which) if moved else batch.replayed[which]
+        getattr(batch, name).append(group)
+        return group.uid
+
+    method = faulty(FITS, fault)
+    with pytest.raises(RuntimeError) as error:
+        two_steps(method)
+    assert f"group {method.named} was generated 0 time(s)" in str(error.value)
+
+
+def test_a_method_that_loses_one_group_and_returns_another_twice(two_steps):
+    """The numbers of groups still add up."""
+    lost = []
+
+    def fault(batch):
+        lost.append(batch.filtered.pop(0).uid)
+        batch.filtered.append(batch.filtered[0])
+        return batch.filtered[0].uid
+
+    method = faulty(FITS, fault)
+    with pytest.raises(RuntimeError, match=r"\(2 do not\)") as error:
+        two_steps(method)
+    assert f"group {min(lost[0], method.named)} was" in str(error.value)
+
+
+def test_the_example_without_its_filtered_groups(make_group):
+    """The line that is forgotten most easily in a method of one's own."""
+
+    class Forgetful(FIFOReplay):
+        def build_batch(self, step, fresh, reevaluated):
+            batch = super().build_batch(step, fresh, reevaluated)
+            batch.filtered = []
+            return batch
+
+    fresh = [make_group(4), make_group(8)]
+    with pytest.raises(RuntimeError, match=rf"group {fresh[1].uid} was generated 1 time\(s\) .* states \[\]"):
+        Ledger().settle(fresh, Forgetful(capacity=4).build_batch(0, fresh, []))

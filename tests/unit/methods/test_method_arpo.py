@@ -1,0 +1,304 @@
+"""ARPO after arXiv 2505.16282: hand-worked batches, and a second implementation driven side by side."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from fractions import Fraction as F
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.methods.arpo import ARPO
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+
+def arpo(capacity: int = 8, **options) -> ARPO:
+    return ARPO(capacity=capacity, **options)
+
+
+@pytest.fixture(scope="session")
+def make(make_group):
+    """`make([0, 1], "a", step=1)`: a group of prompt a with these rewards; its responses know its uid."""
+
+    def build(rewards, prompt, **where):
+        group = make_group([float(r) for r in rewards], prompt=prompt, **where)
+        for response in group.responses:
+            response.extras["uid"] = group.uid
+        return group
+
+    return build
+
+
+def run(method: ARPO, step: int, fresh=()) -> Batch:
+    """One step; each of its groups ends in exactly one list of the batch."""
+    assert method.begin_step(step) == []
+    batch = method.build_batch(step, list(fresh), [])
+    Ledger().settle(fresh, batch)
+    return batch
+
+
+def names(group) -> list[tuple[int, int]]:
+    """Where each response is from: uid of the group that it was generated in, and its place there."""
+    return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
+
+
+class TestExchange:
+    def test_by_hand(self, make):
+        """Step 3 (weights of step 2) stores two successes of prompt a; in step 7 all of its responses fail."""
+        method = arpo()
+        run(method, 3, [make([0, 1, 0, 1], "a", step=3, policy_step=2, uid=10), make([1, 0, 0, 0], "b", uid=11)])
+        failed = make([0, 0, 0, 0], "a", step=7, policy_step=6, uid=20)
+        (group,) = run(method, 7, [failed]).fresh
+        assert names(group)[0] in [(10, 1), (10, 3)] and names(group)[1:] == [(20, 1), (20, 2), (20, 3)]
+        assert (group.uid, group.step, group.policy_step, group.prompt) == (20, 7, 6, failed.prompt)
+        assert [group.policy_step_of(response) for response in group.responses] == [2, 6, 6, 6]
+        assert group.mean == F(1, 4)
+        assert failed.mean == 0 and names(failed) == [(20, n) for n in range(4)]  # what was generated is untouched
+        assert method.metrics() == {
+            "groups/capacity": 8,
+            "exchange/failed": 1,
+            "exchange/groups": 1,
+            "exchange/age_mean": 5,
+            "cache/prompts": 2,
+            "cache/responses": 3,
+            "cache/bytes": 3 * 28,
+            "cache/added": 3,
+            "cache/evicted": 0,
+        }
+
+    def test_without_a_stored_success_of_the_prompt_nothing_is_exchanged(self, make):
+        method = arpo()
+        run(method, 0, [make([1, 0], Prompt("a", label="7"))])  # same text, another label: another prompt
+        failed = make([0, 0], "a", step=1)
+        batch = run(method, 1, [failed])
+        assert batch.filtered == [failed] and not batch.fresh
+        assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 0)
+        assert "exchange/age_mean" not in method.metrics()
+
+    def test_a_group_that_did_not_fail_is_left_alone(self, make):
+        method = arpo()
+        run(method, 0, [make([1, 0], "a")])
+        right, mixed = make([1, 1], "a", step=1), make([0, 1], "a", step=1)
+        batch = run(method, 1, [right, mixed])
+        assert batch.filtered == [right] and batch.fresh == [mixed]
+
+    @pytest.mark.parametrize(
+        ("rewards", "failed"),
+        [
+            ([0, 0], True),
+            (["0.2", "0.2"], False),  # the mean is no longer below 0.2
+            (["0.19", "0.19"], True),
+            (["0.1", "0"], False),  # the standard deviation is 0.05, no longer below
+            (["0.09", "0"], True),
+            ([-1, -1], True),
+            ([1, 0], False),
+            ([1, 1], False),
+        ],
+    )
+    def test_when_a_group_has_failed(self, make, rewards, failed):
+        assert arpo().has_failed(make(rewards, "a")) is failed
+
+    def test_other_limits(self, make):
+        method = arpo(mean_below=F(1, 2), std_below=F(1, 2))
+        assert method.has_failed(make([0, "0.9"], "a"))  # 0.45 and 0.45
+        assert not method.has_failed(make([0, 1], "a"))
+
+    def test_what_a_success_is(self, make):
+        method = arpo()
+        run(method, 0, [make(["0.1", "0.11", 0, 1], "a", uid=5)])
+        assert [names(group) for group in method.cache] == [[(5, 1), (5, 3)]]  # 0.1 is not above 0.1
+        method = arpo(success_above=F(1, 2))
+        run(method, 0, [make(["0.1", "0.5", 0, 1], "a", uid=5)])
+        assert [names(group) for group in method.cache] == [[(5, 3)]]
+
+    def test_the_last_eight_successes_stay(self, make):
+        method = arpo()
+        for step in range(3):
+            run(method, step, [make([1, 0, 1, 1, 0], "a", step=step, uid=step)])
+        assert [name for group in method.cache for name in names(group)] == [
+            (0, 2), (0, 3), (1, 0), (1, 2), (1, 3), (2, 0), (2, 2), (2, 3)]  # fmt: skip
+        assert method.metrics()["cache/evicted"] == 1
+
+    def test_a_steps_own_successes_are_not_used_in_it(self, make):
+        batch = run(arpo(), 0, [make([1, 0], "a"), make([0, 0], "a")])
+        assert len(batch.fresh) == len(batch.filtered) == 1
+
+    def test_an_exchanged_success_is_not_stored_again(self, make):
+        method = arpo()
+        run(method, 0, [make([1, 0], "a")])
+        for step in (1, 2):
+            run(method, step, [make([0, 0], "a", step=step)])
+        assert method.metrics()["cache/added"] == method.metrics()["cache/responses"] == 1
+
+    def test_draws_are_uniform(self, make):
+        """Which of 4 successes of two groups, over many draws: chi-square with 3 degrees of freedom."""
+        method, draws = arpo(seed=3), 2_000
+        run(method, 0, [make([1, 1, 0], "a", uid=0), make([0, 1, 1], "a", uid=1)])
+        fresh = [make([0, 0, 0], "a", step=1) for _ in range(draws)]
+        method.capacity = draws
+        seen = Counter(names(group)[0] for group in run(method, 1, fresh).fresh)
+        assert set(seen) == {(0, 0), (0, 1), (1, 1), (1, 2)}
+        assert sum((count - draws / 4) ** 2 / (draws / 4) for count in seen.values()) < 16.3  # 99.9 % point
+
+    def test_seeds_differ_and_repeat(self, make):
+        def draws(seed):
+            method = arpo(40, seed=seed)
+            run(method, 0, [make([1, 1, 1, 0], "a", uid=0)])
+            return [names(g)[0] for g in run(method, 1, [make([0] * 4, "a", step=1) for _ in range(30)]).fresh]
+
+        assert draws(1) == draws(1) != draws(2)
+
+
+class TestBatch:
+    def test_the_filter_sees_the_group_after_the_exchange(self, make):
+        """A gaussian filter of mean 1/4 keeps what has this mean for certain."""
+        method = arpo(filter="gaussian", gaussian_mean=0.25, gaussian_std=0.01)
+        run(method, 0, [make([1, 0, 0, 0], "a")])
+        batch = run(method, 1, [make([0] * 4, "a", step=1), make([1, 1, 0, 0], "a", step=1)])
+        assert [group.mean for group in batch.fresh] == [F(1, 4)]
+        assert [group.mean for group in batch.filtered] == [F(1, 2)]
+
+    def test_no_filter(self, make):
+        method = arpo(filter="none")
+        failed = make([0, 0], "a")
+        assert run(method, 0, [failed]).fresh == [failed]
+
+    def test_what_does_not_fit_is_cut(self, make):
+        method = arpo(4)
+        run(method, 0, [make([1, 0, 0, 0], "a")])
+        fresh = [make([0] * 4, "a", step=1), *(make([1, 1, 0, 0], "b", step=1) for _ in range(4))]
+        batch = run(method, 1, fresh)
+        assert batch.fresh == fresh[1:] and [group.uid for group in batch.cut] == [fresh[0].uid]
+        assert method.metrics()["groups/capacity"] == 4
+        batch = run(method, 2, [make([1, 0], "c", step=2) for _ in range(3)])
+        assert (len(batch.fresh), len(batch.cut)) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"successes": 0}, "successes is 0; it must be at least 1"),
+        ({"std_below": F(0)}, "std_below is 0; it must be above 0"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError) as error:
+        arpo(**options)
+    assert str(error.value) == message
+
+
+def test_defaults_are_those_of_the_authors():
+    method = arpo()
+    assert isinstance(method, Method) and method.cache.capacity == 8
+    assert (method.success_above, method.std_below, method.mean_below) == (F("0.1"), F("0.05"), F("0.2"))
+
+
+class TestState:
+    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make, tmp_path):
+        rng = np.random.default_rng(5)
+        steps = [
+            [make((rng.random(3) < 0.3), str(rng.integers(4)), step=step, uid=10 * step + i) for i in range(5)]
+            for step in range(12)
+        ]
+        whole, halted = arpo(seed=9, successes=4), arpo(seed=9, successes=4)
+        exchanged = 0
+        for step, fresh in enumerate(steps):
+            if step == 6:
+                save_state(tmp_path, halted.state_dict())
+                halted = arpo(successes=4)
+                halted.load_state_dict(load_state(tmp_path))
+            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
+            both = [
+                [(g.uid, names(g), [g.policy_step_of(r) for r in g.responses]) for g in b.fresh]
+                for b in (expected, batch)
+            ]
+            assert both[0] == both[1]
+            assert halted.metrics() == whole.metrics()
+            exchanged += whole.metrics()["exchange/groups"] * (step >= 6)
+        assert exchanged > 3 and whole.metrics()["cache/evicted"] > 0
+
+    @pytest.mark.parametrize("changes", [{"method": "repo"}, {"version": 2}])
+    def test_of_another_method_or_version(self, changes):
+        with pytest.raises(ValueError, match="expected 'arpo', version 1"):
+            arpo().load_state_dict(arpo().state_dict() | changes)
+
+
+# --- A second implementation -----------------------------------------------------------------------------------------
+
+
+def test_side_by_side_with_a_plain_implementation(make):
+    """Successes as a list of (uid, place, policy step) by prompt; which one is drawn is the generator's choice."""
+    met: Counter[str] = Counter()
+
+    @settings(max_examples=120, deadline=None, derandomize=True, database=None)
+    @given(st.data())
+    def check(data):
+        size, delay = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+        options = {"successes": data.draw(st.integers(1, 5))}
+        capacity = data.draw(st.integers(1, 9))
+        method, ledger, uids = arpo(capacity, **options), Ledger(), itertools.count()
+        stored: dict[str, list] = {}
+        values = st.sampled_from([0, 0, 0, 0, 1]) | st.sampled_from(["0.1", "0.15", 0, "0.09", -1, 2])
+        for step in range(data.draw(st.integers(2, 7))):
+            texts = data.draw(st.lists(st.sampled_from("abc"), max_size=5))
+            policy = step - step % delay
+            fresh = [
+                make(
+                    data.draw(st.lists(values, min_size=size, max_size=size)),
+                    text,
+                    step=step,
+                    policy_step=policy,
+                    uid=next(uids),
+                )
+                for text in texts
+            ]
+            if data.draw(st.booleans()):
+                state, method = method.state_dict(), arpo(capacity, **options)
+                method.load_state_dict(state)
+            batch = method.build_batch(step, fresh, [])
+            ledger.settle(fresh, batch)
+
+            after = {group.uid: group for group in batch.fresh + batch.filtered + batch.cut}
+            kept, exchanged, failures = 0, 0, 0
+            for group, text in zip(fresh, texts, strict=True):
+                numbers = [F(str(response.reward)) for response in group.responses]
+                mean = sum(numbers) / size
+                failed = mean < F("0.2") and sum((n - mean) ** 2 for n in numbers) / size < F("0.0025")
+                failures += failed
+                found = after[group.uid]
+                assert names(found)[1:] == names(group)[1:]
+                assert [found.policy_step_of(r) for r in found.responses[1:]] == [policy] * (size - 1)
+                first = (*names(found)[0], found.policy_step_of(found.responses[0]))
+                if failed and stored.get(text):
+                    assert first in stored[text]
+                    exchanged += 1
+                else:
+                    assert found is group
+                rewards = {response.reward for response in found.responses}
+                signal = len(rewards) > 1
+                kept += signal
+                assert (found in batch.filtered) == (not signal)
+            assert len(batch.fresh) == min(kept, capacity) and not batch.replayed + batch.reevaluated
+            spreads = [sorted((g.variance for g in part), reverse=True) for part in (batch.fresh, batch.cut)]
+            assert not spreads[0] or not spreads[1] or spreads[0][-1] >= spreads[1][0]
+            assert method.metrics()["exchange/groups"] == exchanged
+            assert method.metrics()["exchange/failed"] == failures
+            for group, text in zip(fresh, texts, strict=True):
+                new = [
+                    (*name, policy)
+                    for name, r in zip(names(group), group.responses, strict=True)
+                    if F(str(r.reward)) > F("0.1")
+                ]
+                stored[text] = (stored.get(text, []) + new)[-options["successes"] :]
+            assert method.metrics()["cache/responses"] == sum(map(len, stored.values()))
+            met.update({"exchanged": exchanged, "cut": len(batch.cut), "failed": failures - exchanged})
+
+    check()
+    assert min(met.values()) > 20 and len(met) == 3

@@ -1,0 +1,278 @@
+"""ReMix after arXiv 2507.06892: hand-worked batches, and brute force over all mixtures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction as F
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.remix import ReMix
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+
+def remix(capacity: int = 10, **options) -> ReMix:
+    return ReMix(capacity=capacity, **options)
+
+
+def run(method: ReMix, step: int, fresh=()) -> Batch:
+    """One step; each of its groups ends in exactly one list of the batch."""
+    assert method.begin_step(step) == []
+    batch = method.build_batch(step, list(fresh), [])
+    Ledger().settle(fresh, batch)
+    return batch
+
+
+def sizes(batch: Batch) -> tuple[int, int, int]:
+    return len(batch.fresh), len(batch.replayed), len(batch.cut)
+
+
+def uids(groups) -> list[int]:
+    return [group.uid for group in groups]
+
+
+def test_the_papers_mixture_by_hand(make_group):
+    """p = 2/5, B = 10, 6 fresh groups a step: 6 alone at first, 6 + 4 from then on."""
+    method = remix()
+    steps = [[make_group(4, step=step) for _ in range(6)] for step in range(4)]
+    batches = [run(method, step, fresh) for step, fresh in enumerate(steps)]
+    assert [sizes(batch) for batch in batches] == [(6, 0, 0), (6, 4, 0), (6, 4, 0), (6, 4, 0)]
+    assert set(uids(batches[1].replayed)) <= set(uids(steps[0]))
+    assert set(uids(batches[3].replayed)) <= set(uids(steps[1] + steps[2]))  # of the last two steps, N = 2
+    assert method.metrics()["mix/replayed_share"] == 0.4
+
+
+def test_defaults_are_those_of_the_paper():
+    method = remix()
+    assert (method.replay_share, method.replay.max_age, method.replay.capacity) == (F(2, 5), 2, 512)
+    assert isinstance(method, Method)
+
+
+@pytest.mark.parametrize(
+    ("share", "capacity", "fresh", "stored", "expected"),
+    [
+        ("2/5", 10, 6, 9, (6, 4)),
+        ("2/5", 10, 10, 9, (6, 4)),  # the share is fixed: 4 fresh groups are too many
+        ("2/5", 10, 10, 1, (9, 1)),  # too few are stored: fresh ones take their places
+        ("2/5", 10, 10, 0, (10, 0)),
+        ("2/5", 10, 3, 9, (3, 2)),  # 2 of 5; with 3 of 6 more than 2/5 would be replayed
+        ("2/5", 10, 2, 9, (2, 1)),  # 1 of 3
+        ("2/5", 10, 1, 9, (1, 0)),  # 1 of 2 is more than 2/5
+        ("2/5", 10, 0, 9, (0, 0)),
+        ("1/2", 10, 3, 9, (3, 3)),
+        ("0", 10, 12, 9, (10, 0)),
+        ("9/10", 10, 5, 99, (1, 9)),
+        ("29/100", 100, 71, 99, (71, 29)),  # 0.29 * 100 is 28.99... in floats
+        (0.29, 100, 71, 99, (71, 29)),
+    ],
+)
+def test_mixtures_by_hand(make_group, share, capacity, fresh, stored, expected):
+    share = share if isinstance(share, float) else F(share)
+    method = remix(capacity, replay_share=share)
+    run(method, 0, [make_group(4) for _ in range(stored)])
+    batch = run(method, 1, [make_group(4, step=1) for _ in range(fresh)])
+    assert sizes(batch) == (*expected, fresh - expected[0])
+    assert method.metrics()["groups/capacity"] == capacity
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    share=st.fractions(0, 1, max_denominator=20).filter(lambda share: share < 1),
+    capacity=st.integers(1, 14),
+    fresh=st.integers(0, 16),
+    stored=st.integers(0, 16),
+)
+def test_the_mixture_is_the_largest_then_the_one_with_most_replays(share, capacity, fresh, stored):
+    allowed = [
+        (x1 + x3, x3)
+        for x1, x3 in itertools.product(range(fresh + 1), range(stored + 1))
+        if x1 + x3 <= capacity and x3 <= share * (x1 + x3)
+    ]
+    total, replayed = max(allowed)
+    assert remix(capacity, replay_share=share).mix(fresh, stored) == (total - replayed, replayed)
+
+
+def test_the_fresh_groups_of_highest_variance_stay(make_group):
+    method = remix(5)
+    run(method, 0, [make_group(4) for _ in range(9)])
+    fresh = [make_group(right, step=1) for right in (1, 4, 2, 7, 3)]
+    batch = run(method, 1, fresh)
+    assert (batch.fresh, batch.cut) == ([fresh[1], fresh[2], fresh[4]], [fresh[0], fresh[3]])
+
+
+class TestStore:
+    def test_a_steps_own_groups_are_not_replayed_in_it(self, make_group):
+        method = remix()
+        assert run(method, 0, [make_group(4) for _ in range(9)]).replayed == []
+        assert len(method.replay) == 9
+
+    def test_fifo_of_the_last_groups(self, make_group):
+        method = remix(buffer_groups=3)
+        groups = [make_group(4, step=step) for step in range(2) for _ in range(2)]
+        run(method, 0, groups[:2])
+        run(method, 1, groups[2:])
+        assert list(method.replay) == groups[1:]
+
+    @pytest.mark.parametrize("window", [0, 1, 2, 3])
+    def test_for_so_many_steps_after_its_own(self, make_group, window):
+        """With a share of 9/10 and one fresh group a step, all that is stored is replayed."""
+        method = remix(replay_share=F(9, 10), replay_steps=window)
+        for step in range(5):
+            batch = run(method, step, [make_group(4, step=step)])
+            assert [group.step for group in batch.replayed] == list(range(max(step - window, 0), step))
+
+    def test_what_the_filter_dropped_is_neither_trained_on_nor_stored_what_was_cut_is_stored(self, make_group):
+        method = remix(2)
+        fresh = [make_group(right) for right in (0, 4, 3, 8, 2)]
+        batch = run(method, 0, fresh)
+        assert (batch.fresh, batch.filtered, batch.cut) == (fresh[1:3], [fresh[0], fresh[3]], [fresh[4]])
+        assert list(method.replay) == [fresh[1], fresh[2], fresh[4]]
+
+    def test_the_fresh_filter_is_the_configured_one(self, make_group):
+        fresh = [make_group(right) for right in (0, 4, 8)]
+        method = remix(filter="none")
+        assert run(method, 0, fresh).fresh == fresh == list(method.replay)
+        batch = run(remix(filter="uniform", uniform_fraction=2 / 3), 0, fresh)
+        assert (len(batch.fresh), len(batch.filtered)) == (2, 1)
+        fresh = [make_group(right) for right in (4, 2) * 5]
+        narrow = {"filter": "gaussian", "gaussian_mean": 0.5, "gaussian_std": 1e-3}
+        assert run(remix(**narrow), 0, fresh).fresh == fresh[::2]
+
+    def test_replays_keep_their_steps(self, make_group):
+        method = remix(replay_share=F(1, 2))
+        group = make_group(4, step=1, policy_step=0)
+        run(method, 1, [group])
+        assert run(method, 2, [make_group(4, step=2)]).replayed == [group] and not group.is_on_policy(2)
+
+    def test_dropped_replays_stay_stored_and_balance(self, make_group):
+        method = remix(replay_share=F(1, 2))
+        old = make_group(4)
+        run(method, 0, [old])
+        fresh = [make_group(4, step=1)]
+        batch = drop(method.build_batch(1, fresh, []), too_far={old.uid})
+        assert (batch.replayed, batch.unused) == ([], [old])
+        Ledger().settle(fresh, batch)
+        assert list(method.replay) == [old, *fresh]
+
+    def test_draws_are_uniform_and_without_replacement(self, make_group):
+        """Which 2 of 5, over many steps: chi-square with 9 degrees of freedom."""
+        method = remix(4, replay_share=F(1, 2), replay_steps=10**6, buffer_groups=5, seed=7)
+        stored = [make_group(4) for _ in range(5)]
+        run(method, 0, stored)
+        fresh = [make_group(4, step=1) for _ in range(2)]
+        draws, seen = 3_000, Counter()
+        for _ in range(draws):
+            state = method.state_dict()
+            seen[tuple(uids(method.build_batch(1, fresh, []).replayed))] += 1
+            method.load_state_dict(state | {"rng": method.rng.bit_generator.state})
+        assert set(seen) == set(itertools.combinations(uids(stored), 2))
+        expected = draws / math.comb(5, 2)
+        assert sum((count - expected) ** 2 / expected for count in seen.values()) < 27.9  # 99.9 % point
+
+    def test_seeds_differ_and_repeat(self, make_group):
+        stored = [make_group(4) for _ in range(20)]
+        fresh = [make_group(4, step=1) for _ in range(6)]
+
+        def drawn(seed):
+            method = remix(seed=seed)
+            run(method, 0, stored)
+            return uids(run(method, 1, fresh).replayed)
+
+        assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_metrics_by_hand(make_group):
+    """8 responses of 3 + 2 tokens: 5 ids and 2 log-probs of 4 bytes each are 28 bytes, 224 a group."""
+    method = remix(replay_share=F(1, 2), replay_steps=1, buffer_groups=3)
+    run(method, 0, [make_group(4), make_group(4)])
+    run(method, 1, [make_group(4, step=1), make_group(4, step=1)])
+    assert method.metrics() == {
+        "groups/capacity": 10,
+        "buffer/replay": 3,
+        "buffer/replay_bytes": 3 * 224,
+        "buffer/replay_added": 4,
+        "buffer/replay_evicted": 1,
+        "buffer/replay_expired": 0,
+        "buffer/replay_age_mean": pytest.approx(1 / 3),
+        "mix/replayed_share": 0.5,
+    }
+    run(method, 9)
+    metrics = method.metrics()
+    assert metrics["buffer/replay_expired"] == 3 and not {"buffer/replay_age_mean", "mix/replayed_share"} & set(metrics)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay_share": F(1)}, r"replay_share is 1; it must be in \[0, 1\)"),
+        ({"replay_share": F(-1, 10)}, r"replay_share is -1/10; it must be in \[0, 1\)"),
+        ({"buffer_groups": 0}, "buffer_groups is 0; it must be at least 1"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        remix(**options)
+
+
+class TestState:
+    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
+        def new():
+            return remix(8, buffer_groups=9, seed=4)
+
+        right = np.random.default_rng(1).integers(0, 9, (12, 6)).tolist()
+        steps = [[make_group(int(number), step=step) for number in row] for step, row in enumerate(right)]
+        whole, halted = new(), new()
+        for step, fresh in enumerate(steps):
+            if step == 6:
+                save_state(tmp_path, halted.state_dict())
+                halted = new()
+                halted.load_state_dict(load_state(tmp_path))
+            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
+            assert [uids(groups) for groups in (batch.fresh, batch.replayed, batch.cut)] == [
+                uids(groups) for groups in (expected.fresh, expected.replayed, expected.cut)
+            ]
+            assert halted.metrics() == whole.metrics()
+        assert whole.metrics()["buffer/replay_evicted"] > 0 and whole.replay.counts["sampled"] > 0
+
+    def test_a_smaller_buffer_than_before_keeps_the_newest(self, make_group):
+        method, smaller = remix(), remix(buffer_groups=2)
+        run(method, 0, [make_group(4, uid=uid) for uid in (1, 2, 3)])
+        smaller.load_state_dict(method.state_dict())
+        assert uids(smaller.replay) == [2, 3]
+
+    @pytest.mark.parametrize("changes", [{"method": "repo"}, {"version": 2}])
+    def test_of_another_method_or_version(self, changes):
+        with pytest.raises(ValueError, match="expected 'remix', version 1"):
+            remix().load_state_dict(remix().state_dict() | changes)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_every_group_is_counted_over_random_runs(make_group, data):
+    capacity = data.draw(st.integers(1, 10))
+    share = data.draw(st.fractions(0, 1, max_denominator=6).filter(lambda share: share < 1))
+    window, most = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 12))
+    method = remix(capacity, replay_share=share, replay_steps=window, buffer_groups=most)
+    ledger, known = Ledger(), []  # known: informative groups, oldest first
+    for step in range(data.draw(st.integers(1, 8))):
+        fresh = [make_group(right, step=step) for right in data.draw(st.lists(st.integers(0, 8), max_size=8))]
+        method.begin_step(step)
+        batch = method.build_batch(step, fresh, [])
+        informative = [group for group in fresh if 0 < group.mean < 1]
+        held = [group for group in known[-most:] if step - group.step <= window]
+        x3 = len(batch.replayed)
+        assert set(uids(batch.replayed)) <= set(uids(held)) and len(set(uids(batch.replayed))) == x3
+        assert (len(batch.fresh), x3) == method.mix(len(informative), len(held))
+        assert len(batch) <= capacity and x3 <= share * len(batch)
+        assert not batch.cut or len(batch) == capacity
+        ledger.settle(fresh, batch)
+        known += informative
+        assert uids(method.replay) == uids(group for group in known[-most:] if step - group.step <= window)

@@ -1,0 +1,526 @@
+"""RePO after arXiv 2506.09340: hand-worked batches, and a second implementation driven side by side."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from fractions import Fraction as F
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.advantage import group_relative_advantages
+from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.repo import STRATEGIES, RePO, most_varied
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+
+def repo(capacity: int = 8, group_size: int = 2, **options) -> RePO:
+    return RePO(capacity=capacity, group_size=group_size, **options)
+
+
+@pytest.fixture(scope="session")
+def make(make_group):
+    """`make([0, 4], "a", step=1)`: a group of prompt a with these rewards; its responses know its uid."""
+
+    def build(rewards, prompt, *, step=0, policy_step=None, uid=None):
+        group = make_group([float(r) for r in rewards], prompt=prompt, step=step, policy_step=policy_step, uid=uid)
+        for response in group.responses:
+            response.extras["uid"] = group.uid
+        return group
+
+    return build
+
+
+def run(method: RePO, step: int, fresh=()) -> Batch:
+    """One step; each of its groups ends in exactly one list of the batch."""
+    assert method.begin_step(step) == []
+    batch = method.build_batch(step, list(fresh), [])
+    Ledger().settle(fresh, batch)
+    return batch
+
+
+def names(group) -> list[tuple[int, int]]:
+    """Where each response is from: uid of the group that it was generated in, and its place there."""
+    return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
+
+
+def rewards_of(group) -> list[float]:
+    return [response.reward for response in group.responses]
+
+
+def filled(method: RePO, make, *cached, prompt="a", uid=100):
+    """Caches groups of these rewards at steps 0, 1, ...; the uids are 100, 101, ..."""
+    for step, rewards in enumerate(cached):
+        run(method, step, [make(rewards, prompt, step=step, uid=uid + step)])
+    return len(cached)
+
+
+class TestStrategies:
+    """G = 2. Of prompt a, step 0 has the rewards 0 and 4, step 1 has 1 and 2; it comes again in step 2."""
+
+    @pytest.mark.parametrize(
+        ("strategy", "replayed"),
+        [
+            ("all", [[(100, 0), (100, 1)], [(101, 0), (101, 1)]]),
+            ("highest", [[(100, 1), (101, 1)]]),  # 4 and 2
+            ("recent", [[(101, 0), (101, 1)]]),  # 1 and 2
+            ("variance", [[(100, 0), (100, 1)]]),  # 0 and 4
+        ],
+    )
+    def test_by_hand(self, make, strategy, replayed):
+        method = repo(strategy=strategy)
+        step = filled(method, make, [0, 4], [1, 2])
+        fresh = make([0, 1], "a", step=step)
+        batch = run(method, step, [fresh])
+        assert batch.fresh == [fresh]
+        assert [names(group) for group in batch.replayed] == replayed
+
+    def test_the_default_is_that_of_the_authors_script(self, make):
+        method = repo()
+        assert method.strategy == "highest"
+        step = filled(method, make, [0, 4], [1, 2])
+        assert rewards_of(run(method, step, [make([0, 1], "a", step=step)]).replayed[0]) == [4, 2]
+
+    def test_advantages_are_computed_apart(self, make):
+        """(r - mean) / std of the replayed 4 and 2 alone: 1 and -1; those of the fresh 0 and 1 do not see them."""
+        method = repo()
+        step = filled(method, make, [0, 4], [1, 2])
+        batch = run(method, step, [make([0, 1], "a", step=step)])
+        rewards = np.array([rewards_of(group) for _, group in batch.with_sources()])
+        assert group_relative_advantages(rewards, 0.0).tolist() == [[-1, 1], [1, -1]]
+
+    def test_equal_rewards_the_newer_are_taken(self, make):
+        method = repo(strategy="highest", cache_responses=6, warm_up=2)
+        filled(method, make, [1, 0], [1, 1], [1, 0])
+        (group,) = method.replays(list(method.cache))
+        assert names(group) == [(101, 1), (102, 0)]
+
+    def test_equal_variance_the_greater_sum_then_the_newer(self, make):
+        """Of 0, 0, 2, 2 three are taken: 0, 2, 2 varies as much as 0, 0, 2."""
+        method = repo(group_size=3, strategy="variance", cache_responses=6, warm_up=3)
+        filled(method, make, [0, 0, 1], [2, 2, 1])
+        (group,) = method.replays(list(method.cache))
+        assert names(group) == [(100, 1), (101, 0), (101, 1)]
+
+    def test_the_middle_can_be_in_it(self):
+        """Of 0, 9, 10: 0 and 10 have the variance 25. Of three there is nothing to choose."""
+        assert most_varied([F(9), F(10), F(0)], 2) == [0, 10]
+        assert most_varied([F(9), F(10), F(0)], 3) == [0, 9, 10]
+
+    def test_random_draws_are_uniform_and_without_replacement(self, make):
+        """Which 2 of 4, over many draws: chi-square with 5 degrees of freedom."""
+        method = repo(strategy="random", seed=3)
+        filled(method, make, [0, 4], [1, 2])
+        cached, draws = list(method.cache), 3_000
+        seen = Counter(tuple(rewards_of(method.replays(cached)[0])) for _ in range(draws))
+        assert set(seen) == set(itertools.combinations([0, 4, 1, 2], 2))  # in the order of generation
+        expected = draws / math.comb(4, 2)
+        assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5  # 99.9 % point
+
+    def test_seeds_differ_and_repeat(self, make):
+        def draws(seed):
+            method = repo(strategy="random", seed=seed)
+            filled(method, make, [0, 4], [1, 2])
+            return [tuple(names(method.replays(list(method.cache))[0])) for _ in range(20)]
+
+        assert draws(1) == draws(1) != draws(2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_most_varied_is_the_best_of_all_subsets(data):
+    pool = st.sampled_from([F(0), F(1), F(1, 2), F(-1), F(2), F(1, 10), F(5)])
+    values = data.draw(st.lists(st.sampled_from([F(0), F(1)]) | pool, min_size=1, max_size=9))
+    size = data.draw(st.integers(1, len(values)))
+
+    def key(subset):
+        mean = sum(subset) / F(size)
+        return sum((value - mean) ** 2 for value in subset) / size, sum(subset)
+
+    chosen = most_varied(values, size)
+    assert len(chosen) == size and not Counter(chosen) - Counter(values)
+    assert key(chosen) == max(map(key, itertools.combinations(values, size)))
+
+
+class TestWarmUp:
+    def test_from_the_third_time_on_with_the_defaults(self, make):
+        """The authors cache 16 responses with G = 8 and want 16: two groups, before this step's own."""
+        method = repo()
+        found = [len(run(method, step, [make([step, -step - 1], "a", step=step)]).replayed) for step in range(4)]
+        assert found == [0, 0, 1, 1]
+        assert repo(group_size=8).cache.capacity == repo(group_size=8).warm_up == 16
+
+    def test_as_many_responses_as_are_asked_for(self, make):
+        for warm_up, expected in ((2, [0, 1, 1, 1]), (3, [0, 0, 1, 1]), (6, [0, 0, 0, 1])):
+            method = repo(cache_responses=6, warm_up=warm_up, strategy="recent")
+            found = [len(run(method, step, [make([0, 1], "a", step=step)]).replayed) for step in range(4)]
+            assert found == expected
+
+    def test_each_prompt_has_its_own_cache(self, make):
+        method = repo(warm_up=2)
+        run(method, 0, [make([0, 1], "a", uid=100)])
+        batch = run(method, 1, [make([0, 1], "b", step=1), make([0, 1], Prompt("a", label="7"), step=1)])
+        assert batch.replayed == []  # same text, another label: another prompt
+        assert [group.uid for group in run(method, 2, [make([0, 1], "a", step=2)]).replayed] == [100]
+
+    def test_a_prompt_that_does_not_come_is_not_replayed(self, make):
+        method = repo(warm_up=2)
+        run(method, 0, [make([0, 1], "a")])
+        assert run(method, 1).replayed == []
+
+
+class TestReplayedGroup:
+    def test_uid_of_the_newest_steps_of_the_oldest(self, make):
+        """0/1 rewards; the two right answers are of steps 3 (policy 2) and 7 (policy 6)."""
+        method = repo(strategy="highest", cache_responses=4, group_size=2)
+        early = make([1, 0], "a", step=3, policy_step=2, uid=10)
+        late = make([0.5, 0], "a", step=7, policy_step=6, uid=20)
+        run(method, 3, [early])
+        run(method, 7, [late])
+        (group,) = run(method, 8, [make([0, 1], "a", step=8, uid=30)]).replayed
+        assert names(group) == [(10, 0), (20, 0)]
+        assert (group.uid, group.step, group.policy_step) == (20, 3, 2)
+        assert group.prompt == early.prompt and not group.is_on_policy(8)
+        own = zip(group.responses, (early.responses[0], late.responses[0]), (2, 6), strict=True)
+        for response, stored, policy_step in own:
+            assert response.token_ids is stored.token_ids and response.log_probs is stored.log_probs
+            assert response.policy_step == group.policy_step_of(response) == policy_step
+
+    def test_stored_groups_are_not_changed(self, make):
+        method = repo(cache_responses=3)
+        first = make([0, 4], "a")
+        run(method, 0, [first])
+        run(method, 1, [make([1, 2], "a", step=1)])
+        assert rewards_of(first) == [0, 4] and len(method.cache.groups(first.prompt)[0].responses) == 1
+
+    def test_without_signal_it_is_not_used(self, make):
+        method = repo(strategy="highest")
+        step = filled(method, make, [1, 0], [1, 0])
+        fresh = [make([0, 1], "a", step=step)]
+        assert run(method, step, fresh).replayed == []  # 1 and 1
+        metrics = method.metrics()
+        assert [metrics[f"cache/{what}"] for what in ("drawn", "without_signal", "no_room")] == [1, 1, 0]
+
+    def test_groups_without_signal_can_make_one_with(self, make):
+        method = repo(strategy="variance")
+        step = filled(method, make, [0, 0], [1, 1])
+        batch = run(method, step, [make([0, 0], "a", step=step)])
+        assert [rewards_of(group) for group in batch.replayed] == [[0, 1]]
+        assert len(batch.filtered) == 1  # a fresh group without signal brings its replay along all the same
+
+    def test_a_prompt_that_comes_twice_is_replayed_once(self, make):
+        method = repo(strategy="recent", warm_up=2, cache_responses=6)
+        run(method, 0, [make([0, 1], "a", uid=100)])
+        fresh = [make([0, 1], "a", step=1, uid=101), make([1, 0], "a", step=1, uid=102)]
+        batch = run(method, 1, fresh)
+        assert batch.fresh == fresh and [group.uid for group in batch.replayed] == [100]
+        assert [group.uid for group in method.cache] == [100, 101, 102]
+
+    def test_it_can_be_dropped_by_its_uid(self, make):
+        method = repo(capacity=4, warm_up=2)
+        run(method, 0, [make([0, 1], "a", uid=100), make([0, 1], "b", uid=101)])
+        fresh = [make([0, 1], "a", step=1, uid=102), make([0, 1], "b", step=1, uid=103)]
+        batch = method.build_batch(1, fresh, [])
+        left = drop(batch, too_far={100})
+        assert ([g.uid for g in left.replayed], [g.uid for g in left.unused]) == ([101], [100])
+        Ledger().settle(fresh, left)
+
+
+class TestFit:
+    @pytest.mark.parametrize(
+        ("capacity", "informative", "cached", "expected"),
+        [
+            (16, 5, 5, (5, 5, 0)),  # 8 on + 8 off of the paper: twice the fresh groups fit
+            (8, 5, 2, (5, 2, 0)),
+            (8, 5, 5, (5, 3, 0)),  # B - |X1|
+            (8, 8, 8, (8, 0, 0)),
+            (4, 6, 6, (4, 0, 2)),  # above B
+            (3, 1, 1, (1, 1, 0)),
+        ],
+    )
+    def test_fresh_first_then_replays(self, make, capacity, informative, cached, expected):
+        method = repo(capacity=capacity, warm_up=2)
+        prompts = [f"p{number}" for number in range(informative)]
+        run(method, 0, [make([0, 1], prompt) for prompt in prompts[:cached]])
+        batch = run(method, 1, [make([0, 1], prompt, step=1) for prompt in prompts])
+        assert (len(batch.fresh), len(batch.replayed), len(batch.cut)) == expected
+        assert method.metrics()["cache/no_room"] == cached - expected[1]
+        assert method.metrics()["groups/capacity"] == capacity
+
+    def test_the_highest_variance_stays(self, make):
+        method = repo(capacity=4, warm_up=2)
+        run(method, 0, [make([0, reward], name) for name, reward in (("a", 1), ("b", 3), ("c", 2))])
+        batch = run(method, 1, [make([0, 1], name, step=1) for name in "acb"])
+        assert len(batch.fresh) == 3 and [rewards_of(group) for group in batch.replayed] == [[0, 3]]
+
+    def test_the_fresh_filter_is_the_configured_one(self, make):
+        fresh = [make([0, 0], "a"), make([0, 1], "b"), make([1, 1], "c")]
+        batch = run(repo(), 0, fresh)
+        assert (batch.fresh, batch.filtered) == ([fresh[1]], [fresh[0], fresh[2]])
+        assert run(repo(filter="none"), 0, fresh).fresh == fresh  # as the authors
+        batch = run(repo(filter="uniform", uniform_fraction=1 / 3), 0, fresh)
+        assert (len(batch.fresh), len(batch.filtered)) == (1, 2)
+        fresh = [make([0, reward], str(reward)) for reward in (1, 0.5) * 4]
+        narrow = {"filter": "gaussian", "gaussian_mean": 0.5, "gaussian_std": 1e-3}
+        assert run(repo(**narrow), 0, fresh).fresh == fresh[::2]
+
+
+class TestCache:
+    def test_the_oldest_responses_leave(self, make):
+        method = repo(cache_responses=5, warm_up=2, strategy="recent")
+        prompt = make([0, 1], "a").prompt
+        filled(method, make, [0, 1], [2, 3], [4, 5], [6, 7])
+        assert [rewards_of(group) for group in method.cache.groups(prompt)] == [[3], [4, 5], [6, 7]]
+        assert method.cache.counts == {"added": 8, "evicted": 3}
+
+    def test_all_replays_whole_groups_alone(self, make):
+        """G = 3, 5 are cached: of the older group two are left, too few for a group of their own."""
+        method = repo(group_size=3, cache_responses=5, strategy="all")
+        step = filled(method, make, [0, 1, 2], [3, 4, 5])
+        batch = run(method, step, [make([6, 7, 8], "a", step=step)])
+        assert [rewards_of(group) for group in batch.replayed] == [[3, 4, 5]]
+
+    def test_metrics_by_hand(self, make):
+        """Two prompts; 3 prompt tokens, 2 response tokens: 5 ids and 2 log-probs, 4 bytes each, are 28 bytes."""
+        method = repo(cache_responses=3)
+        run(method, 0, [make([0, 1], "a"), make([0, 0], "b")])
+        run(method, 1, [make([0, 1], "a", step=1)])
+        assert method.metrics() == {
+            "groups/capacity": 8,
+            "cache/prompts": 2,
+            "cache/responses": 5,
+            "cache/bytes": 5 * 28,
+            "cache/added": 6,
+            "cache/evicted": 1,
+            "cache/drawn": 0,
+            "cache/without_signal": 0,
+            "cache/no_room": 0,
+        }
+
+    def test_a_lost_response_is_an_error(self, make):
+        method = repo()
+        filled(method, make, [0, 1])
+        method.cache._groups.popitem()
+        with pytest.raises(RuntimeError, match="lost responses"):
+            method.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "best"}, "strategy is 'best'; it must be one of all, random, highest, recent, variance"),
+        ({"cache_responses": 1}, "cache_responses is 1; it must be at least 2, the size of a group, or 0"),
+        ({"cache_responses": -4}, "cache_responses is -4; it must be at least 2, the size of a group, or 0"),
+        ({"warm_up": 1}, "warm_up is 1; it must be from 2, the size of a group, to 4"),
+        ({"warm_up": 5}, "warm_up is 5; it must be from 2, the size of a group, to 4"),
+        ({"warm_up": -1}, "warm_up is -1; it must be from 2, the size of a group, to 4"),
+        ({"warm_up": 7, "cache_responses": 6}, "warm_up is 7; it must be from 2, the size of a group, to 6"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError) as error:
+        repo(**options)
+    assert str(error.value).startswith(message)
+
+
+def test_it_is_a_method():
+    assert isinstance(repo(), Method)
+
+
+class TestState:
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make, tmp_path, strategy):
+        rng = np.random.default_rng(5)
+        steps = [
+            [make(rng.integers(0, 3, 3), str(rng.integers(4)), step=step, uid=10 * step + i) for i in range(4)]
+            for step in range(12)
+        ]
+
+        def new():
+            return repo(capacity=6, group_size=3, cache_responses=8, warm_up=4, strategy=strategy, seed=9)
+
+        whole, halted = new(), new()
+        for step, fresh in enumerate(steps):
+            if step == 6:
+                save_state(tmp_path, halted.state_dict())
+                halted = new()
+                halted.load_state_dict(load_state(tmp_path))
+            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
+            assert [g.uid for g in batch.fresh] == [g.uid for g in expected.fresh]
+            places = [
+                [(g.uid, g.step, g.policy_step, names(g), rewards_of(g)) for g in b.replayed] for b in (expected, batch)
+            ]
+            assert places[0] == places[1]
+            assert halted.metrics() == whole.metrics()
+        assert whole.metrics()["cache/evicted"] > 0
+
+    def test_a_smaller_cache_than_before_keeps_the_newest(self, make):
+        method = repo(cache_responses=4)
+        filled(method, make, [0, 1], [2, 3])
+        filled(method, make, [4, 5], prompt="b", uid=200)
+        smaller = repo(cache_responses=3)
+        smaller.load_state_dict(method.state_dict())
+        assert [rewards_of(group) for group in smaller.cache] == [[1], [2, 3], [4, 5]]
+        assert smaller.cache.counts == {"added": 6, "evicted": 1}
+        assert method.cache.responses == 6  # the other is not touched
+
+    @pytest.mark.parametrize("changes", [{"method": "bapo"}, {"version": 2}])
+    def test_of_another_method_or_version(self, changes):
+        with pytest.raises(ValueError, match="expected 'repo', version 1"):
+            repo().load_state_dict(repo().state_dict() | changes)
+
+
+# --- A second implementation -----------------------------------------------------------------------------------------
+
+
+class Plain:
+    """The rules once more, on tuples (uid, place, reward, step, policy step), by trying all subsets."""
+
+    def __init__(self, *, capacity, group_size, strategy, cache_responses, warm_up):
+        self.capacity, self.size, self.strategy = capacity, group_size, strategy
+        self.cached, self.warm_up = cache_responses, warm_up
+        self.cache: dict[str, list[tuple]] = {}
+
+    def candidates(self, text: str) -> list[set[tuple]]:
+        """What may be replayed of a prompt; with `random`, every choice that can come."""
+        held = self.cache.get(text, [])
+        if len(held) < self.warm_up:
+            return []
+        if self.strategy == "all":
+            by_uid = [[item for item in held if item[0] == uid] for uid in sorted({item[0] for item in held})]
+            return [set(group) for group in by_uid if len(group) == self.size]
+        subsets = list(itertools.combinations(held, self.size))
+        if self.strategy == "random":
+            return [set(subset) for subset in subsets]
+
+        def newness(subset):
+            return sorted((held.index(item) for item in subset), reverse=True)
+
+        def total(subset):
+            return sum(item[2] for item in subset)
+
+        def spread(subset):
+            return sum((a[2] - b[2]) ** 2 for a in subset for b in subset)
+
+        key = {
+            "highest": lambda subset: (total(subset), newness(subset)),
+            "recent": newness,
+            "variance": lambda subset: (spread(subset), total(subset), newness(subset)),
+        }[self.strategy]
+        return [set(max(subsets, key=key))]
+
+    def store(self, text: str, items: list[tuple]) -> None:
+        self.cache[text] = (self.cache.get(text, []) + items)[-self.cached :]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_side_by_side_with_the_plain_implementation(make, strategy):
+    met: Counter[str] = Counter()
+
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @given(st.data())
+    def check(data):
+        size = data.draw(st.integers(2, 3))
+        cached = data.draw(st.integers(size, 3 * size))
+        options = {
+            "capacity": data.draw(st.integers(1, 9)),
+            "group_size": size,
+            "strategy": strategy,
+            "cache_responses": cached,
+            "warm_up": data.draw(st.integers(size, cached)),
+        }
+        method, plain, ledger = RePO(**options), Plain(**options), Ledger()
+        delay = data.draw(st.integers(1, 3))
+        uids = itertools.count()
+        values = st.sampled_from([0, 1]) | st.sampled_from([0, 1, 2, -1, 0.5])
+        for step in range(data.draw(st.integers(2, 7))):
+            texts = data.draw(st.lists(st.sampled_from("abc"), max_size=6))
+            fresh = [
+                make(
+                    data.draw(st.lists(values, min_size=size, max_size=size)),
+                    text,
+                    step=step,
+                    policy_step=step - step % delay,
+                    uid=next(uids),
+                )
+                for text in texts
+            ]
+            if data.draw(st.booleans()):
+                state, method = method.state_dict(), RePO(**options)
+                method.load_state_dict(state)
+            batch = method.build_batch(step, fresh, [])
+            held = list(method.cache)
+            assert method.metrics()["cache/responses"] == sum(len(group.responses) for group in held)
+            assert method.metrics()["cache/bytes"] == sum(
+                4 * (len(one.token_ids) + len(one.log_probs)) for group in held for one in group.responses
+            )
+
+            # X1 and what fits
+            informative = [group for group in fresh if len(set(group.rewards)) > 1]
+            offered = [(text, plain.candidates(text)) for text in dict.fromkeys(texts)]
+            with_signal = [
+                (text, items) for text, choices in offered for items in choices if len({item[2] for item in items}) > 1
+            ]
+            if strategy == "random":  # which, is the generator's choice; without signal it is no choice
+                drawn, lost = method.metrics()["cache/drawn"], method.metrics()["cache/without_signal"]
+                assert drawn == sum(bool(choices) for _, choices in offered)
+                available = drawn - lost
+            else:
+                available = len(with_signal)
+            total = min(len(informative) + available, plain.capacity)
+            if total < len(informative):
+                assert (len(batch.fresh), len(batch.replayed)) == (total, 0)
+            else:
+                assert (len(batch.fresh), len(batch.replayed)) == (len(informative), total - len(informative))
+            assert {g.uid for g in batch.fresh + batch.cut} == {g.uid for g in informative}
+
+            # X3
+            allowed = [(text, frozenset(items)) for text, items in with_signal]
+            found = []
+            for group in batch.replayed:
+                assert group.size == size and len(set(group.rewards)) > 1
+                text = group.prompt.text
+                held = {item[:2]: item for item in plain.cache[text]}
+                items = [held[name] for name in names(group)]
+                assert items == sorted(items, key=plain.cache[text].index)  # in the order of generation
+                assert [item[2] for item in items] == rewards_of(group)
+                assert group.uid == max(item[0] for item in items)
+                assert (group.step, group.policy_step) == (min(i[3] for i in items), min(i[4] for i in items))
+                assert group.step < step and not group.is_on_policy(step)
+                found.append((text, frozenset(items)))
+            assert not Counter(found) - Counter(allowed)
+            assert len({g.uid for g in batch.replayed}) == len(batch.replayed)
+            if strategy != "random":
+
+                def variance(items):
+                    mean = F(sum(F(i[2]) for i in items), len(items))
+                    return sum((F(i[2]) - mean) ** 2 for i in items)
+
+                spreads = sorted((variance(items) for _, items in allowed), reverse=True)
+                assert sorted((variance(items) for _, items in found), reverse=True) == spreads[: len(found)]
+            ledger.settle(fresh, batch)
+
+            for group in fresh:
+                items = [
+                    (group.uid, place, reward, group.step, group.policy_step)
+                    for place, reward in enumerate(rewards_of(group))
+                ]
+                plain.store(group.prompt.text, items)
+            held = {text: [item[:2] for item in items] for text, items in plain.cache.items()}
+            cache: dict[str, list] = {}
+            for group in method.cache:
+                cache.setdefault(group.prompt.text, []).extend(names(group))
+            assert cache == held
+            met.update({"replayed": len(found), "cut": len(batch.cut), "partly": len(found) < available})
+            met["several steps"] += sum(len({item[3] for item in items}) > 1 for _, items in found)
+
+    check()
+    ends = {"replayed", "cut", "partly"} | ({"several steps"} if strategy not in ("all", "recent") else set())
+    assert min(met[end] for end in ends) >= 5, met

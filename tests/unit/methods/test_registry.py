@@ -1,0 +1,200 @@
+"""Methods by name and by file, and their options."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from fractions import Fraction
+
+import pytest
+
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.config import AdaptConfig
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.methods import BAPO, Method
+from bapo_openrlhf.methods.registry import METHODS, build, method_class
+from bapo_openrlhf.record.metrics import names
+
+GIVEN = {"capacity": 8, "group_size": 4, "seed": 7, "buffer_size": 64}
+SOURCE = """
+    from fractions import Fraction
+    from bapo_openrlhf.adapt.batch import Batch
+    from bapo_openrlhf.methods import Method
+
+    class Complete(Method):
+        def begin_step(self, step): return []
+        def build_batch(self, step, fresh, reevaluated): return Batch(filtered=list(fresh))
+        def metrics(self): return {}
+        def state_dict(self): return {}
+        def load_state_dict(self, state): pass
+
+    class Mine(Complete):
+        candidates = 3
+        def __init__(self, *, seed, capacity, buffer_size, size: int = 5, share: float = 0.5, name: str = "x",
+                     on: bool = False, c: Fraction = Fraction(1, 8)):
+            if size < 1:
+                raise ValueError(f"size is {size}; it must be at least 1")
+            self.got = seed, capacity, buffer_size, size, share, name, on, c
+
+    class Plain(Complete): pass
+    class Partial(Method):
+        def begin_step(self, step): return []
+    class Demanding(Complete):
+        def __init__(self, seed, strength): pass
+    class Other: pass
+    number = 3
+
+    class Rounds(Complete):  # as the documentation once had it
+        def __init__(self, capacity: int, quantum: int = 1, memory: int = 64) -> None:
+            self.capacity, self.quantum = capacity, quantum
+    class Insists(Complete):
+        def __init__(self, *, quantum, capacity): pass
+    class Inherits(Rounds): pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(textwrap.dedent(SOURCE))
+    return path
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_name_is_a_method_that_can_be_made(name):
+    kind = method_class(name)
+    assert issubclass(kind, Method) and kind.__doc__
+    arithmetic = BatchArithmetic(8, 32, 32, 128, {"actor": 1}, 8, 8)
+    method = AdaptConfig(method=name).make_method(arithmetic, seed=3)
+    assert type(method) is kind and method.candidates >= 1
+    other = AdaptConfig(method=name).make_method(arithmetic, seed=4)
+    other.load_state_dict(method.state_dict())
+    with pytest.raises(ValueError, match=r"expected|no state"):
+        other.load_state_dict({"method": "another", "version": 1})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_metric_of_a_method_is_in_the_catalogue(name, make_group):
+    """And every group of eight steps ends in one counted state, and the stored ones are replayed as they were."""
+    arithmetic = BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4, 4)
+    method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
+    ledger, rng, seen = Ledger(), random.Random(1), set()
+    for step in range(8):
+        again = method.begin_step(step)
+        fresh = [make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, policy_step=step) for n in range(6)]
+        hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, policy_step=step) for prompt in again]
+        batch = method.build_batch(step, fresh, hard)
+        ledger.settle(fresh + hard, batch)
+        assert len(batch) <= 6 and all(group.step < step for group in batch.replayed)
+        seen |= set(method.metrics())
+    assert seen <= names("bapo_grpo", optional=True)
+    assert "groups/capacity" in seen
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
+    """All informative fresh groups are in a batch that has room for them, and only a full batch cuts any."""
+    arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8, 4)
+    method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
+    rng, sizes = random.Random(2), set()
+    for step in range(60):
+        again = method.begin_step(step)
+        count = rng.randrange(10)
+        fresh = [
+            make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, policy_step=step) for n in range(count)
+        ]
+        hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, policy_step=step) for prompt in again]
+        batch = method.build_batch(step, fresh, hard)
+        assert not batch.cut or len(batch) == 7
+        kept = {group.uid for group in batch.fresh + batch.cut}
+        assert {group.uid for group in fresh if 0 < group.mean < 1} <= kept
+        sizes.add(len(batch))
+        method.observe(step, {group.uid: 0.5 for _, group in batch.with_sources()})
+    assert len(sizes) >= 5 and max(sizes) == 7
+
+
+def test_a_class_of_a_file_gets_what_it_asks_for(file):
+    kind = method_class(f"{file}:Mine")
+    assert kind is method_class(f"{file}:Mine")
+    assert build(kind, GIVEN, []).got == (7, 8, 64, 5, 0.5, "x", False, Fraction(1, 8))
+    options = ["size=9", "share=1e-3", "name=a=b", "on=true", "c=1/3"]
+    assert build(kind, GIVEN, options).got == (7, 8, 64, 9, 0.001, "a=b", True, Fraction(1, 3))
+    assert build(kind, GIVEN, ["on=False", "c=0.1", "size=1", "size=2"]).got[3:] == (
+        2,
+        0.5,
+        "x",
+        False,
+        Fraction(1, 10),
+    )
+    assert isinstance(build(method_class(f"{file}:Plain"), GIVEN, []), Method)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("size", "'size'; Mine takes NAME=VALUE of these: size=5, share=0.5, name=x, on=False, c=1/8"),
+        ("sise=3", "'sise=3'; Mine takes NAME=VALUE of these: size=5"),
+        ("seed=3", "'seed=3'; Mine takes"),
+        ("size=3.5", "'size=3.5'; it must be a whole number"),
+        ("share=half", "'share=half'; it must be a number"),
+        ("on=yes", "'on=yes'; it must be true or false"),
+        ("c=1/0", "'c=1/0'; it must be a number"),
+        ("size=0", "Mine cannot be made: ValueError: size is 0; it must be at least 1"),
+    ],
+)
+def test_a_wrong_option_is_refused(file, option, message):
+    with pytest.raises(ConfigError) as error:
+        build(method_class(f"{file}:Mine"), GIVEN, [option])
+    assert message in str(error.value)
+
+
+def test_a_method_without_options_says_so(file):
+    with pytest.raises(ConfigError, match=r"Plain takes NAME=VALUE of these: none"):
+        build(method_class(f"{file}:Plain"), GIVEN, ["a=1"])
+    with pytest.raises(ConfigError, match="strength must have a default, or be one of capacity, group_size"):
+        build(method_class(f"{file}:Demanding"), GIVEN, [])
+
+
+@pytest.mark.parametrize("name", ["Rounds", "Insists", "Inherits"])
+def test_a_method_that_rounds_to_a_quantum_is_told_what_to_delete(file, name):
+    adapt = AdaptConfig(method=f"{file}:{name}")
+    with pytest.raises(ConfigError) as error:
+        adapt.make_method(BatchArithmetic(8, 32, 32, 128, {"actor": 2}, 8, 8), seed=1)
+    assert str(error.value) == (
+        f"adapt.method {name}: its constructor asks for `quantum`; a batch may hold any number of groups now, so "
+        "delete the parameter and everything that rounds to it (for example `total - total % self.quantum` becomes "
+        "`total`)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bappo", "adapt.method is bappo; it must be none, bapo, bapo_mini_test"),
+        ("mine.py", "adapt.method is mine.py; it must be none, .*FILE.py:CLASS"),
+        ("mine.py:", "must be none"),
+        ("FOLDER/nothing.py:Mine", "nothing.py; there is no such file"),
+        ("FOLDER/mine.py:Nobody", "mine.py has no class Nobody that is a bapo_openrlhf.methods.Method"),
+        ("FOLDER/mine.py:Other", "no class Other"),
+        ("FOLDER/mine.py:number", "no class number"),
+        ("FOLDER/mine.py:Partial", "Partial lacks build_batch, load_state_dict, metrics, state_dict"),
+        ("FOLDER/broken.py:Mine", r"broken.py cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_method_is_refused(file, name, message):
+    (file.parent / "broken.py").write_text("1 / 0\n")
+    for _ in range(2):  # a failed import leaves nothing behind
+        with pytest.raises(ConfigError, match=message):
+            AdaptConfig(method=name.replace("FOLDER", str(file.parent))).check()
+
+
+def test_the_flags_reach_bapo_by_their_names():
+    arithmetic = BatchArithmetic(8, 32, 48, 128, {"actor": 2}, 8, 8)
+    adapt = AdaptConfig(method="bapo", c1="1/4", replay_steps=2, eps=0.5, buffer_size=9)
+    method = adapt.make_method(arithmetic, seed=1)
+    assert isinstance(method, BAPO)
+    config = method.config
+    assert (config.capacity, config.group_size) == (32, 8)
+    assert (config.c1, config.replay_steps, config.eps) == (Fraction(1, 4), 2, 0.5)
+    assert (config.buffer_size, config.replay_buffer_size) == (9, 9)

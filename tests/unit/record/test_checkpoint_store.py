@@ -1,0 +1,817 @@
+"""Which checkpoints are whole: after any crash, on a full disk, with any damage."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import CheckpointError, load_state, save_state
+
+PARTS = ("_actor", "_critic", "_adapt")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_the_disk():
+    """Nothing here cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+def write_models(path, tag, attempt, parts=("_actor", "_critic")):
+    """What OpenRLHF's save of the models leaves; every file says which attempt wrote it."""
+    for part in parts:
+        folder = path / part / tag / "zero"
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (folder.parent / "mp_rank_00_model_states.pt", folder / "optim_states.pt"):
+            file.write_text(f"{file.name} of attempt {attempt}")
+        (path / part / "latest").write_text(tag)
+        (folder.parent / "metric.json").write_text("{}")
+
+
+def save(path, tag, attempt=1, *, critic=True, rotate=()):
+    """One save as the trainer does it: OpenRLHF rotates, then saves."""
+    store = CheckpointStore(path, critic=critic)
+    folder = store.begin(tag)
+    parts = ("_actor", "_critic") if critic else ("_actor",)
+    for old in rotate:
+        for part in parts:
+            shutil.rmtree(path / part / old)
+    write_models(path, tag, attempt, parts)
+    save_state(folder, {"attempt": attempt, "log_probs": np.full(5, float(attempt))})
+    store.complete(tag, int(tag.split("step")[1]))
+    store.forget_rotated()
+    return store
+
+
+def attempt_of(path, tag):
+    """The attempt that wrote a checkpoint; a mixture fails."""
+    attempts = {load_state(path / "_adapt" / tag)["attempt"]}
+    for part in ("_actor", "_critic"):
+        attempts |= {int(file.read_text()[-1]) for file in (path / part / tag).rglob("*.pt")}
+    assert len(attempts) == 1
+    return attempts.pop()
+
+
+def newest(store):
+    """`newest_whole` and what it reported."""
+    reports = []
+    return store.newest_whole(reports.append), reports
+
+
+def tree(path):
+    """All files and folders below `path`."""
+    return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
+
+
+# ── A save and its manifest ──
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_a_checkpoint_becomes_whole_with_its_manifest(tmp_path, critic):
+    store = CheckpointStore(tmp_path / "new" / "run", critic=critic)
+    assert store.tags() == [] and newest(store) == (None, [])
+    folder = store.begin("global_step5")
+    assert folder == tmp_path / "new" / "run" / "_adapt" / "global_step5"
+    assert [entry.name for entry in folder.iterdir()] == ["UNFINISHED"]
+    write_models(store.path, "global_step5", 1, ("_actor", "_critic") if critic else ("_actor",))
+    save_state(folder, {"a": 1})
+    tag, reports = newest(store)
+    assert tag is None
+    (report,) = reports
+    assert "global_step5 " in report and "the save did not end" in report
+    store.complete("global_step5", 5)
+    assert newest(store) == ("global_step5", []) and store.tags() == ["global_step5"]
+    store.check("global_step5")
+    assert sorted(entry.name for entry in folder.iterdir()) == ["manifest.json", "state.json", "state.safetensors"]
+
+
+def test_manifest_by_hand(tmp_path):
+    save(tmp_path, "best_global_step12", 3)
+    folder = tmp_path / "_adapt" / "best_global_step12"
+    (folder / "more").mkdir()
+    store = CheckpointStore(tmp_path, critic=True)
+    (folder / "more" / "é").write_bytes(b"")
+    store.complete("best_global_step12", 12)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    assert (manifest["format"], manifest["kind"], manifest["step"]) == (1, "bapo_openrlhf checkpoint", 12)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in ("latest", "manifest.json")]
+    expected = {}
+    for file in files:
+        expected[str(file.relative_to(tmp_path))] = entry = {"bytes": file.stat().st_size}
+        if "_adapt" in file.parts:
+            entry["blake2b"] = hashlib.blake2b(file.read_bytes(), digest_size=32).hexdigest()
+    assert manifest["files"] == expected and len(expected) == 2 * 3 + 3
+    order = ["_actor", "_critic", "_adapt"]
+    assert list(manifest["files"]) == sorted(expected, key=lambda path: (order.index(path.split("/")[0]), path))
+    store.check("best_global_step12")
+
+
+@pytest.mark.parametrize("part", ["_actor", "_critic"])
+@pytest.mark.parametrize("state", ["none", "empty", "folders"])
+def test_a_model_that_was_not_saved(tmp_path, part, state):
+    store = CheckpointStore(tmp_path, critic=True)
+    store.begin("global_step1")
+    write_models(tmp_path, "global_step1", 1)
+    shutil.rmtree(tmp_path / part / "global_step1")
+    if state != "none":
+        (tmp_path / part / "global_step1").mkdir()
+    if state == "folders":
+        (tmp_path / part / "global_step1" / "zero").mkdir()
+    with pytest.raises(CheckpointError) as error:
+        store.complete("global_step1", 1)
+    assert str(tmp_path / part / "global_step1") in str(error.value) and "no file" in str(error.value)
+    assert newest(store)[0] is None and store.remove_unfinished() == ["global_step1"]
+
+
+def test_a_checkpoint_without_critic_is_not_whole_for_a_run_with_one(tmp_path):
+    save(tmp_path, "global_step1", critic=False).check("global_step1")
+    with pytest.raises(CheckpointError, match=r"_critic/global_step1 is not in the checkpoint"):
+        CheckpointStore(tmp_path, critic=True).check("global_step1")
+
+
+def test_complete_without_begin(tmp_path):
+    write_models(tmp_path, "global_step1", 1)
+    with pytest.raises(CheckpointError, match="_adapt/global_step1"):
+        CheckpointStore(tmp_path, critic=True).complete("global_step1", 1)
+
+
+def test_begin_clears_what_an_older_attempt_left(tmp_path):
+    """Files that the new attempt does not write, too; other tags stay."""
+    save(tmp_path, "global_step1")
+    save(tmp_path, "global_step2", 1)
+    for part in PARTS:
+        (tmp_path / part / "global_step2" / "deep" / "er").mkdir(parents=True)
+        (tmp_path / part / "global_step2" / "deep" / "er" / "stale").write_text("")
+    before = tree(tmp_path)
+    store = CheckpointStore(tmp_path, critic=False)  # models of a critic go as well
+    store.begin("global_step2")
+    kept = [entry for entry in before if "global_step2" not in entry]
+    assert tree(tmp_path) == sorted([*kept, "_adapt/global_step2", "_adapt/global_step2/UNFINISHED"])
+    assert newest(store)[0] == "global_step1"
+
+
+def test_abandon_where_no_model_was_saved(tmp_path):
+    store = save(tmp_path, "global_step2")
+    before = tree(tmp_path)
+    tag = "best_global_step2"
+    folder = store.begin(tag)
+    assert folder == store.folder(tag) and not store.has_models(tag) and store.has_models("global_step2")
+    (tmp_path / "_actor" / tag / "zero").mkdir(parents=True)
+    assert not store.has_models(tag)
+    shutil.rmtree(tmp_path / "_actor" / tag)
+    (folder / "state.json").touch()
+    store.abandon(tag)
+    assert tree(tmp_path) == before and newest(store) == ("global_step2", [])
+
+
+# ── Order, and which one is loaded ──
+
+
+def test_newest_step_first_and_regular_before_best(tmp_path):
+    tags = ["best_global_step9", "global_step10", "global_step9", "best_global_step100", "global_step2"]
+    for tag in tags:
+        store = save(tmp_path, tag, critic=False)
+    (tmp_path / "_adapt" / "notes").mkdir()
+    (tmp_path / "_adapt" / "global_step5x").mkdir()
+    (tmp_path / "_adapt" / "global_step77").write_text("a file")
+    expected = ["best_global_step100", "global_step10", "global_step9", "best_global_step9", "global_step2"]
+    assert store.tags() == expected
+    for count, tag in enumerate(expected):
+        found, reports = newest(store)
+        assert found == tag and len(reports) == count
+        assert all(f"checkpoint {other} is passed over" in text for other, text in zip(expected, reports, strict=False))
+        (tmp_path / "_actor" / tag / "metric.json").unlink()
+    found, reports = newest(store)
+    assert found is None and len(reports) == len(expected)
+    assert reports[0].endswith(f"{tmp_path}/_actor/best_global_step100/metric.json is missing")
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_point_to(tmp_path, critic):
+    for step in (1, 2):
+        store = save(tmp_path, f"global_step{step}", critic=critic)
+    (tmp_path / "_critic").mkdir(exist_ok=True)
+    before = tree(tmp_path)
+    store.point_to("global_step1")
+    assert (tmp_path / "_actor" / "latest").read_bytes() == b"global_step1"
+    assert tree(tmp_path) == before
+    if critic:
+        assert (tmp_path / "_critic" / "latest").read_bytes() == b"global_step1"
+
+
+def test_point_to_replaces_and_never_truncates(tmp_path, monkeypatch):
+    for step in (1, 2):
+        store = save(tmp_path, f"global_step{step}")
+
+    def fail(*_args):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(CheckpointError, match=r"_actor/latest: Input/output error"):
+        store.point_to("global_step1")
+    assert (tmp_path / "_actor" / "latest").read_text() == "global_step2"
+
+
+@pytest.mark.parametrize("method", ["begin", "check", "point_to", "complete", "abandon", "has_models", "folder"])
+@pytest.mark.parametrize(
+    "tag", ["a/b", "../global_step1", "global_step1/", "/global_step1", "..", ".", "", "latest", "global_step1\n", "x"]
+)
+def test_tags_that_openrlhf_does_not_give(tmp_path, method, tag):
+    store = save(tmp_path, "global_step1")
+    before = tree(tmp_path)
+    with pytest.raises(ValueError, match="must be global_stepN or best_global_stepN") as error:
+        getattr(store, method)(tag, *([1] if method == "complete" else []))
+    assert repr(tag) in str(error.value)
+    assert tree(tmp_path) == before
+
+
+# ── Damage ──
+
+TAG = "global_step3"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 4
+    path.write_bytes(raw)
+
+
+def to_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        (f"_actor/{TAG}/zero/optim_states.pt", Path.unlink, "is missing"),
+        (f"_critic/{TAG}/mp_rank_00_model_states.pt", Path.unlink, "is missing"),
+        (f"_actor/{TAG}/metric.json", cut, "has 1 bytes instead of 2"),
+        (f"_critic/{TAG}/zero/optim_states.pt", cut, "bytes instead of"),
+        (f"_actor/{TAG}/metric.json", to_folder, "is no file"),
+        (f"_adapt/{TAG}/state.json", Path.unlink, "is missing"),
+        (f"_adapt/{TAG}/state.safetensors", cut, "bytes instead of"),
+        (f"_adapt/{TAG}/state.safetensors", flip, "is damaged"),
+        (f"_adapt/{TAG}/state.json", flip, "is damaged"),
+        (f"_adapt/{TAG}/manifest.json", Path.unlink, "is missing"),
+        (f"_adapt/{TAG}/manifest.json", cut, "is damaged or cut short"),
+        (f"_adapt/{TAG}/manifest.json", to_folder, "cannot be read: Is a directory"),
+    ],
+)
+def test_damage_is_named_and_passed_over(tmp_path, file, damage, message):
+    save(tmp_path, "global_step2")
+    store = save(tmp_path, TAG)
+    damage(tmp_path / file)
+    with pytest.raises(CheckpointError) as error:
+        store.check(TAG)
+    assert str(error.value).startswith(f"{tmp_path / file} ") and message in str(error.value)
+    tag, (report,) = newest(store)
+    assert tag == "global_step2" and TAG in report and str(error.value) in report
+    assert store.remove_unfinished() == []  # a user may want to look at it
+
+
+def test_of_a_model_file_only_the_size_is_checked(tmp_path):
+    store = save(tmp_path, TAG)
+    flip(tmp_path / "_actor" / TAG / "zero" / "optim_states.pt")
+    store.check(TAG)
+
+
+def test_files_beside_are_no_damage(tmp_path):
+    store = save(tmp_path, TAG)
+    for part in PARTS:
+        (tmp_path / part / TAG / "notes").write_text("mine")
+    store.check(TAG)
+
+
+def test_any_byte_of_the_manifest(tmp_path):
+    store = save(tmp_path, TAG, critic=False)
+    path = tmp_path / "_adapt" / TAG / "manifest.json"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        broken = bytearray(whole)
+        broken[place] ^= 1 << place % 7
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError, match=r"manifest\.json"):
+            store.check(TAG)
+
+
+def rewrite(path, **changes):
+    """A manifest with other content and the right digest."""
+    document = json.loads(path.read_bytes()) | changes | {"blake2b": "0" * 64}
+    text = json.dumps(document)
+    path.write_text(text.replace("0" * 64, hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 0}, "has format 0, this version reads 1"),
+        ({"format": 2}, "was written by a newer version: format 2, this version reads 1"),
+        ({"kind": "bapo_openrlhf state"}, "is no bapo_openrlhf checkpoint"),
+    ],
+)
+def test_other_formats(tmp_path, changes, message):
+    save(tmp_path, "global_step2")
+    store = save(tmp_path, TAG)
+    path = tmp_path / "_adapt" / TAG / "manifest.json"
+    rewrite(path)
+    store.check(TAG)
+    rewrite(path, **changes)
+    with pytest.raises(CheckpointError) as error:
+        store.check(TAG)
+    assert str(error.value) == f"{path} {message}"
+    assert newest(store) == ("global_step2", [f"checkpoint {TAG} is passed over: {path} {message}"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../outside", f"_actor/{TAG}/../../../outside", "_adapt/global_step2/state.json", "/etc/passwd", "latest", ""],
+)
+def test_a_manifest_that_names_other_files(tmp_path, name):
+    store = save(tmp_path / "run", TAG)
+    (tmp_path / "outside").write_text("x")
+    path = tmp_path / "run" / "_adapt" / TAG / "manifest.json"
+    files = json.loads(path.read_bytes())["files"]
+    rewrite(path, files=files | {name: {"bytes": 1}})
+    with pytest.raises(CheckpointError) as error:
+        store.check(TAG)
+    assert str(error.value) == f"{path} lists {name}, which is not of this checkpoint"
+
+
+def test_a_copied_tag_is_not_taken_for_another_step(tmp_path):
+    store = save(tmp_path, TAG)
+    for part in PARTS:
+        shutil.copytree(tmp_path / part / TAG, tmp_path / part / "global_step9")
+    tag, reports = newest(store)
+    assert tag == TAG and "global_step9/manifest.json lists _actor/global_step3/" in reports[0]
+
+
+# ── Links ──
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        f"_actor/{TAG}/metric.json",
+        f"_actor/{TAG}/zero",
+        f"_critic/{TAG}",
+        "_actor",
+        f"_adapt/{TAG}/state.json",
+        f"_adapt/{TAG}/manifest.json",
+    ],
+)
+def test_links_are_not_followed(tmp_path, link):
+    """A link to exactly the right content."""
+    path = tmp_path / "run"
+    store = save(path, TAG)
+    os.rename(path / link, tmp_path / "elsewhere")
+    (path / link).symlink_to(tmp_path / "elsewhere")
+    outside = tree(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError) as error:
+        store.check(TAG)
+    assert str(error.value) == f"{path / link} is a symbolic link, which checkpoints do not follow"
+    if not link.endswith("manifest.json"):
+        with pytest.raises(CheckpointError, match="is a symbolic link"):
+            store.complete(TAG, 3)
+    try:
+        store.begin(TAG)
+    except CheckpointError as error:
+        assert "is a symbolic link" in str(error)
+    assert (tmp_path / "elsewhere").exists() and tree(tmp_path / "elsewhere") == outside
+
+
+@pytest.mark.parametrize("link", ["_adapt", f"_adapt/{TAG}", "_actor"])
+@pytest.mark.parametrize("method", ["begin", "remove_unfinished", "forget_rotated", "tags", "has_foreign"])
+def test_nothing_is_deleted_through_a_link(tmp_path, link, method):
+    path = tmp_path / "run"
+    store = save(path, TAG)
+    (path / "_adapt" / TAG / "manifest.json").unlink()
+    (path / "_adapt" / TAG / "UNFINISHED").touch()
+    os.rename(path / link, tmp_path / "elsewhere")
+    (path / link).symlink_to(tmp_path / "elsewhere")
+    outside = tree(tmp_path / "elsewhere")
+    try:
+        getattr(store, method)(*([TAG] if method == "begin" else []))
+    except CheckpointError as error:
+        assert f"{path / link} is a symbolic link" in str(error)
+    assert tree(tmp_path / "elsewhere") == outside
+
+
+@pytest.mark.parametrize(("link", "method"), [("_adapt", "tags"), ("_adapt", "has_foreign"), ("_actor", "has_foreign")])
+def test_folders_that_are_links_are_not_listed(tmp_path, link, method):
+    store = save(tmp_path / "run", TAG)
+    os.rename(tmp_path / "run" / link, tmp_path / "elsewhere")
+    (tmp_path / "run" / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=f"{link} is a symbolic link"):
+        getattr(store, method)()
+
+
+def test_the_checkpoints_folder_itself_may_be_a_link(tmp_path):
+    (tmp_path / "large_disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "large_disk")
+    save(tmp_path / "run", TAG).check(TAG)
+
+
+def test_links_in_what_is_deleted_lead_nowhere(tmp_path):
+    path = tmp_path / "run"
+    store = save(path, TAG)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "precious").write_text("")
+    for part in PARTS:
+        (path / part / TAG / "link").symlink_to(tmp_path / "data")
+    store.begin(TAG)
+    assert tree(path / "_adapt" / TAG) == ["UNFINISHED"]
+    assert tree(tmp_path / "data") == ["precious"]
+
+
+# ── Clearing up ──
+
+
+def test_remove_unfinished(tmp_path):
+    """Saves that ended stay, whole or not; what is not this project's stays."""
+    save(tmp_path, "global_step1")
+    store = save(tmp_path, "global_step2")
+    (tmp_path / "_actor" / "global_step2" / "metric.json").unlink()
+    write_models(tmp_path, "global_step3", 1)  # foreign
+    (tmp_path / "_adapt" / "global_step4").mkdir()
+    (tmp_path / "_adapt" / "global_step4" / "unknown").touch()
+    (tmp_path / "_adapt" / "global_step2" / "UNFINISHED").touch()  # killed between manifest and marker
+    before = tree(tmp_path)
+    save_state(store.begin("global_step10"), {"a": np.ones(3)})
+    write_models(tmp_path, "global_step10", 1)
+    store.begin("best_global_step5")
+    write_models(tmp_path, "best_global_step5", 1, ["_critic"])
+    (tmp_path / "_adapt" / "global_step6").mkdir()  # killed between the first two operations of `begin`
+    assert store.remove_unfinished() == ["global_step10", "global_step6", "best_global_step5"]
+    assert tree(tmp_path) == before
+    assert store.remove_unfinished() == []
+
+
+def test_forget_rotated(tmp_path):
+    for step in range(1, 5):
+        store = save(tmp_path, f"global_step{step}")
+    store.begin("global_step6")  # unfinished: not this method's
+    shutil.rmtree(tmp_path / "_actor" / "global_step1")
+    shutil.rmtree(tmp_path / "_critic" / "global_step1")
+    shutil.rmtree(tmp_path / "_actor" / "global_step3")
+    shutil.rmtree(tmp_path / "_critic" / "global_step4")
+    with pytest.raises(CheckpointError, match=r"_actor/global_step1/\S+ is missing"):
+        store.check("global_step1")
+    models = tree(tmp_path / "_actor") + tree(tmp_path / "_critic")
+    store.forget_rotated()
+    assert store.tags() == ["global_step6", "global_step4", "global_step2"]
+    assert tree(tmp_path / "_actor") + tree(tmp_path / "_critic") == models
+    assert newest(store)[0] == "global_step2"
+
+
+def test_has_foreign(tmp_path):
+    store = CheckpointStore(tmp_path, critic=False)
+    assert not store.has_foreign()
+    save(tmp_path, "global_step1", critic=False)
+    (tmp_path / "_actor" / "universal").mkdir()
+    assert not store.has_foreign()
+    store.begin("global_step2")
+    write_models(tmp_path, "global_step2", 1)
+    assert not store.has_foreign()
+    write_models(tmp_path, "best_global_step2", 1)
+    assert store.has_foreign()
+
+
+# ── Crashes ──
+
+
+class Crash:
+    """In a child process: ends it, without any clearing up, at the `count`-th thing that it does to the disk.
+
+    A written file counts twice: before it, and with half of its bytes on the disk.
+    """
+
+    def __init__(self, count):
+        self.left = count
+
+    def step(self):
+        self.left -= 1
+        if self.left == 0:
+            os._exit(9)
+
+    def install(self):
+        for name in ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync", "open"):
+            setattr(os, name, self.counted(getattr(os, name)))
+        original = builtins.open
+
+        def opened(file, mode="r", *args, **kwargs):
+            if "w" not in mode:
+                return original(file, mode, *args, **kwargs)
+            self.step()
+            return Half(original(file, mode, *args, **kwargs), self)
+
+        builtins.open = io.open = opened
+
+    def counted(self, function):
+        def call(*args, **kwargs):
+            self.step()
+            return function(*args, **kwargs)
+
+        return call
+
+
+class Half:
+    """An open file that writes in two halves."""
+
+    def __init__(self, file, crash):
+        self.file, self.crash = file, crash
+
+    def write(self, data):
+        half = len(data) // 2
+        self.file.write(data[:half])
+        self.file.flush()
+        self.crash.step()
+        self.file.write(data[half:])
+        return len(data)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def crashed(count, action):
+    """Run `action` in a child that is killed at operation `count`; False when it ended before."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            Crash(count).install()
+            action()
+            status = 0
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9)
+    return status == 9
+
+
+def each_crash(base, work, action):
+    """For every operation of `action`, a copy of `base` on which it was killed there; at the end, one on which not."""
+    count = 0
+    alive = True
+    while alive:
+        count += 1
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(base, work)
+        alive = crashed(count, lambda: action(work))
+        yield alive
+    assert count > 20
+
+
+SAVES = {
+    "first": ([], "global_step3", ()),
+    "second": ([("global_step2", 1)], "global_step3", ()),
+    "best": ([("global_step3", 1)], "best_global_step4", ()),
+    "again": ([("global_step2", 1), ("global_step3", 1)], "global_step3", ()),
+    "with rotation": ([("global_step1", 1), ("global_step2", 1)], "global_step3", ["global_step1"]),
+}
+
+
+@pytest.mark.parametrize(("older", "tag", "rotate"), SAVES.values(), ids=SAVES)
+def test_killed_at_any_operation_of_a_save(tmp_path, older, tag, rotate):
+    """The old checkpoint or the new one is found, whole and of one attempt; then the run goes on and saves again."""
+    base, work = tmp_path / "base", tmp_path / "work"
+    base.mkdir()
+    for old, attempt in older:
+        save(base, old, attempt)
+    kept = {None: None} | {old: attempt for old, attempt in older if old not in (tag, *rotate)}
+    allowed = {max(kept, key=lambda name: name or ""), tag}
+    seen = set()
+    for _ in each_crash(base, work, lambda path: save(path, tag, 2, rotate=rotate)):
+        store = CheckpointStore(work, critic=True)
+        found, _ = newest(store)
+        assert found in allowed
+        if found is not None:
+            store.check(found)
+            attempt = attempt_of(work, found)
+            assert attempt == 2 if found == tag and tag not in dict(older) else attempt in (1, 2)
+            seen.add((found, attempt))
+        assert not store.has_foreign()
+        # A run that goes on from there:
+        removed = store.remove_unfinished()
+        assert set(removed) <= {tag, *rotate} and found not in removed
+        assert newest(store)[0] == found
+        assert set(os.listdir(work / "_actor") if (work / "_actor").exists() else []) - {"latest"} <= set(store.tags())
+        if found is not None:
+            store.point_to(found)
+            assert (work / "_actor" / "latest").read_text() == (work / "_critic" / "latest").read_text() == found
+        save(work, tag, 3)
+        assert newest(store) == (tag, []) and attempt_of(work, tag) == 3
+        assert not any("UNFINISHED" in entry or ".unfinished" in entry for entry in tree(work))
+    # Each outcome did occur: the old one, the new one, and where the tag was there before, its old attempt.
+    expected = {(tag, 2)} | {(name, 1) for name in allowed & set(dict(older))}
+    assert seen == expected
+
+
+def test_killed_at_any_operation_of_clearing_up(tmp_path):
+    base, work = tmp_path / "base", tmp_path / "work"
+    for step in (1, 2, 3):
+        store = save(base, f"global_step{step}")
+    save_state(store.begin("global_step4"), {"a": 1})
+    write_models(base, "global_step4", 1)
+    for part in ("_actor", "_critic"):
+        shutil.rmtree(base / part / "global_step1")
+    for name in range(8):  # so that a folder's order, which is the file system's, is not the right one by chance
+        (base / "_adapt" / "global_step1" / str(name)).touch()
+
+    def clear(path):
+        store = CheckpointStore(path, critic=True)
+        store.remove_unfinished()
+        store.forget_rotated()
+        store.point_to("global_step3")
+
+    for _ in each_crash(base, work, clear):
+        store = CheckpointStore(work, critic=True)
+        assert newest(store)[0] == "global_step3" and attempt_of(work, "global_step3") == 1
+        assert not store.has_foreign()
+        assert (work / "_actor" / "latest").read_text() in ("global_step4", "global_step3")
+        clear(work)
+        assert store.tags() == ["global_step3", "global_step2"]
+        assert set(os.listdir(work / "_actor")) == {"latest", "global_step2", "global_step3"}
+        assert (work / "_actor" / "latest").read_text() == (work / "_critic" / "latest").read_text() == "global_step3"
+
+
+def test_what_begin_and_complete_make_durable(tmp_path, monkeypatch):
+    """After a power cut: the marker before anything is deleted, the manifest before the marker goes."""
+    save(tmp_path, TAG)
+    log = []
+    originals = {name: getattr(os, name) for name in ("fsync", "unlink", "replace")}
+
+    def logged(name):
+        def call(first, *args, **kwargs):
+            path = os.readlink(f"/proc/self/fd/{first}") if name == "fsync" else args[0] if args else first
+            log.append((name, Path(path).name))
+            return originals[name](first, *args, **kwargs)
+
+        return call
+
+    for name in originals:
+        monkeypatch.setattr(os, name, logged(name))
+    store = CheckpointStore(tmp_path, critic=True)
+    store.begin(TAG)
+    manifest = log.index(("unlink", "manifest.json"))
+    assert [entry for entry in log[:manifest] if entry[0] == "unlink"] == []
+    assert log[:2] == [("fsync", "UNFINISHED"), ("fsync", TAG)]
+    assert {("fsync", "_adapt"), ("fsync", tmp_path.name)} < set(log[:manifest])
+    assert log[manifest + 1] == ("fsync", TAG)  # before the models go
+    write_models(tmp_path, TAG, 2)
+    log.clear()
+    store.complete(TAG, 3)
+    assert log[1:] == [("replace", "manifest.json"), ("fsync", TAG), ("unlink", "UNFINISHED"), ("fsync", TAG)]
+    store.begin("global_step4")
+    write_models(tmp_path, "global_step4", 1)
+    log.clear()
+    store.remove_unfinished()
+    marker = log.index(("unlink", "UNFINISHED"))
+    assert {("fsync", "_actor"), ("fsync", "_critic")} < set(log[:marker])  # or the models could outlive it
+    assert log[-1] == ("fsync", "_adapt")
+
+
+# ── Full disks and other errors of the system ──
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=False, capture_output=True, text=True
+        )
+    except OSError as error:
+        pytest.skip(f"mount cannot be run: {error}")
+    if done.returncode:
+        pytest.skip(f"mounting a file system is not permitted: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def fill(folder):
+    """Take the disk's last byte."""
+    with (folder / "filler").open("ab", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while file.write(b"x" * size):
+                    pass
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("arrays", [True, False])
+def test_disk_full_while_saving_state(small_disk, arrays):
+    store = save(small_disk, "global_step1", critic=False)
+    folder = store.begin("global_step2")
+    write_models(small_disk, "global_step2", 2, ["_actor"])
+    large = np.zeros(100_000, np.uint8) if arrays else ["text"] * 20_000
+    file = folder / ("state.safetensors" if arrays else "state.json")
+    with pytest.raises(OSError) as error:
+        save_state(folder, {"large": large})
+    assert error.value.errno == errno.ENOSPC and str(file) in str(error.value)
+    assert not file.exists() and not [name for name in os.listdir(folder) if name.startswith(".")]
+    assert newest(store)[0] == "global_step1" and attempt_of(small_disk, "global_step1") == 1
+    assert store.remove_unfinished() == ["global_step2"]
+    assert newest(store) == ("global_step1", [])
+
+
+def test_disk_full_while_completing(small_disk):
+    store = save(small_disk, "global_step1", critic=False)
+    folder = store.begin("global_step2")
+    write_models(small_disk, "global_step2", 2, ["_actor"])
+    save_state(folder, {"a": 1})
+    fill(small_disk)
+    with pytest.raises(CheckpointError) as error:
+        store.complete("global_step2", 2)
+    assert str(error.value) == f"{folder / 'manifest.json'}: No space left on device"
+    assert sorted(os.listdir(folder)) == ["UNFINISHED", "state.json", "state.safetensors"]
+    with pytest.raises(CheckpointError, match=r"_actor/latest: No space left on device"):
+        store.point_to("global_step1")
+    assert (small_disk / "_actor" / "latest").read_text() == "global_step2"
+    assert newest(store)[0] == "global_step1" and attempt_of(small_disk, "global_step1") == 1
+    assert store.remove_unfinished() == ["global_step2"]
+    (small_disk / "filler").unlink()
+    store.point_to("global_step1")
+    save(small_disk, "global_step2", 3, critic=False)
+    assert newest(store)[0] == "global_step2"
+
+
+def denied(monkeypatch, function, part):
+    """os.FUNCTION fails for paths that contain `part`."""
+    original = getattr(os, function)
+
+    def call(path, *args, **kwargs):
+        if part in os.fspath(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, function, call)
+
+
+@pytest.mark.parametrize(
+    ("method", "function", "part"),
+    [
+        ("begin", "mkdir", "_adapt/global_step9"),
+        ("begin", "rmdir", "_actor/global_step3"),
+        ("begin", "unlink", "optim_states.pt"),
+        ("complete", "scandir", "_actor/global_step3/zero"),
+        ("complete", "lstat", "_actor/global_step3/zero/optim_states.pt"),
+        ("complete", "replace", "_adapt/global_step3/.manifest.json"),
+        ("check", "lstat", "_actor/global_step3/metric.json"),
+        ("tags", "scandir", "_adapt"),
+        ("newest_whole", "scandir", "_adapt"),
+        ("has_foreign", "scandir", "_actor"),
+        ("has_models", "scandir", "_actor/global_step3"),
+        ("abandon", "rmdir", "_adapt/global_step3"),
+        ("remove_unfinished", "listdir", "_adapt/global_step3"),
+    ],
+)
+def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch, method, function, part):
+    store = save(tmp_path, TAG)
+    arguments = {"complete": [TAG, 3], "newest_whole": [print]}.get(method, [])
+    if method in ("check", "has_models", "abandon"):
+        arguments = [TAG]
+    if method == "begin":
+        arguments = ["global_step9" if function == "mkdir" else TAG]
+    denied(monkeypatch, function, part)
+    with pytest.raises(CheckpointError) as error:
+        getattr(store, method)(*arguments)
+    assert part.removesuffix("/.manifest.json") in str(error.value) and "Permission denied" in str(error.value)
+    assert str(error.value).startswith(str(tmp_path))
+
+
+def test_the_store_needs_no_stack():
+    code = (
+        "import sys, bapo_openrlhf.record.checkpoint_store\n"
+        "assert not {'torch', 'ray', 'deepspeed', 'vllm', 'openrlhf'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,489 @@
+"""What a run leaves on disk, and the picture and the table made of it."""
+
+import json
+import math
+import subprocess
+from fractions import Fraction
+from io import StringIO
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.colors import to_hex
+from rich.console import Console
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.answers import GAP, PromptStates, shortened
+from bapo_openrlhf.record.run_record import (
+    RunRecord,
+    begin_run,
+    read_answers,
+    read_evaluations,
+    read_groups,
+    read_metrics,
+    read_run,
+    summarise,
+    write_summary,
+)
+from bapo_openrlhf.workbench import plot
+
+
+def lines(directory):
+    return (directory / "metrics.jsonl").read_text().splitlines()
+
+
+# ── metrics.jsonl ──
+
+
+def test_one_line_a_step_readable_while_the_run_goes_on(tmp_path):
+    run = RunRecord(tmp_path / "new" / "run")
+    assert read_metrics(tmp_path / "new" / "run") == []
+    run.append(1, {"a": 0.5})
+    assert read_metrics(tmp_path / "new" / "run") == [{"step": 1, "a": 0.5}]
+    run.append(2, {"b": 3})
+    assert lines(tmp_path / "new" / "run") == ['{"step": 1, "a": 0.5}', '{"step": 2, "b": 3}']
+
+
+def test_what_json_cannot_hold_becomes_null(tmp_path):
+    values = {
+        "nan": math.nan,
+        "inf": math.inf,
+        "minus": -math.inf,
+        "np_nan": np.float32("nan"),
+        "np_float": np.float32(0.5),
+        "np_int": np.int64(7),
+        "none": None,
+        "flag": True,
+        "text": "é",
+        "big": 10**30,
+    }
+    RunRecord(tmp_path).append(1, values)
+    (line,) = lines(tmp_path)
+    row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    nulls = dict.fromkeys(("nan", "inf", "minus", "np_nan", "none"))
+    assert row == {"step": 1, **nulls, "np_float": 0.5, "np_int": 7, "flag": True, "text": "é", "big": 10**30}
+
+
+def test_other_values_are_refused_by_name_and_leave_no_half_line(tmp_path):
+    run = RunRecord(tmp_path)
+    run.append(1, {"a": 1})
+    with pytest.raises(TypeError, match="loss"):
+        run.append(2, {"a": 1, "loss": np.zeros(3)})
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 1}]
+
+
+def test_step_is_the_argument(tmp_path):
+    RunRecord(tmp_path).append(4, {"step": 9, "a": 1})
+    assert read_metrics(tmp_path) == [{"step": 4, "a": 1}]
+
+
+@pytest.mark.parametrize("cut", range(1, 20))
+def test_line_cut_short_by_a_crash_is_dropped(tmp_path, cut):
+    """At every length of the last line, its end of line alone missing included."""
+    run = RunRecord(tmp_path)
+    run.append(1, {"a": 1})
+    run.append(2, {"a": 2})
+    path = tmp_path / "metrics.jsonl"
+    assert len(lines(tmp_path)[1]) == 19
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 1}]
+    RunRecord(tmp_path).append(2, {"a": 3})
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 1}, {"step": 2, "a": 3}]
+
+
+def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read_metrics(tmp_path)
+
+
+def test_resume_drops_what_will_be_done_again(tmp_path):
+    run = RunRecord(tmp_path)
+    for step in range(1, 7):
+        run.append(step, {"first": True})
+    resumed = RunRecord(tmp_path, resume_from=4)
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
+    resumed.append(4, {"first": False})
+    assert [(row["step"], row["first"]) for row in read_metrics(tmp_path)] == [
+        (1, True),
+        (2, True),
+        (3, True),
+        (4, False),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_reopening_without_resume_keeps_all(tmp_path):
+    RunRecord(tmp_path).append(1, {})
+    RunRecord(tmp_path).append(2, {})
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
+
+
+# ── groups.jsonl and answers.jsonl ──
+
+
+def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
+    run = RunRecord(tmp_path)
+    assert read_groups(tmp_path) == read_answers(tmp_path) == []
+    run.append_groups(1, [{"uid": 0, "mean": None}, {"uid": 1, "mean": np.float64(0.5)}])
+    run.append_answers(1, [])
+    assert not (tmp_path / "answers.jsonl").exists()
+    run.append_answers(2, [{"prompt": "a", "response": "x\ny \u2028 \ud800"}])
+    with (tmp_path / "groups.jsonl").open("a") as file:
+        file.write('{"step": 2, "ui')  # not written to the end yet
+    assert read_groups(tmp_path) == [{"step": 1, "uid": 0, "mean": None}, {"step": 1, "uid": 1, "mean": 0.5}]
+    assert read_answers(tmp_path) == [{"step": 2, "prompt": "a", "response": "x\ny \u2028 \ud800"}]
+    assert read_metrics(tmp_path) == []
+
+
+def test_resume_drops_later_lines_of_every_file(tmp_path):
+    run = RunRecord(tmp_path)
+    for step in (1, 2, 3):
+        run.append_groups(step, [{"uid": 2 * step}, {"uid": 2 * step + 1}])
+        run.append_answers(step, [{"prompt": str(step)}])
+        run.append(step, {})
+        run.append_evaluation(step, {"eval_cd4_pass1": step / 4})
+    RunRecord(tmp_path, resume_from=3)
+    assert [row["uid"] for row in read_groups(tmp_path)] == [2, 3, 4, 5]
+    assert [row["prompt"] for row in read_answers(tmp_path)] == ["1", "2"]
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
+    found = [{"step": 1, "eval_cd4_pass1": 0.25}, {"step": 2, "eval_cd4_pass1": 0.5}]
+    assert read_evaluations(tmp_path) == found
+    RunRecord(tmp_path, resume_from=1)
+    assert read_groups(tmp_path) == read_answers(tmp_path) == read_metrics(tmp_path) == []
+    assert read_evaluations(tmp_path) == []
+
+
+# ── run.json ──
+
+START = {"name": "run", "started": "2026-01-01T00:00:00+00:00", "total_steps": None, "config": {"a.b": [1, math.inf]}}
+
+
+def test_a_new_run_begins_with_an_empty_record(tmp_path):
+    folder = tmp_path / "new" / "run"
+    assert read_run(folder) == {}
+    for _ in range(2):
+        begin_run(folder, START)
+        assert read_run(folder) == START | {"config": {"a.b": [1, None]}}
+        assert [path.name for path in folder.iterdir()] == ["run.json"]
+        run = RunRecord(folder)
+        run.append(1, {})
+        run.append_groups(1, [{}])
+        run.append_answers(1, [{}])
+        write_summary(folder, {"steps": 1})
+        (folder / "train.log").write_text("kept")
+        assert len(list(folder.iterdir())) == 6
+        (folder / "train.log").unlink()
+
+
+def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
+    begin_run(tmp_path, START)
+    RunRecord(tmp_path).append(1, {})
+    write_summary(tmp_path, {"steps": 1})
+    for number in (1, 2):
+        begin_run(tmp_path, START | {"started": f"later {number}", "total_steps": 10 * number}, resumes=True)
+    found = read_run(tmp_path)
+    assert (found["started"], found["resumed"]) == (START["started"], ["later 1", "later 2"])
+    assert found["total_steps"] == 20
+    assert len(read_metrics(tmp_path)) == 1 and record.read_summary(tmp_path) == {}  # it has not ended
+
+
+def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
+    RunRecord(tmp_path).append(1, {})
+    begin_run(tmp_path, START, resumes=True)
+    assert read_run(tmp_path)["resumed"] == [START["started"]] and len(read_metrics(tmp_path)) == 1
+
+
+# ── which answers are kept ──
+
+
+def told(means, rebuilt_at=None):
+    """(position, prompt, kind) of all news of groups (prompt, mean); the states are rebuilt before one of them."""
+    states, rows = PromptStates(), []
+    for position, (prompt, mean) in enumerate(means):
+        if position == rebuilt_at:
+            states = PromptStates({"prompt": prompt, "kind": kind} for _, prompt, kind in rows)
+        kind = states.news(prompt, mean)
+        if kind:
+            rows.append((position, prompt, kind))
+    return rows
+
+
+GROUPS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.sampled_from([None, Fraction(-1), Fraction(0), Fraction(1, 8), Fraction(1)])),
+    max_size=12,
+)
+
+
+@given(GROUPS, st.integers(0, 12))
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_each_prompt_fails_once_and_is_solved_once_after_that(means, rebuilt_at):
+    wanted = []
+    for prompt in "abc":
+        of_prompt = [(position, mean) for position, (name, mean) in enumerate(means) if name == prompt]
+        failed = [position for position, mean in of_prompt if mean == 0][:1]
+        solved = [position for position, mean in of_prompt if mean is not None and mean > 0 and failed < [position]]
+        wanted += [(position, prompt, "failed") for position in failed]
+        wanted += [(position, prompt, "solved") for position in solved[:1] if failed]
+    assert told(means) == sorted(wanted)
+    assert told(means, rebuilt_at) == sorted(wanted)  # a resumed run goes on from what it kept
+
+
+@given(st.text(max_size=40), st.integers(0, 40))
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_shortened_keeps_beginning_and_end(text, chars):
+    found = shortened(text, chars)
+    if len(text) <= chars:
+        assert found == text
+        return
+    assert len(found) == chars
+    if chars >= len(GAP):
+        start, end = found[: (chars - len(GAP) + 1) // 2], found[len(found) - (chars - len(GAP)) // 2 :]
+        assert found == start + GAP + end and text.startswith(start) and text.endswith(end)
+
+
+# ── summary.json ──
+
+
+def test_summary_is_written_whole_or_not_at_all(tmp_path):
+    write_summary(tmp_path, {"a": 1, "bad": math.nan, "groups": {"fresh": np.int64(3)}})
+    assert record.read_summary(tmp_path) == {"a": 1, "bad": None, "groups": {"fresh": 3}}
+    with pytest.raises(TypeError, match="object"):
+        write_summary(tmp_path, {"a": 2, "b": object()})
+    assert record.read_summary(tmp_path)["a"] == 1
+    write_summary(tmp_path, {"a": 3})
+    assert record.read_summary(tmp_path) == {"a": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    assert record.read_summary(tmp_path / "none") == {}
+
+
+def test_summarise_by_hand():
+    rows = [
+        {
+            "step": step,
+            "reward/fresh_mean": reward,
+            "groups/fresh": 3,
+            "groups/reevaluated": step % 2,
+            "groups/replayed": 2 * step,
+            "groups/filtered": 99,
+            "rollouts/total": 10 * step,
+            "timing/generation": 0.5,
+            **({"timing/reevaluation": 0.25} if step % 2 else {}),
+        }
+        for step, reward in enumerate([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8], start=1)
+    ]
+    assert summarise(rows) == {
+        "steps": 7,
+        "reward_start": pytest.approx((0.1 + 0.2) / 2),  # a third of 7 steps
+        "reward_end": pytest.approx((0.6 + 0.8) / 2),
+        "groups": {"fresh": 21, "reevaluated": 4, "replayed": 56},
+        "rollouts": 70,
+        "seconds": {"generation": pytest.approx(3.5), "reevaluation": pytest.approx(1.0)},
+    }
+    assert summarise(rows, window=1)["reward_end"] == 0.8
+    assert list(summarise(rows)["seconds"]) == ["generation", "reevaluation"]
+
+
+@pytest.mark.parametrize(("steps", "window"), [(1, 1), (2, 1), (5, 1), (6, 2), (23, 7), (24, 8), (100, 8)])
+def test_window_is_at_most_a_third(steps, window):
+    rows = [{"step": step, "reward/fresh_mean": float(step**2)} for step in range(steps)]
+    summary = summarise(rows)
+    assert summary["reward_start"] == pytest.approx(np.mean([step**2 for step in range(window)]))
+    assert summary["reward_end"] == pytest.approx(np.mean([step**2 for step in range(steps - window, steps)]))
+
+
+def test_summarise_without_numbers():
+    empty = {"reward_start": None, "reward_end": None, "rollouts": 0, "seconds": {}}
+    groups = {"groups": {"fresh": 0, "reevaluated": 0, "replayed": 0}}
+    assert summarise([]) == {"steps": 0, **empty, **groups}
+    assert summarise([{"step": 1, "reward/fresh_mean": None}]) == {"steps": 1, **empty, **groups}
+    partly = [{"step": 1, "reward/fresh_mean": None, "rollouts/total": 8}, {"step": 2, "reward/fresh_mean": 0.5}]
+    assert summarise(partly)["rollouts"] == 8
+
+
+# ── provenance ──
+
+
+def git(directory, *arguments):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=directory, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_commit_is_the_packages_own(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "run_record.py").write_text("")
+    monkeypatch.setattr(record, "__file__", str(package / "run_record.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record.provenance()["commit"] is None
+    git(tmp_path, "init")
+    (tmp_path / "other").write_text("")
+    git(tmp_path, "add", "other")
+    git(tmp_path, "commit", "-m", "another project's")
+    assert record.provenance()["commit"] is None
+    git(tmp_path, "add", "package")
+    git(tmp_path, "commit", "-m", "with the package")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert len(head) == 40 and record.provenance()["commit"] == head
+    (tmp_path / "other").write_text("changed")
+    assert record.provenance()["commit"] == f"{head}-dirty"
+
+
+def test_provenance_without_git_and_with_versions(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(record.sys, "orig_argv", ["python", "-m", "bapo_openrlhf.cli.train", "--run.name", "a b"])
+    found = record.provenance()
+    assert found["commit"] is None
+    assert found["command"] == "python -m bapo_openrlhf.cli.train --run.name 'a b'"
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["versions"]["python"].startswith("3.")
+
+
+@pytest.mark.parametrize("words", [["--logger.wandb.key", "s3cret", "x"], ["--logger.wandb.key=s3cret", "x"]])
+def test_a_secret_is_not_written_down(monkeypatch, words):
+    monkeypatch.setattr(record.sys, "orig_argv", ["python", *words])
+    command = record.provenance(secret="s3cret")["command"]
+    assert "s3cret" not in command and "***" in command and command.endswith(" x")
+    assert "s3cret" in record.provenance()["command"] and "s3cret" in record.provenance(secret="")["command"]
+
+
+def test_record_imports_nothing_heavy():
+    code = (
+        "import sys, bapo_openrlhf.record.run_record, bapo_openrlhf.record.metrics, bapo_openrlhf.workbench.plot\n"
+        "assert not {'torch', 'numpy', 'ray', 'matplotlib', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([record.sys.executable, "-c", code], check=True)
+
+
+# ── The picture ──
+
+
+@pytest.fixture
+def rows():
+    return [
+        {
+            "step": step,
+            "reward/fresh_mean": 0.3 + 0.02 * step,
+            "groups/fresh": 5,
+            "groups/reevaluated": 2 if step % 4 == 0 else 0,
+            "groups/replayed": min(step, 9),
+            "groups/capacity": 16,
+        }
+        for step in range(1, 13)
+    ]
+
+
+def bars(axes):
+    """Heights and bottoms of the bars by label."""
+    return {
+        container.get_label(): [(bar.get_height(), bar.get_y()) for bar in container] for container in axes.containers
+    }
+
+
+def test_bars_stack_each_steps_sources(rows):
+    _, bottom = plot.make_figure(rows, {}, "run").axes
+    drawn = bars(bottom)
+    assert list(drawn) == ["fresh (X1)", "re-evaluated (X2)", "replayed (X3)"]
+    for i, row in enumerate(rows):
+        fresh, reevaluated, replayed = (row[f"groups/{source}"] for source in record.SOURCES)
+        assert drawn["fresh (X1)"][i] == (fresh, 0)
+        assert drawn["re-evaluated (X2)"][i] == (reevaluated, fresh)
+        assert drawn["replayed (X3)"][i] == (replayed, fresh + reevaluated)
+    centres = [bar.get_x() + bar.get_width() / 2 for bar in bottom.containers[0]]
+    assert centres == pytest.approx([row["step"] for row in rows])
+    (capacity,) = bottom.get_lines()
+    assert (min(capacity.get_xdata()), max(capacity.get_xdata())) == (0.5, 12.5)
+    assert set(capacity.get_ydata()) == {16} and bottom.get_ylim()[1] > 16
+
+
+def test_reward_is_drawn_raw_and_smoothed(rows):
+    rows[3]["reward/fresh_mean"] = None
+    top, _ = plot.make_figure(rows, {}, "run").axes
+    raw, smoothed = top.get_lines()
+    known = [row for row in rows if row["reward/fresh_mean"] is not None]
+    assert list(raw.get_xdata()) == [row["step"] for row in known]
+    assert list(raw.get_ydata()) == [row["reward/fresh_mean"] for row in known]
+    assert smoothed.get_ydata()[5] == pytest.approx(np.mean(raw.get_ydata()[4:7]))
+    assert smoothed.get_linewidth() > raw.get_linewidth()
+
+
+def test_smooth_by_hand():
+    assert plot.smooth([1, 2, 6, 3], 3) == pytest.approx([1.5, 3, 11 / 3, 4.5])
+    assert plot.smooth([5.0], 3) == [5.0]
+
+
+def test_axes_title_and_colours(rows):
+    figure = plot.make_figure(rows, {"algorithm": "ba_ppo", "seed": 0}, "night run")
+    top, bottom = figure.axes
+    assert figure.get_suptitle() == "night run · ba_ppo · seed 0"
+    assert "reward" in top.get_ylabel() and "groups" in bottom.get_ylabel() and bottom.get_xlabel() == "trainer step"
+    okabe_ito = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
+    colours = {to_hex(bar.get_facecolor()) for container in bottom.containers for bar in container}
+    assert len(colours) == 3 and colours < okabe_ito
+    assert {text.get_text() for text in bottom.get_legend().get_texts()} == {*plot.LABELS.values(), "batch capacity"}
+    assert plot.make_figure(rows, {}, "night run").get_suptitle() == "night run"
+
+
+def test_long_runs_share_bars_and_lose_no_group():
+    rows = [{"step": step, "groups/fresh": step % 7, "groups/replayed": 1} for step in range(1, 1001)]
+    _, bottom = plot.make_figure(rows, {}, "run").axes
+    drawn = bars(bottom)["fresh (X1)"]
+    assert len(drawn) == 250
+    assert sum(4 * height for height, _ in drawn) == pytest.approx(sum(row["groups/fresh"] for row in rows))
+    assert "mean of 4 steps" in bottom.get_ylabel()
+    assert not bottom.get_lines()  # no capacity is known
+
+
+def test_plot_run_writes_a_picture(tmp_path, rows):
+    run = RunRecord(tmp_path / "first")
+    for row in rows:
+        run.append(row["step"], row)
+    path = plot.plot_run(tmp_path / "first")
+    assert path == tmp_path / "first" / "run.png"
+    png = path.read_bytes()
+    assert png[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(png[16:20], "big") >= 1000  # width
+    other = plot.plot_run(tmp_path / "first", tmp_path / "pictures" / "x.png")
+    assert other == tmp_path / "pictures" / "x.png" and other.exists()
+
+
+def test_plot_run_of_one_step_and_of_none(tmp_path):
+    run = RunRecord(tmp_path)
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        plot.plot_run(tmp_path)
+    run.append(1, {})
+    assert plot.plot_run(tmp_path).exists()
+
+
+def text_of(table):
+    console = Console(file=StringIO(), width=100)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_table_shows_the_summary():
+    summary = {
+        "algorithm": "ba_ppo",
+        "seed": 3,
+        "steps": 48,
+        "reward_start": 0.25,
+        "reward_end": 0.5,
+        "groups": {"fresh": 60, "reevaluated": 15, "replayed": 25},
+        "rollouts": 12288,
+        "seconds": {"generation": 61.26, "ppo_train": 1234.5},
+    }
+    text = text_of(plot.summary_table(summary))
+    for part in ("ba_ppo", "seed 3", "0.250", "0.500", "+0.250", "12,288", "61.3", "1,234.5", "ppo train"):
+        assert part in text, part
+    by_source = {
+        source: next(line for line in text.splitlines() if label in line) for source, label in plot.LABELS.items()
+    }
+    assert "60" in by_source["fresh"] and "60%" in by_source["fresh"]
+    assert "15" in by_source["reevaluated"] and "25%" in by_source["replayed"]
+
+
+def test_table_of_a_run_without_numbers():
+    text = text_of(plot.summary_table(summarise([])))
+    assert "-" in text and "nan" not in text.lower()

@@ -1,0 +1,621 @@
+"""State files: every value comes back with its type and bits, and no damage passes unseen."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import errno
+import hashlib
+import json
+import math
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.record import state_file
+from bapo_openrlhf.record.state_file import CheckpointError, load_state, save_state
+
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+NUMPY_DTYPES = ["bool", *INTEGERS, "float16", "float32", "float64", "complex64"]
+TORCH_DTYPES = [*NUMPY_DTYPES, "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_the_disk():
+    """Nothing here cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+def canonical(value):
+    """A value as nested tuples that are equal only for the same types, order of keys and bits."""
+    if isinstance(value, float) and type(value) is float:
+        return "float", struct.pack("<d", value)
+    if type(value) is dict:
+        return "dict", tuple((canonical(key), canonical(item)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value).__name__, tuple(map(canonical, value))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return type(value).__name__, value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, torch.Tensor):
+        # As bytes without numpy, which has no bfloat16.
+        bits = value.contiguous().reshape(-1).view(torch.uint8).tolist() if value.numel() else []
+        return "tensor", value.dtype, value.shape, tuple(bits)
+    return type(value).__name__, value
+
+
+def roundtrip(state, folder):
+    save_state(folder, state)
+    return load_state(folder)
+
+
+# ── What comes back ──
+
+texts = st.text(max_size=5) | st.text(st.characters(categories=["Cs", "Lu"]), max_size=4)
+keys = texts | st.sampled_from(["$", "of", "dict", "state", "blake2b"])
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+
+
+@st.composite
+def arrays(draw):
+    """Any bits (NaN payloads too), contiguous or not."""
+    name, shape = draw(st.sampled_from(NUMPY_DTYPES)), draw(shapes)
+    size = math.prod(shape) * np.dtype(name).itemsize
+    raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    array = (raw % 2 if name == "bool" else raw).view(name).reshape(shape)
+    change = draw(st.sampled_from(["none", "transposed", "reversed", "strided", "Fortran"]))
+    if change == "transposed":
+        return array.T
+    if change == "Fortran":
+        return np.asfortranarray(array) if array.ndim else array
+    if array.ndim and change in ("reversed", "strided"):
+        return array[:: -1 if change == "reversed" else 2]
+    return array
+
+
+@st.composite
+def tensors(draw):
+    name, shape = draw(st.sampled_from(TORCH_DTYPES)), draw(shapes)
+    dtype = getattr(torch, name)
+    size = math.prod(shape) * dtype.itemsize
+    raw = torch.tensor(list(draw(st.binary(min_size=size, max_size=size))), dtype=torch.uint8)
+    tensor = (raw % 2 if name == "bool" else raw).view(dtype).reshape(shape)
+    return tensor.transpose(0, -1) if tensor.ndim and draw(st.booleans()) else tensor
+
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**130), 2**130)
+    | st.floats()
+    | texts
+    | arrays()
+    | arrays().filter(lambda array: array.size).map(lambda array: array.reshape(-1)[0])
+    | tensors()
+)
+values = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(keys, values, max_size=4))
+def test_any_state_comes_back_bit_for_bit(state):
+    with tempfile.TemporaryDirectory() as folder:
+        assert canonical(roundtrip(state, Path(folder))) == canonical(state)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        -0.0,
+        math.inf,
+        -math.inf,
+        struct.unpack("<d", b"\x01\x02\x03\x04\x05\x06\xf7\xff")[0],  # a signalling NaN with a payload
+        5e-324,
+        2**64 - 1,
+        2**64,
+        -(2**63) - 1,
+        10**6000,  # Python refuses to write it as decimal digits
+        True,
+        "\ud83d\ude00",  # two lone surrogates, not the character that they are in UTF-16
+        "😀\x00\ud800",
+        {"$": "tuple", "of": [1]},
+        {"$": {"$": "x"}, "\ud800": ({},)},
+        [(), [()], {"": None}],
+        np.array(3.5, np.float16),
+        np.zeros((2, 0, 3), np.uint16),
+        np.arange(24, dtype=np.int32).reshape(2, 3, 4)[:, ::-2].T,
+        [np.array([1, 2])[1::-2], torch.ones(1)],  # one element and a negative stride, which torch does not take
+        np.float64(0.1),
+        np.bool_(True),
+        torch.tensor(1.5, dtype=torch.bfloat16),
+        torch.zeros(0, 4),
+        torch.arange(6).reshape(2, 3).T,
+    ],
+    ids=lambda value: str(type(value).__name__),
+)
+def test_special_values(tmp_path, value):
+    assert canonical(roundtrip({"a": value}, tmp_path)) == canonical({"a": value})
+
+
+def test_a_generator_goes_on_where_it_was(tmp_path):
+    """PCG64's state has integers of 128 bits."""
+    rng = np.random.Generator(np.random.PCG64(3))
+    rng.random(5)
+    state = roundtrip({"rng": rng.bit_generator.state}, tmp_path)
+    restored = np.random.Generator(np.random.PCG64())
+    restored.bit_generator.state = state["rng"]
+    assert restored.random(4).tolist() == rng.random(4).tolist()
+
+
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_arrays_that_share_memory_come_back_apart_and_writable(tmp_path, with_torch):
+    base = np.arange(6.0)
+    base.setflags(write=False)
+    state = {"a": base, "b": base, "c": base[1:4]}
+    if with_torch:
+        weight = torch.arange(4.0, requires_grad=True)
+        state |= {"t": weight, "u": weight[1:], "v": weight}
+    back = roundtrip(state, tmp_path)
+    back["a"][:] = -1
+    assert back["b"].tolist() == [0, 1, 2, 3, 4, 5] and back["c"].tolist() == [1, 2, 3]
+    if with_torch:
+        assert not back["t"].requires_grad and back["t"].device.type == "cpu"
+        back["t"].fill_(-1)
+        assert back["u"].tolist() == [1, 2, 3] and back["v"].tolist() == [0, 1, 2, 3]
+
+
+def test_lazy_conjugates_are_stored_as_what_they_are(tmp_path):
+    tensor = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj()
+    back = roundtrip({"a": tensor, "b": tensor.imag}, tmp_path)
+    assert back["a"].tolist() == [1 - 2j, 3 + 4j] and back["b"].tolist() == [-2, 4]
+
+
+def test_a_thousand_arrays_keep_their_places(tmp_path):
+    state = {"groups": [{"step": n, "log_probs": np.full(n % 7, n)} for n in range(1000)]}
+    assert canonical(roundtrip(state, tmp_path)) == canonical(state)
+
+
+def test_two_names_in_one_folder(tmp_path):
+    paths = save_state(tmp_path, {"a": np.ones(2)}) + save_state(tmp_path, {"a": np.zeros(2)}, name="other.x")
+    names = ["state.json", "state.safetensors", "other.x.json", "other.x.safetensors"]
+    assert paths == [tmp_path / name for name in names]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert load_state(tmp_path)["a"].tolist() == [1, 1]
+    assert load_state(tmp_path, name="other.x")["a"].tolist() == [0, 0]
+
+
+def test_torch_is_imported_for_its_tensors_alone(tmp_path):
+    (tmp_path / "t").mkdir()
+    save_state(tmp_path / "t", {"a": torch.ones(2, dtype=torch.bfloat16), "b": np.ones(2)})
+    code = (
+        "import sys, numpy as np; from pathlib import Path\n"
+        "from bapo_openrlhf.record import checkpoint_store as store\n"
+        "from bapo_openrlhf.record.state_file import load_state, save_state\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "save_state(folder, {'a': np.zeros(3)}); load_state(folder)\n"
+        "assert not {'torch', 'ray', 'deepspeed', 'vllm', 'openrlhf'} & set(sys.modules)\n"
+        "state = load_state(folder / 't')\n"
+        "assert state['a'].dtype is sys.modules['torch'].bfloat16 and type(state['b']) is np.ndarray\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ── What is refused ──
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({1}, "is a set"),
+        (b"x", "is a bytes"),
+        (1j, "is a complex"),
+        (Fraction(1, 2), "is a Fraction"),
+        (collections.OrderedDict(), "is an OrderedDict"),
+        (collections.Counter(), "is a Counter"),
+        (Pair(1, 2), "is a Pair"),
+        (Colour.RED, "is a Colour"),
+        (Text("x"), "is a Text"),
+        (object(), "is an object"),
+        (np.str_("x"), "has dtype <U1"),
+        (np.complex128(1), "has dtype <c16"),
+        (np.longdouble(1), "has dtype <f16"),
+        (np.array([1], ">i4"), "has dtype >i4"),
+        (np.array([None]), "has dtype |O"),
+        (np.array(["x"]), "has dtype <U1"),
+        (np.zeros(2, "f4,f4"), r"has dtype |V8"),
+        (np.ma.masked_array([1.0]), "is a MaskedArray"),
+        (torch.zeros(2, dtype=torch.complex128), "is a tensor of torch.complex128"),
+        (torch.eye(2).to_sparse(), "torch.sparse_coo"),
+        (torch.zeros(2, device="meta"), "on meta"),
+        (torch.nn.Parameter(torch.zeros(2)), "is a Parameter"),
+        ({3: 1}, "has the key 3, an int"),
+        ({Text("x"): 1}, "has the key 'x', a Text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_other_values_are_refused_by_their_place(tmp_path, value, what):
+    save_state(tmp_path, {"kept": np.ones(3)})
+    state = {"replay": {"groups": [0, 1, 2, {"extras": {"x": value}}]}}
+    with pytest.raises(TypeError) as error:
+        save_state(tmp_path, state)
+    assert str(error.value).startswith("replay.groups[3].extras.x ") and what in str(error.value)
+    assert load_state(tmp_path)["kept"].tolist() == [1, 1, 1]
+
+
+def test_places_at_the_top_and_in_tuples(tmp_path):
+    with pytest.raises(TypeError, match=r"^x is a set"):
+        save_state(tmp_path, {"x": set()})
+    with pytest.raises(TypeError, match=r"^x\[1\]\[0\] is a set"):
+        save_state(tmp_path, {"x": (1, [set()])})
+    with pytest.raises(TypeError, match=r"^the state has the key None, a NoneType"):
+        save_state(tmp_path, {None: 1})
+    assert not list(tmp_path.iterdir())
+
+
+# ── Damage ──
+
+SMALL = {"a": [np.arange(3, dtype=np.int16), 0.5, "é"], "$": (2**70, math.nan), "r": np.float32(2)}
+NAMES = ["state.json", "state.safetensors"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_file(tmp_path, name):
+    save_state(tmp_path, SMALL)
+    (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError) as error:
+        load_state(tmp_path)
+    assert str(error.value) == f"{tmp_path / name} is missing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cut_short_at_any_byte(tmp_path, name):
+    save_state(tmp_path, SMALL)
+    whole = (tmp_path / name).read_bytes()
+    for length in range(len(whole)):
+        (tmp_path / name).write_bytes(whole[:length])
+        with pytest.raises(CheckpointError) as error:
+            load_state(tmp_path)
+        assert str(tmp_path / name) in str(error.value), length
+        if name.endswith("safetensors"):
+            assert str(error.value).endswith(f"has {length} bytes instead of {len(whole)}")
+    (tmp_path / name).write_bytes(whole + b" ")
+    with pytest.raises(CheckpointError, match=name):
+        load_state(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bit_of_any_byte_flipped(tmp_path, name):
+    save_state(tmp_path, SMALL)
+    whole = (tmp_path / name).read_bytes()
+    for place in range(len(whole)):
+        broken = bytearray(whole)
+        broken[place] ^= 1 << place % 7
+        (tmp_path / name).write_bytes(broken)
+        with pytest.raises(CheckpointError) as error:
+            load_state(tmp_path)
+        assert str(tmp_path / name) in str(error.value), place
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_changed_at_random(tmp_path, name):
+    save_state(tmp_path, SMALL)
+    whole = (tmp_path / name).read_bytes()
+    rng = random.Random(0)
+    for _ in range(500):
+        broken = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            broken[rng.randrange(len(broken))] = rng.choice(b' 0123456789abcdef"{}[],.\n\x00\xff')
+        if broken == whole:
+            continue
+        (tmp_path / name).write_bytes(broken)
+        with pytest.raises(CheckpointError) as error:
+            load_state(tmp_path)
+        assert name in str(error.value)
+
+
+def test_the_same_json_in_other_words_is_damage(tmp_path):
+    save_state(tmp_path, SMALL)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
+    with pytest.raises(CheckpointError, match="digest does not match"):
+        load_state(tmp_path)
+
+
+def test_files_of_two_saves_never_mix(tmp_path):
+    """Of the same size, too."""
+    for folder, value in (("old", 1), ("new", 2)):
+        (tmp_path / folder).mkdir()
+        save_state(tmp_path / folder, {"step": value, "a": np.full(4, value)})
+    os.replace(tmp_path / "new" / "state.safetensors", tmp_path / "old" / "state.safetensors")
+    with pytest.raises(CheckpointError, match=r"state\.safetensors is damaged, or of another save than state\.json"):
+        load_state(tmp_path / "old")
+
+
+def test_a_renamed_save(tmp_path):
+    save_state(tmp_path, SMALL)
+    for name in NAMES:
+        os.replace(tmp_path / name, tmp_path / name.replace("state", "other"))
+    with pytest.raises(CheckpointError, match=r"other\.json belongs to state\.safetensors, not to other\.safetensors"):
+        load_state(tmp_path, name="other")
+
+
+def test_unreadable_files(tmp_path):
+    save_state(tmp_path, SMALL)
+    for name in NAMES[::-1]:
+        (tmp_path / name).unlink()
+        (tmp_path / name).mkdir()
+        with pytest.raises(CheckpointError) as error:
+            load_state(tmp_path)
+        assert str(error.value) == f"{tmp_path / name} cannot be read: Is a directory"
+
+
+# ── The format, written down here once more ──
+
+
+def write_signed(path, document):
+    """A document with the digest of its own text, in which the digest's place has zeros."""
+    text = json.dumps(document | {"blake2b": "0" * 64})
+    found = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    path.write_text(text.replace("0" * 64, found, 1))
+
+
+def write_by_hand(folder, state, tensors, changes=None):
+    """Format 1. `tensors`: safetensors' name of the dtype, shape and bytes, by key."""
+    header, data = {}, b""
+    for key, (dtype, shape, raw) in tensors.items():
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    raw = struct.pack("<Q", len(text)) + text + data
+    (folder / "state.safetensors").write_bytes(raw)
+    digest = hashlib.blake2b(raw, digest_size=32).hexdigest()
+    meta = {"file": "state.safetensors", "bytes": len(raw), "blake2b": digest, "library": "torch"}
+    document = {"format": 1, "kind": "bapo_openrlhf state", "blake2b": "", "tensors": meta, "state": state}
+    write_signed(folder / "state.json", document | (changes or {}))
+
+
+EXAMPLE = {
+    "plain": [2**64 - 1, -(2**63), -0.0, "é", None, True],
+    "tuple": {"$": "tuple", "of": [1, {"$": "tuple", "of": []}]},
+    "marked": {"$": "dict", "of": [["$", 1], [{"$": "str", "of": [0xD800]}, 2]]},
+    "big": [{"$": "int", "of": "0x10000000000000000"}, {"$": "int", "of": "-0x8000000000000001"}],
+    "nan": {"$": "float", "of": "7ff8000000000001"},
+    "scalar": {"$": "scalar", "of": ["int16", "0201"]},
+    "array": {"$": "array", "of": "0"},
+    "tensor": {"$": "tensor", "of": "1"},
+}
+EXAMPLE_TENSORS = {"0": ("U8", [2], b"\x01\x02"), "1": ("BF16", [1, 1], b"\xc0\x3f")}
+
+
+def test_format_1_is_read(tmp_path):
+    write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS)
+    expected = {
+        "plain": [2**64 - 1, -(2**63), -0.0, "é", None, True],
+        "tuple": (1, ()),
+        "marked": {"$": 1, "\ud800": 2},
+        "big": [2**64, -(2**63) - 1],
+        "nan": struct.unpack(">d", bytes.fromhex("7ff8000000000001"))[0],
+        "scalar": np.int16(0x0102),
+        "array": np.array([1, 2], np.uint8),
+        "tensor": torch.tensor([[1.5]], dtype=torch.bfloat16),
+    }
+    assert canonical(load_state(tmp_path)) == canonical(expected)
+
+
+def test_format_1_is_what_is_written(tmp_path):
+    """The structure word for word; the tensors as any reader of safetensors sees them."""
+    write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS)
+    state = load_state(tmp_path)
+    (tmp_path / "new").mkdir()
+    save_state(tmp_path / "new", state)
+    document = json.loads((tmp_path / "new" / "state.json").read_bytes())
+    assert document["state"] == EXAMPLE
+    assert list(document) == ["format", "kind", "blake2b", "tensors", "state"]
+    raw = (tmp_path / "new" / "state.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    assert {key: (item["dtype"], item["shape"]) for key, item in header.items()} == {
+        "0": ("U8", [2]),
+        "1": ("BF16", [1, 1]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 0}, "has format 0, this version reads 1"),
+        ({"format": None}, "has format None, this version reads 1"),
+        ({"format": 2}, "was written by a newer version: format 2, this version reads 1"),
+        ({"kind": "bapo_openrlhf checkpoint"}, "is no bapo_openrlhf state"),
+        ({"kind": None}, "is no bapo_openrlhf state"),
+        ({"state": {"x": {"$": "array", "of": "7"}}}, "lacks tensor 7"),
+    ],
+)
+def test_other_versions_and_kinds(tmp_path, change, message):
+    write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS, change)
+    with pytest.raises(CheckpointError) as error:
+        load_state(tmp_path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(str(tmp_path / ("state.safetensors" if "lacks" in message else "state.json")))
+
+
+def test_another_versions_digest_is_not_looked_at(tmp_path):
+    """It may be made in another way."""
+    save_state(tmp_path, SMALL)
+    document = json.loads((tmp_path / "state.json").read_text()) | {"format": 9, "blake2b": "sha"}
+    (tmp_path / "state.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="newer version: format 9, this version reads 1"):
+        load_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is damaged or cut short"),
+        ("[1]", "is no bapo_openrlhf state"),
+        ("{}", "is no bapo_openrlhf state"),
+        ("[" * 100_000, "is damaged or cut short"),
+        ('{"kind": "bapo_openrlhf state"}', "has format None"),
+        ('{"kind": "bapo_openrlhf state", "format": 1}', "is damaged: its digest is None"),
+        ('{"kind": "bapo_openrlhf state", "format": 1, "blake2b": ""}', "is damaged: its digest is ''"),
+        ("é", "is damaged or cut short"),
+    ],
+)
+def test_other_files(tmp_path, text, message):
+    save_state(tmp_path, SMALL)
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message) as error:
+        load_state(tmp_path)
+    assert str(error.value).startswith(str(tmp_path / "state.json"))
+
+
+class Trap:
+    """Unpickling it would be seen."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+def test_nothing_is_unpickled(tmp_path, monkeypatch):
+    save_state(tmp_path, {"a": np.ones(2), "b": torch.ones(2, dtype=torch.bfloat16), "c": np.float32(1)})
+
+    def trap(*_args, **_kwargs):
+        raise AssertionError("unpickled")
+
+    for module in (pickle, sys.modules["_pickle"]):
+        for name in ("load", "loads", "Unpickler"):
+            monkeypatch.setattr(module, name, trap)
+    monkeypatch.setattr(torch, "load", trap)
+    monkeypatch.setattr(np, "load", trap)
+    assert load_state(tmp_path)["b"].tolist() == [1, 1]
+    for name in NAMES:
+        (tmp_path / name).write_bytes(pickle.dumps(Trap()))
+        with pytest.raises(CheckpointError, match=name):
+            load_state(tmp_path)
+        save_state(tmp_path, SMALL)
+
+
+# ── Interrupted saves ──
+
+
+def test_a_file_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
+    """What a power cut could reorder: content, then name, then the folder's entry; the tensors before the JSON."""
+    log = []
+    fsync, replace = os.fsync, os.replace
+
+    def logged_fsync(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        log.append(("fsync", path.name, path.stat().st_size if path.is_file() else None))
+        fsync(descriptor)
+
+    def logged_replace(source, target):
+        log.append(("replace", Path(source).name, Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", logged_fsync)
+    monkeypatch.setattr(os, "replace", logged_replace)
+    paths = save_state(tmp_path, SMALL)
+    expected = []
+    for path in paths[::-1]:
+        unfinished = next(entry[1] for entry in log if entry[0] == "replace" and entry[2] == path.name)
+        expected += [("fsync", unfinished, path.stat().st_size), ("replace", unfinished, path.name)]
+        expected += [("fsync", tmp_path.name, None)]
+    assert log == expected
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_killed_while_writing_over_an_older_save(tmp_path, monkeypatch, function, count):
+    old, new = {"a": np.zeros(2)}, {"a": np.ones(2)}
+    save_state(tmp_path, old)
+    calls = iter(range(1, 99))
+    original = getattr(os, function)
+
+    def kill(*args):
+        if next(calls) == count:
+            raise Killed
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, kill)
+        try:
+            save_state(tmp_path, new)
+            killed = False
+        except Killed:
+            killed = True
+    assert killed == (count <= {"fsync": 4, "replace": 2}[function])
+    try:
+        found = canonical(load_state(tmp_path))
+        assert found in (canonical(old), canonical(new))
+    except CheckpointError as error:  # new tensors beside the old JSON
+        assert "of another save" in str(error)
+    assert canonical(roundtrip(new, tmp_path)) == canonical(new)
+    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_an_error_of_the_system_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch, name, function):
+    save_state(tmp_path, {"a": np.zeros(2)})
+    before = (tmp_path / name).read_bytes()
+    original = getattr(os, function)
+
+    def fail(first, *rest):
+        path = os.readlink(f"/proc/self/fd/{first}") if function == "fsync" else str(first)
+        if name in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(first, *rest)
+
+    monkeypatch.setattr(os, function, fail)
+    with pytest.raises(OSError) as error:
+        save_state(tmp_path, {"a": np.ones(2)})
+    assert error.value.errno == errno.ENOSPC and error.value.filename == str(tmp_path / name)
+    assert str(tmp_path / name) in str(error.value)
+    assert (tmp_path / name).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        save_state(tmp_path / "nowhere", {})
+    with pytest.raises(CheckpointError, match=r"nowhere/state\.json is missing"):
+        load_state(tmp_path / "nowhere")
+
+
+def test_version_is_the_one_that_the_tests_know():
+    assert state_file.FORMAT_VERSION == 1

@@ -1,0 +1,504 @@
+"""Visual geometry: published rows and their images, drawn problems, the reward."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import math
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.tasks import geometry as task
+from bapo_openrlhf.tasks import get_task, task_of
+from bapo_openrlhf.tasks.task import BadRow
+from bapo_openrlhf.workbench.prepare.build import Request, prepare
+
+TEXT = "<image>Find x."
+
+
+def picture(colour: object = "white", size: tuple[int, int] = (40, 30), mode: str = "RGB") -> Image.Image:
+    """A picture with a black stroke across it."""
+    image = Image.new(mode, size, colour)
+    ImageDraw.Draw(image).line((0, 0, *size), fill="black", width=3)
+    return image
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def decoded(content: bytes) -> np.ndarray:
+    """Pixels (H, W, 3)."""
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+def row(*images: object, text: str = TEXT, answer: str = "5") -> dict:
+    return {"images": list(images), "problem": text, "answer": answer}
+
+
+def reason(published: dict) -> str:
+    with pytest.raises(BadRow) as error:
+        task.problem(published)
+    return str(error.value)
+
+
+def png_head(width: int, height: int) -> bytes:
+    """A PNG that says how large it is, and has next to nothing in it."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+# ── published rows ──
+
+
+def test_parts_are_those_of_the_paper():
+    assert get_task("geometry") is task.TASK and task_of("geo3k_val") is task.TASK
+    parts = task.TASK.parts
+    assert {name: (part.title, part.source.split, part.source.rows) for name, part in parts.items()} == {
+        "train": ("Geometry3K", "train", 2101),
+        "geo3k_val": ("Geo-3K(val)", "validation", 300),
+        "geo3k_test": ("Geo-3K(test)", "test", 601),
+    }
+    assert {part.source.hub for part in parts.values()} == {"hiyouga/geometry3k"}
+    assert {part.source.columns for part in parts.values()} == {("images", "problem", "answer")}
+    assert not any(part.shuffled or part.first or part.count for part in parts.values())  # each source is one part
+    assert task.TASK.file == Path(task.__file__)
+
+
+def test_an_image_in_any_form_is_the_same_problem(tmp_path):
+    content = encoded(picture())
+    path = tmp_path / "1.png"
+    path.write_bytes(content)
+    as_stored = [
+        {"bytes": content, "path": "1.png"},
+        {"bytes": content, "path": None},
+        {"bytes": None, "path": str(path)},
+        {"path": str(path)},
+        str(path),
+        path,
+        content,
+        picture(),
+        Image.open(path),
+    ]
+    problems = [task.problem(row(image)) for image in as_stored]
+    problems.append(task.problem({"images": {"bytes": content, "path": None}, "problem": TEXT, "answer": "5"}))
+    assert len({problem.key for problem in problems}) == 1
+    for problem in problems:
+        assert (problem.text, problem.label) == (TEXT, "5")
+        assert len(problem.images) == 1 and np.array_equal(decoded(problem.images[0]), np.asarray(picture()))
+    assert all(problem.images == (content,) for problem in problems[:7])  # a file is kept as it is
+
+
+def test_the_key_is_of_the_question_and_the_picture():
+    def key(image, text=TEXT):
+        return task.problem(row(image, text=text)).key
+
+    same = key(encoded(picture()))
+    assert same == key(encoded(picture(), compress_level=0)) == key(encoded(picture(), "BMP"))
+    assert same == key(encoded(picture()), text="<image> find $x$")
+    others = [key(picture("red")), key(picture(size=(41, 30))), key(picture(), text="<image>Find y.")]
+    assert len({same, *others}) == 4
+    # the same bytes of pixels in another shape
+    assert key(Image.new("RGB", (10, 20))) != key(Image.new("RGB", (20, 10)))
+
+
+def test_images_stay_in_order():
+    first, second = encoded(picture("red")), encoded(picture("blue"))
+    text = "Which is larger, <image> or <image>?"
+    problem = task.problem(row(first, second, text=text))
+    assert problem.images == (first, second) and problem.text == text
+    assert problem.key != task.problem(row(second, first, text=text)).key
+
+
+@pytest.mark.parametrize(
+    ("published", "kind"),
+    [
+        (row(), "no image"),
+        ({"images": None, "problem": TEXT, "answer": "5"}, "no image"),
+        (row(None), "image missing"),
+        (row({"bytes": None, "path": None}), "image missing"),
+        (row({}), "image missing"),
+        (row({"bytes": None, "path": "no/such/file.png"}), "image missing"),
+        (row("nul\0.png"), "image missing"),
+        (row(str(Path(__file__).parent)), "image missing"),
+        (row(b""), "image broken"),
+        (row({"bytes": b"", "path": None}), "image broken"),
+        (row(b"no image at all"), "image broken"),
+        (row(7), "image broken"),
+        (row(b"P6 1 1 255\n\0\0\0"), "image broken"),  # an image, but of a format that is not taken
+        (row(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"), "image broken"),
+        (row(png_head(8, 8)[:40]), "image broken"),
+        (row(png_head(5000, 5000)), "image too large"),
+        (row(png_head(60000, 60000)), "image too large"),
+        (row(picture(), picture()), "another number of tags than of images"),
+        (row(picture(), text="Find x."), "another number of tags than of images"),
+        (row(picture(), text="<image><image>Find x."), "another number of tags than of images"),
+        (row(picture(), text=" "), "problem is empty"),
+        (row(picture(), answer=""), "answer is empty"),
+        (row(picture(), answer=None), "answer is empty"),
+    ],
+)
+def test_bad_rows_say_why(published, kind):
+    assert reason(published).split(":")[0] == kind
+
+
+@pytest.mark.parametrize("answer", ["$$", "}", r"\frac{"])
+def test_labels_that_nothing_could_equal(answer):
+    assert "label" in reason(row(picture(), answer=answer))
+
+
+@pytest.mark.parametrize("answer", ["5", "12.5", r"3 \sqrt { 3 }", r"\frac { 20 } { 3 }", "36^\\circ", r"8 \pi"])
+def test_labels_as_they_are_published(answer):
+    problem = task.problem(row(picture(), answer=answer))
+    assert task.score(rf"so \boxed{{{answer}}}", problem.label) == 1.0
+    assert task.score(r"so \boxed{4711}", problem.label) == 0.0
+
+
+@settings(deadline=None, max_examples=80)
+@given(kind=st.sampled_from(["PNG", "JPEG", "WEBP", "GIF", "BMP"]), data=st.data())
+def test_a_file_that_was_cut_short_is_broken_or_whole(kind, data):
+    """Never the picture with a part missing."""
+    content = encoded(picture(size=(64, 48)), kind)
+    cut = content[: data.draw(st.integers(0, len(content) - 1))]
+    try:
+        problem = task.problem(row(cut))
+    except BadRow as error:
+        assert str(error).startswith("image broken: ")
+    else:
+        assert np.array_equal(decoded(problem.images[0]), decoded(content))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(max_size=200), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM"]))
+def test_any_bytes_are_an_image_or_a_bad_row(noise, magic):
+    try:
+        task.problem(row(magic + noise))
+    except BadRow as error:
+        assert str(error).split(":")[0] in ("image broken", "image too large")
+
+
+def test_a_decompression_bomb_is_not_decoded(tmp_path):
+    """Decoded, these take 75 MB and 10 GB, and the last is a file of a terabyte; the process may have 40 MiB more."""
+    (tmp_path / "fine.png").write_bytes(encoded(picture()))
+    (tmp_path / "large.png").write_bytes(png_head(5000, 5000))
+    (tmp_path / "huge.png").write_bytes(png_head(60000, 60000))
+    with (tmp_path / "long.png").open("wb") as file:
+        file.truncate(2**40)
+    code = """
+import resource, sys
+from bapo_openrlhf.tasks import geometry
+
+def look(path):
+    try:
+        geometry.problem({"images": [path], "problem": "<image>x", "answer": "5"})
+        print("fine")
+    except geometry.BadRow as error:
+        print(str(error).split(":")[0])
+
+look(sys.argv[1])  # imports what it takes
+now = next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:"))
+resource.setrlimit(resource.RLIMIT_DATA, (now + 40 * 2**20,) * 2)
+for path in sys.argv[1:]:
+    look(path)
+"""
+    names = ("fine", "large", "huge", "long")
+    paths = [str(tmp_path / f"{name}.png") for name in names]
+    run = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=False)
+    assert run.stdout.splitlines() == ["fine", "fine", *["image too large"] * 3], run.stderr
+
+
+def test_a_transparent_background_becomes_white():
+    """Black lines on a transparent background, which is stored as black: converted to RGB alone, all would be black."""
+    image = Image.new("RGBA", (40, 30), (0, 0, 0, 0))
+    ImageDraw.Draw(image).line((0, 0, 40, 30), fill=(0, 0, 0, 255), width=3)
+    assert np.asarray(image.convert("RGB")).max() == 0
+    for stored in (image, encoded(image), encoded(image, "WEBP", lossless=True)):
+        problem = task.problem(row(stored))
+        assert np.array_equal(decoded(problem.images[0]), np.asarray(picture()))
+        assert problem.key == task.problem(row(picture())).key
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32 - 1))
+def test_half_transparent_pixels_are_mixed_with_white(seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (6, 5, 4), dtype=np.uint8)
+    share = pixels[..., 3:].astype(float) / 255
+    expected = share * pixels[..., :3] + (1 - share) * 255
+    (content,) = task.problem(row(Image.fromarray(pixels, "RGBA"))).images
+    assert np.abs(decoded(content) - expected).max() <= 1.0
+
+
+def test_palette_images_with_a_transparent_colour():
+    image = picture().convert("P", palette=Image.Palette.ADAPTIVE, colors=2)
+    transparent = image.getpixel((39, 0))
+    (content,) = task.problem(row(encoded(image, transparency=transparent))).images
+    assert np.array_equal(decoded(content), np.asarray(picture()))
+
+
+def test_the_prompt_keeps_the_image_in_front_and_asks_for_a_box():
+    problem = task.problem(row(picture()))
+    prompt = next(iter(task.TASK.prompts.values()))(problem)
+    assert prompt.startswith(TEXT) and prompt.count("<image>") == 1
+    assert r"\boxed{}" in prompt and "step by step" in prompt
+    assert "<|" not in prompt and "system" not in prompt.lower()
+
+
+def test_openrlhf_makes_one_image_and_one_text_of_the_prompt():
+    found = importlib.util.find_spec("openrlhf")
+    path = Path(found.origin).parent / "datasets" / "prompts_dataset.py"  # the package would import DeepSpeed
+    spec = importlib.util.spec_from_file_location("_prompts_dataset", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    prompt = task.boxed_prompt(task.problem(row(picture())))
+    content = module._str_to_content_list(prompt)
+    assert content == [{"type": "image"}, {"type": "text", "text": prompt.removeprefix("<image>")}]
+
+
+# ── drawn problems ──
+
+
+class Pen:
+    """Notes what is drawn: corners in pixels, and each label with its place and box."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.corners, self.labels = [], []
+        polygon, text = ImageDraw.ImageDraw.polygon, ImageDraw.ImageDraw.text
+
+        def noted_polygon(brush, corners, *args, **kwargs):
+            self.corners = [np.array(corner) for corner in corners]
+            return polygon(brush, corners, *args, **kwargs)
+
+        def noted_text(brush, place, label, *args, **kwargs):
+            if label:
+                box = brush.textbbox(place, label, font=kwargs["font"], anchor=kwargs["anchor"])
+                self.labels.append((label, np.array(place), box))
+            return text(brush, place, label, *args, **kwargs)
+
+        monkeypatch.setattr(ImageDraw.ImageDraw, "polygon", noted_polygon)
+        monkeypatch.setattr(ImageDraw.ImageDraw, "text", noted_text)
+
+    def drawn(self, figure, turned):
+        self.corners, self.labels = [], []
+        content = task.draw(figure, turned)
+        sides = list(zip(self.corners, self.corners[1:] + self.corners[:1], strict=True))
+        return content, sides, self.labels
+
+
+def area(corners):
+    """Of a polygon, by the shoelace formula; its sign is the sense of rotation."""
+    x, y = np.array(corners).T
+    return 0.5 * float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
+
+
+@pytest.mark.parametrize("kind", ["right triangle", "rectangle", "angles"])
+def test_answers_can_be_measured_in_the_figure(kind, monkeypatch):
+    """Each figure is to scale: what is asked for is measured in pixels, with the labels as the only ruler."""
+    pen = Pen(monkeypatch)
+    figures = [figure for figure in task.figures() if figure.name.startswith(kind)]
+    assert len(figures) > 300
+    for number, figure in enumerate(figures[::7]):
+        _, sides, labels = pen.drawn(figure, turned=number * 61.0)
+        numbers = {label for label, _, _ in labels}
+        if kind == "angles":
+            assert len(labels) == 3 and "x°" in numbers
+            for label, place, _ in labels:
+                corner = min(range(3), key=lambda i: float(np.linalg.norm(pen.corners[i] - place)))
+                there, one, other = (pen.corners[(corner + i) % 3] for i in range(3))
+                cosine = np.dot(one - there, other - there)
+                cosine /= np.linalg.norm(one - there) * np.linalg.norm(other - there)
+                expected = figure.answer if label == "x°" else int(label.removesuffix("°"))
+                assert math.degrees(math.acos(cosine)) == pytest.approx(expected, abs=1e-6)
+            continue
+        lengths = {}
+        for label, place, _ in labels:
+            start, end = min(sides, key=lambda side: float(np.linalg.norm((side[0] + side[1]) / 2 - place)))
+            lengths[label] = float(np.linalg.norm(end - start))
+        assert len(lengths) == len(labels)  # no two labels at one side
+        units = [lengths[label] / int(label) for label in lengths if label != "x"]  # pixels of a unit
+        assert len(units) == 2 and units[0] == pytest.approx(units[1])
+        if kind == "rectangle":
+            assert abs(area(pen.corners)) / units[0] ** 2 == pytest.approx(figure.answer)
+        else:
+            assert lengths["x"] / units[0] == pytest.approx(figure.answer)
+            a, b, c = sorted(lengths.values())
+            assert a * a + b * b == pytest.approx(c * c)
+
+
+def test_labels_are_within_the_image_and_beside_the_lines(monkeypatch):
+    pen = Pen(monkeypatch)
+    for number, figure in enumerate(list(task.figures())[::11]):
+        content, sides, labels = pen.drawn(figure, turned=number * 47.0)
+        sense = math.copysign(1.0, area(pen.corners))
+        boxes = [box for _, _, box in labels]
+        for _, place, (left, top, right, bottom) in labels:
+            assert 0 <= left < right <= task.SIZE and 0 <= top < bottom <= task.SIZE, figure.name
+            distances = [
+                sense * float(np.cross(end - start, place - start)) / np.linalg.norm(end - start)
+                for start, end in sides
+            ]  # inwards
+            if figure.name.startswith("angles"):
+                assert min(distances) > 8
+            else:
+                assert min(distances) < -15
+        for i, one in enumerate(boxes):
+            for other in boxes[i + 1 :]:
+                assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1], figure.name
+        assert decoded(content).shape == (task.SIZE, task.SIZE, 3)
+
+
+def test_the_numbers_are_in_the_image_alone():
+    for problem in task.generate("drawn", "train", 200, seed=1):
+        assert not any(character.isdecimal() for character in problem.text)
+        assert problem.text.count("<image>") == 1
+
+
+def test_drawn_problems_are_solvable_and_different():
+    seen, pictures = {}, set()
+    for part, size in task.TASK.sizes["drawn"].items():
+        problems = list(task.generate("drawn", part, size, seed=0))
+        assert len(problems) == size
+        for problem in problems:
+            assert problem.key not in seen  # in no other part either
+            seen[problem.key] = part
+            pictures.add(problem.images[0])
+            assert task.score(rf"\boxed{{{problem.label}}}", problem.label) == 1.0
+            assert int(problem.label) > 0
+    assert len(pictures) == len(seen) == sum(task.TASK.sizes["drawn"].values())
+    assert set(task.TASK.sizes["drawn"]) == set(task.TASK.parts)
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (7, 8)])
+def test_parts_share_no_problem_whatever_their_seeds(seeds):
+    """Every problem that a part can have, of one seed, against every one of the others, of another."""
+    keys = {}
+    for part, seed in zip(task.TASK.parts, (*seeds, *seeds), strict=False):
+        with pytest.raises(ConfigError, match="can be drawn") as error:
+            list(task.generate("drawn", part, 10**6, seed))
+        most = int(str(error.value).split(";")[1].split()[0])
+        keys[part] = {problem.key for problem in task.generate("drawn", part, most, seed)}
+        assert len(keys[part]) == most >= task.TASK.sizes["drawn"][part]
+    assert sum(map(len, keys.values())) == len(set().union(*keys.values())) == len(list(task.figures()))
+    assert 0.6 < len(keys["train"]) / len(list(task.figures())) < 0.9
+
+
+def test_a_seed_makes_the_same_problems_again():
+    def made(seed):
+        return list(task.generate("drawn", "geo3k_val", 20, seed))
+
+    assert made(3) == made(3)
+    assert [problem.key for problem in made(3)] != [problem.key for problem in made(4)]
+
+
+def test_every_kind_is_in_every_part():
+    kinds = {(figure.name.split()[0], figure.part) for figure in task.figures()}
+    assert len(kinds) == 3 * len(task.TASK.parts)
+
+
+def test_prepare_writes_images_that_open(tmp_path):
+    prepare(task.TASK, Request(out=tmp_path, generator="drawn", limits=dict.fromkeys(task.TASK.parts, 6)))
+    for part in task.TASK.parts:
+        rows = [json.loads(line) for line in (tmp_path / f"{part}.jsonl").read_text().splitlines()]
+        assert len(rows) == 6
+        for written in rows:
+            (path,) = written["images"]
+            assert decoded(Path(path).read_bytes()).shape == (task.SIZE, task.SIZE, 3)
+            assert written["input"].count("<image>") == 1
+
+
+# ── the reward ──
+
+PAD = "<|image_pad|>"
+HEAD = "<|im_start|>user\n<|vision_start|>"
+TAIL = "<|vision_end|>Find x.\n\nPut it in \\boxed{}.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def query(response: str, tokens: int = 81, before: str = "") -> str:
+    return before + HEAD + PAD * tokens + TAIL + response
+
+
+plain = st.text(st.characters(exclude_characters="|", exclude_categories=("Cs",)), max_size=60)
+
+
+@settings(deadline=None)
+@given(
+    before=plain, pieces=st.lists(plain.filter(bool), min_size=1, max_size=4), tokens=st.integers(1, 9), response=plain
+)
+def test_the_response_is_what_follows_the_prompt(before, pieces, tokens, response):
+    """Whatever the number of images in the prompt, of tokens for each, and of tokens before it."""
+    pieces[-1] += "|"  # a prompt's end, from its last image on, is nowhere else in it
+    prompt = PAD.join(["start", *pieces])
+    expanded = (PAD * tokens).join(["start", *pieces])
+    assert task.response_of(before + expanded + response, prompt) == response
+
+
+def test_a_prompt_that_is_not_in_the_query():
+    assert task.response_of(r"so \boxed{5}", "Find x?") == r"so \boxed{5}"
+    assert task.response_of("", "") == ""
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        (r"The third side is \boxed{13}.<|im_end|>", 1.0),
+        (r"\boxed{12}, no: \boxed{13}", 1.0),
+        (r"\boxed{13}, no: \boxed{12}", 0.0),
+        ("13", 0.0),
+        ("", 0.0),
+        (r"\boxed{13", 0.0),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "<bos>"])
+def test_reward(response, right, before):
+    prompt = HEAD + PAD + TAIL
+    found = task.reward_func([query(response, before=before)], [prompt], ["13"])
+    assert [float(value) for value in found["rewards"]] == [float(value) for value in found["scores"]] == [right]
+
+
+def test_a_box_in_the_prompt_is_no_answer():
+    prompt = HEAD + PAD + TAIL.replace(r"\boxed{}", r"\boxed{13}")
+    rewards = task.reward_func([prompt.replace(PAD, PAD * 81) + "no idea"], [prompt], ["13"])
+    assert float(rewards["rewards"][0]) == 0.0 and float(rewards["extra_logs"]["boxed"][0]) == 0.0
+
+
+def test_several_at_once():
+    prompt = HEAD + PAD + TAIL
+    answers = [r"\boxed{13}", r"\boxed{12}", "none"]
+    found = task.reward_func([query(answer) for answer in answers], [prompt] * 3, ["13"] * 3, other="kept out")
+    assert [float(value) for value in found["rewards"]] == [1.0, 0.0, 0.0]
+    assert [float(value) for value in found["extra_logs"]["boxed"]] == [1.0, 1.0, 0.0]
+
+
+def test_answers_for_votes_are_those_of_mathematics():
+    assert task.answer(r"so \boxed{ 13 }") == task.answer(r"\boxed{13}") == "13"
+    assert task.answer("13") is None
+
+
+def test_the_reward_file_is_light_and_stands_alone():
+    """As OpenRLHF loads it: by its path. Neither torch nor Pillow is needed to judge."""
+    code = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("reward_func", {task.__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.reward_func(["a b \\\\boxed{{4}}"], ["a b"], ["4"])["rewards"], {{"torch", "PIL"}} & set(sys.modules))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["[1.0]", "set()"]

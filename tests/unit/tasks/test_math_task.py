@@ -1,0 +1,490 @@
+"""Mathematics: published rows, the last box, and answers against labels, on cases that were checked by hand."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.tasks import math as task
+from bapo_openrlhf.tasks.task import BadRow
+from bapo_openrlhf.training.reward_pool import RewardPool
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+CASES = [json.loads(line) for line in (BENCHMARKS / "math_answers.jsonl").read_text(encoding="utf-8").splitlines()]
+MISSES = json.loads((BENCHMARKS / "results/math_verifiers.json").read_text())["judges"]["tasks/math.py"]["misses"]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    monkeypatch.setattr(task, "SECONDS", 60)  # however busy the machine is
+
+
+def right(answer, label):
+    return task.score(rf"So the answer is $\boxed{{{answer}}}$.", label) == 1.0
+
+
+# ------------------------------------------------------------------------------------------------- cases, by hand
+
+
+def test_exactly_the_recorded_cases_are_judged_wrongly():
+    # Where this fails because fewer are: run benchmarks/math_verifiers.py again.
+    missed = [
+        (case["label"], case["response"])
+        for case in CASES
+        if case["category"] != "huge" and task.score(case["response"], case["label"]) != float(case["correct"])
+    ]
+    assert missed == [(miss["label"], miss["response"]) for miss in MISSES if miss["category"] != "huge"]
+
+
+def test_the_cases_are_whole():
+    assert all(set(case) == {"category", "response", "label", "correct", "note"} for case in CASES)
+    assert len({(case["label"], case["response"]) for case in CASES}) == len(CASES)
+    for category in {case["category"] for case in CASES}:
+        assert {case["correct"] for case in CASES if case["category"] == category} == {True, False}, category
+
+
+# Each line is judged in turn; math-verify's alarm is set to a second, for it is what ends most of them.
+JUDGE = """
+import json, sys
+from bapo_openrlhf.tasks import math as task
+task.SECONDS = 1
+for line in sys.stdin:
+    response, label = json.loads(line)
+    print(json.dumps([task.score(response, label), task.answer(response)]), flush=True)
+"""
+
+
+def judged_apart(cases, seconds=300):
+    """[score, answer] of each (response, label), from a process that is killed when it hangs."""
+    lines = "".join(json.dumps(case) + "\n" for case in cases)
+    run = subprocess.run(
+        [sys.executable, "-c", JUDGE], input=lines, capture_output=True, text=True, timeout=seconds, check=True
+    )
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def test_huge_numbers_do_not_hang():
+    cases = [case for case in CASES if case["category"] == "huge"]
+    found = judged_apart([(case["response"], case["label"]) for case in cases])
+    assert [score for score, _ in found] == [float(case["correct"]) for case in cases]
+    assert not [miss for miss in MISSES if miss["category"] == "huge"]
+
+
+LONG = 100_000
+HOSTILE = [
+    "\\boxed{" * LONG,
+    "\\boxed{" * LONG + "}" * LONG,
+    "\\boxed{" + "{" * LONG,
+    "\\boxed{" + "{" * LONG + "}" * LONG + "}",
+    "\\boxed{" + "1" * LONG + "}",
+    "\\boxed" + " " * LONG,
+    ("\\boxed" + " " * 300) * 300,
+    "\\boxed{" + "\\" * LONG + "}",
+    "\\" * LONG + "boxed{2}",
+    "{}" * LONG,
+    "\\boxed{\\{}",
+    "\\boxed{\ud800}",
+    "\\boxed{\x00}",
+    "\\boxed{٣}",
+    "\\boxed{²}",
+    *(
+        "\\boxed{" + (piece * 1000)[:990] + end + "}"
+        for piece in (
+            " ",
+            "~",
+            "\\,",
+            "\\text",
+            ",",
+            "1,",
+            "1 ",
+            "9",
+            "1e1",
+            "(",
+            "x^",
+            "%",
+            "$",
+            "\\left",
+            "^\\circ",
+            "_1",
+        )
+        for end in ("", "x")
+    ),
+]
+
+
+def test_hostile_answers_are_wrong_and_cost_little():
+    assert [score for score, _ in judged_apart([(response, "7") for response in HOSTILE])] == [0.0] * len(HOSTILE)
+    assert task.score("\\boxed{" + "1" * LONG + "}", "1" * LONG) == 0.0  # too long for a label, too
+
+
+def test_an_answer_is_not_run(tmp_path):
+    file = tmp_path / "written"
+    for code in (f'__import__("os").system("touch {file}")', f'open("{file}", "w")', rf'\text{{open("{file}", "w")}}'):
+        assert not right(code, "0")
+    assert not file.exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- the box
+
+
+def reference_boxed(response):
+    """Character by character, as TeX groups."""
+    start = max(response.rfind("\\boxed"), response.rfind("\\fbox"))
+    if start < 0:
+        return None
+    rest = re.sub(r"^\\(boxed|fbox)\s*", "", response[start:])
+    if not rest.startswith("{"):
+        return None
+    depth, content, escaped = 0, "", False
+    for character in rest:
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return content[1:]
+        content += character
+    return None
+
+
+@given(
+    st.lists(st.sampled_from(["\\boxed", "\\fbox", "{", "}", "\\{", "\\}", "\\\\", " ", "\n", "1", "é"]), max_size=14)
+)
+@settings(max_examples=500)
+def test_the_last_box_counts(pieces):
+    response = "".join(pieces)
+    assume("\\\\boxed" not in response and "\\\\fbox" not in response)  # a line break, then a word
+    assert task.boxed(response) == reference_boxed(response)
+
+
+def test_other_commands_are_no_box():
+    assert task.boxed(r"\boxedtext{1}") is None
+    assert task.boxed(r"\boxed{1} \boxedtext{2}") == "1"
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"\boxed{42}", "42"),
+        (r"\boxed{ 42. }", "42"),
+        (r"\boxed{$\dfrac{1}{2}$}", r"\frac{1}{2}"),
+        (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"(3, \frac{\pi}{2})"),
+        (r"\boxed{(3,\frac{\pi}{2})}", r"(3, \frac{\pi}{2})"),
+        (r"\boxed{1,234}", "1234"),
+        (r"\boxed{1{,}234\text{ cm}}", "1234"),
+        (r"\boxed{\$18.90}", "18.90"),
+        (r"\boxed{50\%}", "50"),
+        (r"\boxed{45^{\circ}}", "45"),
+        (r"\boxed{2,1}", "2, 1"),
+        (r"\boxed{\text{Tuesday}}", "Tuesday"),
+        (r"\boxed{x_{\text{max}}}", r"x_{\text{max}}"),
+        (r"\boxed{2+3\mathrm{i}}", r"2+3\mathrm{i}"),
+        (r"\boxed{4.5e33}", r"4.5\times 10^{33}"),
+        (r"\boxed{1 1/2}", "1 1/2"),
+        (r"\boxed{\pi r}", r"\pi r"),
+        (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        (r"\boxed{}", None),
+        (r"\boxed{ \, }", None),
+        ("42", None),
+        (r"\boxed{42", None),
+        ("\\boxed{" + "1" * 1001 + "}", None),
+    ],
+)
+def test_answer_is_the_answer_without_layout_and_unit(response, answer):
+    assert task.answer(response) == answer
+
+
+@given(st.sampled_from(CASES))
+def test_answer_does_not_change_its_own_writing(case):
+    found = task.answer(case["response"])
+    assume(found is not None)
+    assert task.answer(rf"\boxed{{{found}}}") == found
+
+
+# ------------------------------------------------------------------------------------------- answers against labels
+
+WAYS = {
+    "fraction": lambda x: rf"\frac{{{x.numerator}}}{{{x.denominator}}}",
+    "dfrac": lambda x: rf"\dfrac{{{x.numerator}}}{{{x.denominator}}}",
+    "slash": lambda x: f"{x.numerator}/{x.denominator}",
+    "named": lambda x: rf"x = \frac{{{x.numerator}}}{{{x.denominator}}}",
+    "unit": lambda x: rf"\frac{{{x.numerator}}}{{{x.denominator}}} \text{{ cm}}",
+    "root": lambda x: rf"\frac{{\sqrt{{{x.numerator**2}}}}}{{{x.denominator}}}",
+}
+
+
+@given(
+    st.fractions(min_value=Fraction(1, 20), max_value=30, max_denominator=20),
+    st.fractions(min_value=Fraction(1, 20), max_value=30, max_denominator=20),
+    st.booleans(),
+    st.sampled_from(sorted(WAYS)),
+    st.sampled_from(sorted(WAYS)),
+)
+@settings(max_examples=60, deadline=None)
+def test_rational_numbers_are_equal_when_their_fractions_are(a, b, same, way, other):
+    b = a if same else b
+    assert right(WAYS[way](a), WAYS[other](b)) == (a == b)
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9), st.booleans())
+@settings(max_examples=60, deadline=None)
+@example(1000, 1000, True)
+@example(-1234567, -1234567, True)
+@example(24, 240, False)
+def test_thousands_separators_do_not_count(a, b, same):
+    b = a if same else b
+    for written in (
+        f"{a:,}",
+        f"{a:,}".replace(",", "{,}"),
+        f"{a:,}".replace(",", ",\\!"),
+        f"{a:,}".replace(",", "\\,"),
+    ):
+        assert right(written, str(b)) == (a == b)
+
+
+@given(st.integers(1, 99), st.integers(1, 99), st.integers(-40, 40), st.integers(-40, 40), st.booleans())
+@settings(max_examples=60, deadline=None)
+@example(16, 91, -20, -32, False)
+@example(53, 54, -10, -10, False)
+def test_decimals_are_compared_by_their_leading_digits(a, b, power, other, same):
+    b, other = (a, power) if same else (b, other)
+    value, reference = Decimal(a).scaleb(power - 1), Decimal(b).scaleb(other - 1)
+    for written in (rf"{a / 10} \times 10^{{{power}}}", f"{a / 10}e{power}"):
+        assert right(written, rf"{b / 10} \times 10^{{{other}}}") == (value == reference), written
+
+
+VALUES = (r"\frac{1}{2}", "-3", r"\sqrt{2}", "7", r"2\pi", r"1+\sqrt{5}", "0", "100", "n^2")
+
+
+@given(st.lists(st.sampled_from(VALUES), min_size=2, max_size=5, unique=True), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_several_values_have_no_order_and_a_tuple_has(values, random):
+    shuffled = random.sample(values, len(values))
+    label = ", ".join(values)
+    assert right(", ".join(shuffled), label)
+    assert right(rf"\{{{','.join(shuffled)}\}}", label)
+    assert right(r" \text{ and } ".join(shuffled), label)
+    assert not right(", ".join(shuffled[1:]), label)
+    assert not right(", ".join([*shuffled[1:], "5"]), label)
+    assert right(f"({','.join(shuffled)})", f"({label})") == (shuffled == values)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "expected"),
+    [
+        ("8 \\text{ cm}", "8\\text{ m}", False),
+        ("8 \\text{ cm}^2", "8\\mbox{ cm}^{2}", True),
+        ("8 \\text{ cm}^2", "8\\text{ cm}^3", False),
+        ("1.5 \\text{ Minutes}", "\\frac{3}{2}\\text{ minute}", True),
+        ("8\\!:\\!34 \\text{ p.m.}", "8:34\\text{ a.m.}", False),
+        ("1011_2", "1011_{2}", True),
+        ("1011_3", "1011_2", False),
+        ("1011", "1011_2", True),
+        ("a_1", "a_2", False),
+        ("a_1", "a", False),
+        ("2+3\\mathrm{i}", "2+3", False),
+        ("2\\mathrm{e}", "2", False),
+        ("6m", "6", False),
+        ("a + b", "a + b + c", False),
+        ("45", "45^\\circ", True),
+        ("50\\text{ percent}", "50\\%", True),
+        ("\\frac{1}{2}", "50\\%", True),
+        ("50", "\\frac{1}{2}", False),
+        ("5", "0.5\\%", False),
+        ("0.333333", "\\frac{1}{3}", True),
+        ("0.33333", "\\frac{1}{3}", False),
+        ("100001", "100000", False),
+        ("-5", "5", False),
+        ("−5", "-5", True),
+        ("25", "x^2+y^2=25", False),  # what is solved for may be left out, an equation may not
+        ("y=2x+3", "2x+3", True),
+        ("5", "", False),
+    ],
+)
+def test_units_signs_and_digits(answer, label, expected):
+    assert right(answer, label) == expected
+
+
+def test_a_label_that_is_no_text():
+    assert right("7", 7)
+    assert not right("8", 7)
+
+
+# ------------------------------------------------------------------------------------------- alarms, threads, loading
+
+
+def test_math_verify_leaves_no_alarm_behind():
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    assert not right("(x+1)^2", "x^2+1")
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_other_threads_can_judge_too():
+    found = []
+    thread = threading.Thread(target=lambda: found.extend([right("(x+1)^2", "x^2+2x+1"), right("2x", "3x")]))
+    thread.start()
+    thread.join()
+    assert found == [True, False]
+
+
+def test_the_file_is_light_until_something_has_to_be_compared():
+    code = (
+        "import sys; from bapo_openrlhf.tasks import math as task; "
+        "assert task.score('\\\\boxed{42}', '42') == 1.0; task.problem({'problem': 'a', 'answer': '\\\\frac12'}); "
+        "assert not {'torch', 'sympy', 'math_verify', 'openrlhf', 'numpy'} & set(sys.modules); "
+        "assert task.score('\\\\boxed{x+x}', '2x') == 1.0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_it_serves_as_a_reward_file():
+    with RewardPool(task.TASK.file, processes=1, timeout=120, memory_gib=4) as pool:
+        prompt = r"What is 1+1, within \boxed{}?"
+        for response, reward, boxed in ((r"\boxed{4/2}", 1.0, 1.0), (r"\boxed{3}", 0.0, 1.0), ("2", 0.0, 0.0)):
+            found = pool([prompt + response], [prompt], ["2"])
+            assert found == {"rewards": reward, "scores": reward, "extra_logs": {"boxed": boxed}}
+
+
+# ------------------------------------------------------------------------------------------------------- the reward
+
+
+def test_reward_func_reads_the_response_and_not_the_prompt():
+    prompt = r"Put it within \boxed{}. It is not \boxed{42}. What is 6 x 7? "
+    queries = [
+        prompt + r"\boxed{42}",
+        prompt + "no idea",
+        "<s>" + prompt + r"\boxed{41}",
+        "<s>" + prompt + r"\boxed{42}",
+    ]
+    found = task.reward_func(queries, [prompt] * 4, ["42"] * 4)
+    numbers = {name: list(map(float, found[name])) for name in ("rewards", "scores")}
+    assert numbers == {"rewards": [1.0, 0.0, 0.0, 1.0], "scores": [1.0, 0.0, 0.0, 1.0]}
+    assert list(map(float, found["extra_logs"]["boxed"])) == [1.0, 0.0, 1.0, 1.0]
+
+
+def test_a_prompt_that_the_tokenizer_writes_differently_does_no_harm():
+    prompt = "Say \\boxed{}, cafe\u0301. "
+    query = "Say \\boxed{}, café. "
+    found = task.reward_func([query + r"\boxed{42}", query + "42"], [prompt, prompt], ["42", "42"])
+    assert list(map(float, found["rewards"])) == [1.0, 0.0]
+    assert list(map(float, task.reward_func([r"\boxed{42}"], [""], ["42"])["rewards"])) == [1.0]
+
+
+def test_the_lists_must_be_of_one_length():
+    with pytest.raises(ValueError, match="zip"):
+        task.reward_func(["a"], ["a", "b"], ["1"])
+    with pytest.raises(ValueError, match="zip"):
+        task.reward_func(["a"], ["a"], ["1", "2"])
+
+
+def test_rewards_are_a_tensor_where_there_is_torch(monkeypatch):
+    torch = pytest.importorskip("torch")
+    assert torch.equal(task.reward_func([r"\boxed{1}"], [""], ["1"])["rewards"], torch.tensor([1.0]))
+    monkeypatch.delitem(sys.modules, "torch")
+    assert task.reward_func([r"\boxed{1}"], [""], ["1"])["rewards"] == [1.0]
+
+
+# --------------------------------------------------------------------------------------------------- published rows
+
+ROWS = {  # one row of each source, with its columns
+    "train": ({"problem": "Find $x$.", "answer": "\\frac{3}{4}", "solution": ""}, r"\frac{3}{4}"),
+    "aime24": ({"ID": "2024-I-1", "Problem": "Find $x$.", "Solution": "", "Answer": 204}, "204"),
+    "amc": ({"id": 0, "problem": "Find $x$.", "answer": 142.0, "url": ""}, "142"),
+    "math500": ({"problem": "Find $x$.", "solution": "", "answer": "\\left( 3, \\frac{\\pi}{2} \\right)"}, None),
+    "minerva": ({"question": "Find $x$.", "answer": "4.5e33"}, "4.5e33"),
+    "olympiad": ({"question": "Find $x$.", "final_answer": ["$\\frac{41}{12}$"], "is_multiple_answer": False,
+                  "unit": "km", "answer_type": "Numerical", "error": None}, r"\frac{41}{12}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ROWS)
+def test_each_source_is_read(part):
+    row, label = ROWS[part]
+    source = task.TASK.parts[part].source
+    assert set(source.columns) <= set(row)
+    found = task.problem(row)
+    assert (found.text, found.label, found.images) == ("Find $x$.", row.get("answer") if label is None else label, ())
+
+
+def test_the_parts_are_those_of_the_paper():
+    assert list(task.TASK.benchmarks) == ["aime24", "amc", "math500", "minerva", "olympiad"]
+    assert {name: part.source.rows for name, part in task.TASK.parts.items()} == {
+        "train": 40_315, "aime24": 30, "amc": 83, "math500": 500, "minerva": 272, "olympiad": 674,
+    }  # fmt: skip
+    assert all((part.first, part.count, part.shuffled) == (0, None, False) for part in task.TASK.parts.values())
+    assert task.TASK.file == Path(task.__file__)
+    assert task.TASK.problem is task.problem
+
+
+def test_the_prompt_is_the_papers():
+    prompt = task.TASK.prompts["boxed"](task.problem({"problem": " What is {6} x 7?\n", "answer": "42"}))
+    assert prompt == ("What is {6} x 7? Let's think step by step and output the final answer within \\boxed{}.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "multiple", "label"),
+    [
+        (36.0, False, "36"),
+        (-4.0, False, "-4"),
+        (0.5, False, "0.5"),
+        (204, False, "204"),
+        ("024", False, "024"),
+        (["2"], False, "2"),
+        (["$69$,$84$"], True, "69, 84"),
+        (["312,123,231"], True, "312, 123, 231"),
+        (["1", "$2$", 3.0], False, "1, 2, 3"),
+        (["(-\\infty, 0) \\cup\\{1\\}."], False, "(-\\infty, 0) \\cup\\{1\\}"),
+        (["58,500"], False, "58,500"),
+        ("\\$18.90", False, "\\$18.90"),
+        (" x ", False, "x"),
+    ],
+)
+def test_labels_become_texts(answer, multiple, label):
+    row = {"question": "Find $x$.", "final_answer": answer, "is_multiple_answer": multiple}
+    found = task.problem(row).label
+    assert found == label
+    assert right(found, found)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"answer": None}, "answer is empty"),
+        ({"answer": "  "}, "answer is empty"),
+        ({"problem": ""}, "problem is empty"),
+        ({"problem": None}, "problem is empty"),
+        ({"problem": 7}, "the text is no string: 7"),
+        ({"answer": "."}, "label does not parse: '.'"),
+        ({"answer": "$$"}, "label does not parse: '$$'"),
+        ({"answer": []}, "label does not parse: []"),
+        ({"answer": "\\frac{1}{2"}, "label does not parse: '\\\\frac{1}{2'"),
+        ({"answer": "1}"}, "label does not parse: '1}'"),
+        ({"answer": "1" * 1001}, "label does not parse: '111111111111...1111111111111'"),
+    ],
+)
+def test_bad_rows_say_why(change, reason):
+    with pytest.raises(BadRow) as error:
+        task.problem({"problem": "Find x.", "answer": "1", **change})
+    assert str(error.value) == reason
+
+
+def test_the_same_problem_has_the_same_key():
+    def key(text):
+        return task.problem({"problem": text, "answer": "1"}).key
+
+    assert key("Find $\\dfrac{1}{2} x$.") == key("find  \\frac{1}{2}x")
+    assert key("Find $x$.") != key("Find $y$.")

@@ -1,0 +1,1259 @@
+"""Importance ratios, KL targets and advantages of a batch of three sources, and the joints they hang on: no Ray."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import itertools
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import ray  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from openrlhf.models.loss import PolicyLoss  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
+from openrlhf.trainer.ray import launcher  # noqa: E402
+
+from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
+from bapo_openrlhf.errors import ConfigError  # noqa: E402
+from bapo_openrlhf.launch import openrlhf_cli  # noqa: E402
+from bapo_openrlhf.training import rebind as joints  # noqa: E402
+from bapo_openrlhf.training.experience import (  # noqa: E402
+    AdaptedExperienceMaker,
+    NothingToTrain,
+    SampleOrigin,
+    group_errors,
+    old_log_probs,
+    row_of,
+    token_log_ratios,
+)
+
+EPS = 1e-6
+# One row a sample: a whole turn, padding, two turns, one token.
+MASKS = torch.tensor([[0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 0]], dtype=torch.long)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Responses of a group, data-parallel ranks of actor and critic, and samples of a forward pass."""
+
+    size: int = 4
+    ranks: tuple[int, int] = (1, 1)
+    micro: int = 3
+
+
+def group_of(name: str, ranks: int) -> launcher.RayActorGroup:
+    """OpenRLHF's group of a model's processes, which answer at once as `answer` says."""
+
+    def execute(method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
+        assert method == "forward" and (start, end) == (0, len(chunk["sequences"]))
+        return [answer(sequences, name) for sequences in chunk["sequences"]]
+
+    group = object.__new__(launcher.RayActorGroup)
+    group._actor_handlers = [SimpleNamespace(execute_batch=SimpleNamespace(remote=execute)) for _ in range(ranks)]
+    group.duplicate_actors = 1
+    return group
+
+
+def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, review=None, **changed):
+    """An experience maker of these arguments, whose models answer at once, without Ray."""
+    args = SimpleNamespace(
+        adapt=SimpleNamespace(
+            eps=EPS,
+            ratio="behaviour",
+            kl_target="reference",
+            returns="gae",
+            vtrace_rho_max=1.0,
+            vtrace_c_max=1.0,
+            reevaluated_weight=1.0,
+            replayed_weight=1.0,
+        ),
+        algo=SimpleNamespace(
+            advantage=SimpleNamespace(
+                estimator=estimator, gamma=1.0, lambd=1.0, no_std_norm=False, is_correction_level="off"
+            ),
+            kl=SimpleNamespace(use_loss=False, estimator="k1"),
+        ),
+        rollout=SimpleNamespace(n_samples_per_prompt=case.size, micro_batch_size=case.micro),
+        ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
+        train=SimpleNamespace(dynamic_batch_enable=False),
+        reward=SimpleNamespace(clip_range=(-10, 10)),
+        actor=SimpleNamespace(policy_loss_type="ppo"),
+    )
+    for name, value in changed.items():
+        parent, _, key = name.rpartition("__")
+        node = args
+        for part in parent.split("__"):
+            node = getattr(node, part)
+        setattr(node, key, value)
+    return AdaptedExperienceMaker(
+        *(group_of("action_log_probs", case.ranks[0]), group_of("values", case.ranks[1]), None, None),  # models
+        SimpleNamespace(value=kl),
+        SimpleNamespace(args=args),
+        SimpleNamespace(pad_token_id=9),
+        **({} if review is None else {"review": review}),
+    )
+
+
+def split(
+    rewards: list[float], parts: list[list[int]], *, seed: int = 0, kl: float = 0.0, **rows: torch.Tensor
+) -> list[Experience]:
+    """Experience of samples in micro-batches `parts`, each with its own mask and per-token numbers."""
+    rng = torch.Generator().manual_seed(seed)
+    kls = kl * torch.rand((len(rewards), MASKS.shape[1]), generator=rng)
+    values = torch.randn((len(rewards), MASKS.shape[1]), generator=rng)
+    masks = MASKS[torch.arange(len(rewards)) % len(MASKS)]
+    return [
+        Experience(
+            index=part,
+            rewards=torch.tensor([rewards[index] for index in part]),
+            action_mask=masks[part],
+            kl=kls[part] * masks[part],
+            values=values[part],
+            info={},
+        )
+        for part in parts
+    ]
+
+
+def off_policy(parts: list[list[int]], seed: int = 7) -> list[np.ndarray]:
+    """A log-ratio for each token of `split`'s micro-batches: far from today's policy."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return [rng.normal(0.0, 1.0, (len(part), MASKS.shape[1])) for part in parts]
+
+
+def by_sample(experiences: list[Experience], name: str) -> dict[int, list[float]]:
+    """A field's numbers at each sample's action tokens."""
+    return {
+        index: getattr(experience, name)[row][experience.action_mask[row].bool()].tolist()
+        for experience in experiences
+        for row, index in enumerate(experience.index)
+    }
+
+
+class TestOldLogProbs:
+    def test_by_hand(self):
+        today = torch.tensor([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]])
+        stored = torch.tensor([[-0.1, -0.2], [-0.3, -0.4], [-0.5, -0.6]])
+        found = old_log_probs(today, stored, torch.tensor([True, False, True]))
+        assert torch.equal(found, torch.tensor([[-1.0, -2.0], [-0.3, -0.4], [-5.0, -6.0]]).float())
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    def test_has_the_actors_type(self, dtype):
+        found = old_log_probs(torch.zeros(1, 2, dtype=dtype), -torch.ones(1, 2), torch.tensor([False]))
+        assert found.dtype == dtype and (found == -1).all()
+
+    def test_ratio_of_what_today_generated_is_one(self):
+        today = torch.randn(5, 7)
+        found = old_log_probs(today, torch.randn(5, 7), torch.ones(5, dtype=torch.bool))
+        assert torch.equal((today - found).exp(), torch.ones(5, 7))
+
+
+class TestGroupAdvantages:
+    @pytest.mark.parametrize("size", [2, 4, 8])
+    def test_closed_form(self, size):
+        # k of G right: (1 - p) / sqrt(p (1 - p) + eps) for the right ones, -p / ... for the wrong ones, p = k / G
+        rewards = [1.0 if sample % size < sample // size else 0.0 for sample in range(size * (size + 1))]
+        order = np.random.default_rng(0).permutation(len(rewards)).tolist()
+        parts = [order[start : start + 3] for start in range(0, len(order), 3)]
+        experiences = maker(case=Case(size)).compute_advantages_and_returns(split(rewards, parts))
+        found = by_sample(experiences, "advantages")
+        for sample, reward in enumerate(rewards):
+            p = (sample // size) / size
+            wanted = (reward - p) / math.sqrt(p * (1 - p) + EPS)
+            assert found[sample] == pytest.approx([wanted] * len(found[sample]), rel=1e-6, abs=0)
+            if 0 < p < 1 and reward:
+                assert found[sample][0] == pytest.approx(math.sqrt((1 - p) / p), rel=1e-4)  # sqrt((G - k) / k)
+
+    @pytest.mark.parametrize(
+        "parts", [[[0, 1, 2, 3, 4, 5, 6, 7]], [[5, 0], [3], [7, 1, 6], [2, 4]], [[n] for n in range(7, -1, -1)]]
+    )
+    @pytest.mark.parametrize("coefficient", [0.0, 0.3])
+    def test_matches_a_slow_loop_with_kl_in_the_reward(self, parts, coefficient):
+        rewards = [0.0, 1.0, 0.5, 0.25, -2.0, 3.0, 3.0, 0.1]
+        given = split(rewards, parts, kl=0.8, seed=3)
+        kls = {index: e.kl[row].tolist() for e in given for row, index in enumerate(e.index)}
+        masks = {index: e.action_mask[row].tolist() for e in given for row, index in enumerate(e.index)}
+        experiences = maker(kl=coefficient).compute_advantages_and_returns(given)
+        advantages, returns = by_sample(experiences, "advantages"), by_sample(experiences, "returns")
+        sums = {index: float(e.info["return"][row]) for e in experiences for row, index in enumerate(e.index)}
+        for sample, reward in enumerate(rewards):
+            group = rewards[sample // 4 * 4 :][:4]
+            mean = sum(group) / 4
+            variance = sum((r - mean) ** 2 for r in group) / 4
+            total, wanted = (reward - mean) / math.sqrt(variance + EPS), []
+            for position in reversed([n for n, used in enumerate(masks[sample]) if used]):
+                total -= coefficient * kls[sample][position]
+                wanted.append(total)
+            assert advantages[sample] == pytest.approx(wanted[::-1], rel=1e-5, abs=1e-6)
+            assert returns[sample] == advantages[sample]
+            assert sums[sample] == pytest.approx(total, rel=1e-5, abs=1e-6)
+        assert all(experience.kl is None for experience in experiences)
+
+    def test_groups_without_signal_have_no_advantage(self):
+        experiences = maker().compute_advantages_and_returns(split([0.1] * 4 + [1.0] * 4, [[0, 5, 2, 7], [4, 1, 6, 3]]))
+        assert all(value == 0 for values in by_sample(experiences, "advantages").values() for value in values)
+
+    def test_spread_is_that_of_the_samples_own_group(self):
+        experiences = maker().compute_advantages_and_returns(
+            split([0.0, 1, 0, 1, 1, 1, 1, 1], [[7, 0], [4, 1, 2], [3, 5, 6]])
+        )
+        spread = {i: float(e.info["group_reward_std"][row]) for e in experiences for row, i in enumerate(e.index)}
+        assert spread == {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5, 4: 0.0, 5: 0.0, 6: 0.0, 7: 0.0}
+
+    def test_length_penalties_come_first(self):
+        # truncated responses get -1: the group is 1, 1, -1, -1 and not 1, 1, 1, 1
+        (experience,) = split([1.0] * 4, [[0, 1, 2, 3]])
+        experience.truncated = torch.tensor([False, False, True, True])
+        (experience,) = maker(reward__stop_properly_penalty_coef=-1.0).compute_advantages_and_returns([experience])
+        assert by_sample([experience], "advantages")[0] == pytest.approx([1.0] * 5, rel=1e-5)
+        assert by_sample([experience], "advantages")[2] == pytest.approx([-1.0] * 4, rel=1e-5)
+
+    def test_openrlhfs_own_up_to_the_sample_standard_deviation(self):
+        rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
+        ours = by_sample(maker().compute_advantages_and_returns(split(rewards, parts)), "advantages")
+        theirs = RemoteExperienceMaker.compute_advantages_and_returns(maker(), split(rewards, parts))
+        assert set(ours) == set(range(8))
+        for sample, values in by_sample(theirs, "advantages").items():
+            assert ours[sample] == pytest.approx([value * math.sqrt(4 / 3) for value in values], rel=1e-4)
+
+    @pytest.mark.parametrize("estimator", ["rloo", "reinforce_baseline", "dr_grpo"])
+    def test_other_group_estimators_are_openrlhfs(self, estimator):
+        rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
+        ours = maker(estimator).compute_advantages_and_returns(split(rewards, parts))
+        theirs = RemoteExperienceMaker.compute_advantages_and_returns(maker(estimator), split(rewards, parts))
+        assert by_sample(ours, "advantages") == by_sample(theirs, "advantages")
+
+
+class TestCritic:
+    def test_lambda_1_is_the_reward_minus_the_value(self):
+        rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0], [[6, 1], [0, 3, 7], [2, 4, 5]]
+        given = split(rewards, parts, seed=5)
+        values = by_sample(given, "values")
+        made = maker("gae")
+        # some rows replayed: the critic path makes no difference
+        made.origins = [SampleOrigin("replayed" if n % 3 else "fresh", n % 3 == 0) for n in range(8)]
+        made._token_log_ratios = off_policy(parts)
+        experiences = made.compute_advantages_and_returns(given)
+        returns, advantages = by_sample(experiences, "returns"), by_sample(experiences, "advantages")
+        raw = {sample: [rewards[sample] - value for value in values[sample]] for sample in values}
+        tokens = [value for sample in raw for value in raw[sample]]
+        mean = sum(tokens) / len(tokens)
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in tokens) / len(tokens))
+        for sample in raw:
+            assert returns[sample] == pytest.approx([rewards[sample]] * len(raw[sample]), abs=1e-5)
+            wanted = [(value - mean) / deviation for value in raw[sample]]
+            assert advantages[sample] == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+        whitened = [value for sample in advantages for value in advantages[sample]]
+        assert np.mean(whitened) == pytest.approx(0, abs=1e-5) and np.std(whitened) == pytest.approx(1, rel=1e-4)
+
+    def test_is_openrlhfs(self):
+        rewards, parts = [1.0, 0.0, 0.5, 1.0], [[3, 1], [0, 2]]
+        changed = {"algo__advantage__lambd": 0.9, "algo__advantage__gamma": 0.97, "kl": 0.1}
+        made = maker("gae", **changed)
+        made._token_log_ratios = off_policy(parts)
+        ours = made.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
+        plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
+        theirs = plain.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
+        for name in ("advantages", "returns"):
+            assert by_sample(ours, name) == by_sample(theirs, name)
+
+
+# --- make_experience --------------------------------------------------------------------------------------------------
+
+PARTS = [[2, 0], [3, 1]]  # micro-batches of a batch of four samples
+ON_POLICY = [True, False, False, True]
+
+
+@pytest.fixture
+def made_by_openrlhf(monkeypatch):
+    """OpenRLHF's `make_experience` gives these experiences: log-probs of today and of alpha, KL to the reference."""
+    rng = torch.Generator().manual_seed(1)
+    today, behaviour, reference = -torch.rand((3, 4, 6), generator=rng)
+    experiences = [
+        Experience(
+            index=part,
+            action_mask=MASKS[part],
+            action_log_probs=today[part].clone(),
+            rollout_log_probs=behaviour[part] * MASKS[part],
+            base_action_log_probs=reference[part].clone(),
+            kl=(today - reference)[part],
+            info={"kl": torch.full((2,), 77.0)},
+        )
+        for part in PARTS
+    ]
+    asked = []
+    monkeypatch.setattr(
+        RemoteExperienceMaker, "make_experience", lambda self, samples: asked.append(samples) or experiences
+    )
+    return SimpleNamespace(today=today, behaviour=behaviour * MASKS, reference=reference, asked=asked)
+
+
+def make(made_by_openrlhf, **changed) -> tuple[AdaptedExperienceMaker, dict[int, SimpleNamespace]]:
+    """Runs `make_experience`; the maker, and each sample's rows."""
+    made = maker(**changed)
+    made.origins = [SampleOrigin("fresh" if on else "replayed", on) for on in ON_POLICY]
+    experiences = made.make_experience("the samples")
+    assert made_by_openrlhf.asked == ["the samples"]
+    names = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "kl")
+    return made, {
+        index: SimpleNamespace(**{name: getattr(e, name)[row] for name in names}, info_kl=float(e.info["kl"][row]))
+        for e in experiences
+        for row, index in enumerate(e.index)
+    }
+
+
+class TestMakeExperience:
+    def test_behaviour_mode_replaces_the_off_policy_rows_alone(self, made_by_openrlhf):
+        _, rows = make(made_by_openrlhf)
+        for sample, on_policy in enumerate(ON_POLICY):
+            wanted = made_by_openrlhf.today if on_policy else made_by_openrlhf.behaviour
+            assert torch.equal(rows[sample].action_log_probs, wanted[sample])
+
+    def test_decoupled_mode_replaces_none(self, made_by_openrlhf):
+        _, rows = make(made_by_openrlhf, adapt__ratio="decoupled")
+        for sample in range(4):
+            assert torch.equal(rows[sample].action_log_probs, made_by_openrlhf.today[sample])
+            assert torch.equal(rows[sample].rollout_log_probs, made_by_openrlhf.behaviour[sample])
+
+    @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
+    def test_log_ratios_by_sample(self, made_by_openrlhf, ratio):
+        made, _ = make(made_by_openrlhf, adapt__ratio=ratio)
+        wanted = [
+            sum(
+                float(made_by_openrlhf.today[sample][position] - made_by_openrlhf.behaviour[sample][position])
+                for position in range(6)
+                if MASKS[sample][position]
+            )
+            for sample in range(4)
+        ]
+        assert made.log_ratios.tolist() == pytest.approx(wanted, abs=1e-5)
+
+    def test_kl_to_the_reference_is_left_alone(self, made_by_openrlhf):
+        _, rows = make(made_by_openrlhf)
+        for sample in range(4):
+            assert torch.equal(rows[sample].base_action_log_probs, made_by_openrlhf.reference[sample])
+            assert torch.equal(rows[sample].kl, (made_by_openrlhf.today - made_by_openrlhf.reference)[sample])
+            assert rows[sample].info_kl == 77.0
+
+    @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
+    def test_kl_to_the_behaviour_policy_in_the_loss(self, made_by_openrlhf, ratio):
+        _, rows = make(made_by_openrlhf, adapt__kl_target="behaviour", algo__kl__use_loss=True, adapt__ratio=ratio)
+        for sample in range(4):
+            assert torch.equal(rows[sample].base_action_log_probs, made_by_openrlhf.behaviour[sample])
+            assert torch.equal(rows[sample].kl, (made_by_openrlhf.today - made_by_openrlhf.reference)[sample])
+
+    @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
+    @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+    def test_kl_to_the_behaviour_policy_in_the_reward(self, made_by_openrlhf, estimator, ratio):
+        formula = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1 + d}[estimator]
+        changed = {"adapt__kl_target": "behaviour", "algo__kl__estimator": estimator, "adapt__ratio": ratio}
+        _, rows = make(made_by_openrlhf, **changed)
+        for sample in range(4):
+            # against today's log-probs, also where they are replaced as the old ones
+            log_ratio = (made_by_openrlhf.today - made_by_openrlhf.behaviour)[sample].tolist()
+            wanted = [formula(d) if on else 0.0 for d, on in zip(log_ratio, MASKS[sample].tolist(), strict=True)]
+            assert rows[sample].kl.tolist() == pytest.approx(wanted, abs=1e-6)
+            assert rows[sample].info_kl == pytest.approx(sum(wanted) / int(MASKS[sample].sum()), abs=1e-6)
+            assert torch.equal(rows[sample].base_action_log_probs, made_by_openrlhf.reference[sample])
+
+
+class TestSplit:
+    def samples(self, count: int) -> list[Experience]:
+        return [
+            Experience(
+                sequences=torch.full((1, 2 + n % 3), n),
+                attention_mask=torch.ones((1, 2 + n % 3), dtype=torch.long),
+                action_mask=torch.ones((1, 1 + n % 3), dtype=torch.long),
+                rewards=torch.tensor([float(n)]),
+                prompts=[str(n)],
+                info={"n": torch.tensor([n])},
+            )
+            for n in range(count)
+        ]
+
+    def test_like_lengths_together_with_index_and_padding(self):
+        batches = maker(case=Case(ranks=(2, 1))).split_rollout_samples(self.samples(8))
+        # of 2, 3, 4, 2, 3, 4, 2 and 3 tokens: by length 0, 3, 6, 1, 4, 7, 2, 5
+        assert [batch.index for batch in batches] == [[0, 6, 4], [2], [3, 1, 7], [5]]
+        assert batches[0].sequences.tolist() == [[0, 0, 9], [6, 6, 9], [4, 4, 4]]  # padded with 9
+        assert batches[0].action_mask.tolist() == [[1, 0], [1, 0], [1, 1]]
+        assert batches[2].rewards.tolist() == batches[2].info["n"].tolist() == [3, 1, 7]
+        assert batches[3].prompts == ["5"]
+
+    @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (3, 2), (2, 3)])
+    @pytest.mark.parametrize("micro", [1, 4, 5, 100])
+    @pytest.mark.parametrize("count", [1, 2, 7, 23, 24])
+    def test_openrlhf_hands_the_ranks_of_each_model_shares_that_differ_by_one(self, ranks, micro, count):
+        made, answers = maker(case=Case(ranks=ranks, micro=micro)), []
+        batches = made.split_rollout_samples(self.samples(count))
+        assert sorted(index for batch in batches for index in batch.index) == list(range(count))
+        for group, number in zip((made.actor_model_group, made.critic_model_group), ranks, strict=True):
+            loads: list[list[torch.Tensor]] = []
+
+            def execute(method, chunk, start, end, loads=loads):
+                loads.append([sequences[mask.any(-1)] for sequences, mask in zip(*chunk.values(), strict=True)])
+                return [mask.float() for mask in chunk["action_mask"]]
+
+            for handler in group._actor_handlers:
+                handler.execute_batch.remote = execute
+            inputs = {"sequences": [b.sequences for b in batches], "action_mask": [b.action_mask for b in batches]}
+            with without_ray():
+                answers = made._flatten_results(made._dispatch_forward(group, False, **inputs), 1)
+            shares = [sum(map(len, load)) for load in loads]
+            assert len(shares) == number and sum(shares) == count and max(shares) - min(shares) <= 1
+            assert {len(load) for load in loads} == {math.ceil(max(shares) / micro)}
+            numbers = [int(row[0]) for load in loads for sequences in load for row in sequences]
+            assert sorted(numbers) == list(range(count))  # a filler has no action token
+            for answer, batch in zip(answers, batches, strict=True):
+                assert torch.equal(answer, batch.action_mask.float())
+
+
+# --- samples that leave the batch -------------------------------------------------------------------------------------
+
+PAD = 9
+STEP = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "kl")  # (B, A), made by models
+
+
+def generated(number: int, seed: int = 0) -> Experience:
+    """A sample with everything a generator gives; prompt, response and turns of random lengths."""
+    rng = np.random.Generator(np.random.PCG64([seed, number]))
+    prompt, response = int(rng.integers(1, 5)), int(rng.integers(1, 7))
+    mask = torch.tensor([[0] * (prompt - 1) + [1] * response])
+    if response > 3:
+        mask[0, prompt + 1] = 0  # what the environment said between two turns
+    size = prompt + response
+    return Experience(
+        sequences=torch.from_numpy(rng.integers(10, 99, (1, size))),
+        attention_mask=torch.ones((1, size), dtype=torch.long),
+        action_mask=mask,
+        rollout_log_probs=torch.from_numpy(-rng.exponential(size=(1, size - 1))).float() * mask,
+        rewards=torch.tensor([float(rng.integers(0, 5)) / 4]),
+        scores=torch.tensor([float(number)]),
+        response_length=torch.tensor([response]),
+        truncated=torch.tensor([number % 3 == 0]),
+        total_length=torch.tensor([float(size)]),
+        prompts=[f"prompt {number}"],
+        labels=[number],
+        images=[[f"{number}.png"] if number % 2 else None],
+        mm_train_inputs=[{"pixel_values": torch.full((2, 3), float(number))} if number % 2 else None],
+        info={"reward": torch.tensor([float(number)]), "extra": torch.tensor([[0.5 * number]])},
+    )
+
+
+def answer(sequences: torch.Tensor, name: str) -> torch.Tensor:
+    """A model's numbers, (B, A): they depend on a sample's tokens only; there are some for padding, too."""
+    tokens = sequences[:, 1:].double()
+    return -(((tokens * 7 + torch.arange(tokens.shape[1]) * 3 + STEP.index(name)) % 11) / 8).float()
+
+
+def forward(samples: list[Experience]) -> list[Experience]:
+    """In the place of OpenRLHF's models, batch by batch."""
+    for batch in samples:
+        for name in STEP:
+            if name != "rollout_log_probs":
+                setattr(batch, name, answer(batch.sequences, name))
+        batch.info["kl"] = (batch.kl * batch.action_mask).sum(-1)
+    return samples
+
+
+def by_the_models(self: AdaptedExperienceMaker, samples: list[Experience]) -> list[Experience]:
+    """The same in the place of OpenRLHF's `make_experience`; actor and critic are asked as OpenRLHF asks them."""
+    batches = forward(samples)
+    inputs = {
+        name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
+    }
+    models = {"action_log_probs": self.actor_model_group, "values": self.critic_model_group}
+    refs = {name: self._dispatch_forward(group, False, **inputs) for name, group in models.items()}
+    for name in models:
+        for batch, found in zip(batches, self._flatten_results(refs[name], 1), strict=True):
+            setattr(batch, name, found)
+    return batches
+
+
+@contextmanager
+def without_ray():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "get", lambda refs: refs)
+        patch.setattr(ray, "put", lambda value: value)
+        yield patch
+
+
+def assert_same_rows(found: list[Experience], wanted: list[Experience]) -> None:
+    """Equal in every field; `found` may be padded further."""
+    assert [len(batch.sequences) for batch in found] == [len(batch.sequences) for batch in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        for item in fields(Experience):
+            ours, theirs, name = getattr(one, item.name), getattr(other, item.name), item.name
+            if name in ("sequences", "attention_mask", "action_mask"):
+                width = theirs.shape[1]
+                assert torch.equal(ours[:, :width], theirs), name
+                assert (ours[:, width:] == (PAD if name == "sequences" else 0)).all(), name
+            elif Experience.is_step_tensor_field(name) and theirs is not None:
+                assert torch.equal(ours[one.action_mask.bool()], theirs[other.action_mask.bool()]), name
+            else:
+                assert repr(ours) == repr(theirs), name
+
+
+def whole_batch(count: int = 5) -> Experience:
+    """A batch with every field of an experience filled."""
+    (batch,) = forward([Experience.concat_experiences([generated(n) for n in range(count)], PAD)])
+    batch.returns, batch.advantages = batch.values + 1, batch.values + 2
+    batch.index = list(range(10, 10 + count))
+    assert all(getattr(batch, item.name) is not None for item in fields(Experience))
+    return batch
+
+
+class TestRowOf:
+    @pytest.mark.parametrize("count", [1, 2, 5])
+    def test_rows_put_together_again_are_the_batch(self, count):
+        batch = whole_batch(count)
+        again = Experience.concat_experiences([row_of(batch, row) for row in range(count)], PAD)
+        for item in fields(Experience):
+            ours, theirs = getattr(again, item.name), getattr(batch, item.name)
+            assert type(ours) is type(theirs) and repr(ours) == repr(theirs), item.name
+            if isinstance(theirs, torch.Tensor):
+                assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype, item.name
+
+    @pytest.mark.parametrize("row", range(5))
+    def test_has_every_field_of_its_sample(self, row):
+        batch, sample = whole_batch(), generated(row)
+        found = row_of(batch, row)
+        width = sample.sequences.shape[1]
+        assert found.index == [10 + row] and found.prompts == sample.prompts and found.labels == sample.labels
+        assert torch.equal(found.sequences[:, :width], sample.sequences)
+        assert found.sequences.shape == (1, batch.sequences.shape[1])
+        for name in ("rewards", "scores", "response_length", "truncated", "total_length"):
+            assert torch.equal(getattr(found, name), getattr(sample, name)), name
+        assert torch.equal(found.info["reward"], sample.info["reward"])
+        assert torch.equal(found.info["extra"], sample.info["extra"]) and found.info["kl"].shape == (1,)
+        assert found.images == sample.images and repr(found.mm_train_inputs) == repr(sample.mm_train_inputs)
+        for name in (*STEP, "returns", "advantages"):
+            assert torch.equal(getattr(found, name), getattr(batch, name)[row : row + 1]), name
+
+    def test_what_is_not_there_stays_so(self):
+        batch = whole_batch(2)
+        batch.base_action_log_probs = batch.scores = batch.values = None
+        batch.images, batch.mm_train_inputs = [], []
+        found = row_of(batch, 1)
+        assert found.base_action_log_probs is found.scores is found.values is None
+        assert found.images == [] and found.mm_train_inputs == [] and found.labels == [1]
+
+    def test_leaves_the_batch_alone(self):
+        batch = whole_batch()
+        before = repr(batch)
+        found = row_of(batch, 2)
+        found.prompts.append("x")
+        found.info["new"] = 1
+        assert repr(batch) == before
+
+
+class TestTokenLogRatios:
+    def test_by_hand(self):
+        batch = Experience(
+            action_mask=torch.tensor([[1, 0, 1], [0, 1, 0]]),
+            action_log_probs=torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, math.nan]]),
+            rollout_log_probs=torch.tensor([[-1.5, 0.0, -1.0], [0.0, -5.0, 0.0]]),
+        )
+        found = token_log_ratios(batch)
+        assert found.tolist() == [[0.5, 0.0, -2.0], [0.0, 0.0, 0.0]] and found.dtype == torch.float64
+
+    def test_what_is_no_number_is_seen(self):
+        batch = Experience(
+            action_mask=torch.tensor([[1, 1]]),
+            action_log_probs=torch.tensor([[math.nan, -math.inf]]),
+            rollout_log_probs=torch.tensor([[-1.0, -1.0]]),
+        )
+        assert not token_log_ratios(batch).isfinite().any()
+
+    def test_is_taken_in_float64(self):
+        # summed over a long response, the rounding of float32 would add up
+        batch = Experience(
+            action_mask=torch.ones((1, 1), dtype=torch.long),
+            action_log_probs=torch.tensor([[-16.000001]]),
+            rollout_log_probs=torch.tensor([[-1e-7]]),
+        )
+        assert token_log_ratios(batch).item() == float(np.float32(-16.000001)) - float(np.float32(-1e-7))
+
+
+@st.composite
+def reviews(draw):
+    """A case, the number of groups before the review, and the groups that stay: any of them, at least one."""
+    ranks = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    case = Case(draw(st.integers(1, 4)), ranks, draw(st.integers(1, 5)))
+    groups = draw(st.integers(1, 12))
+    kept = sorted(draw(st.permutations(range(groups)))[: draw(st.integers(1, groups))])
+    return case, groups, kept, draw(st.integers(0, 1000))
+
+
+def made_of(
+    case: Case, samples: list[Experience], origins: list[SampleOrigin], review=None, **changed
+) -> tuple[AdaptedExperienceMaker, list[Experience]]:
+    """`make_experience` on these samples, with `by_the_models` in the place of OpenRLHF's."""
+    made = maker(case=case, review=review, **changed)
+    made.origins = origins
+    with without_ray() as patch:
+        patch.setattr(RemoteExperienceMaker, "make_experience", by_the_models)
+        return made, made.make_experience(made.split_rollout_samples(copy.deepcopy(samples)))
+
+
+def origins_of(count: int) -> list[SampleOrigin]:
+    return [SampleOrigin(("fresh", "reevaluated", "replayed")[n % 3], n % 2 == 0) for n in range(count)]
+
+
+def positions(groups: list[int], size: int) -> list[int]:
+    return [group * size + row for group in groups for row in range(size)]
+
+
+class TestReview:
+    @given(drawn=reviews())
+    @settings(max_examples=120, deadline=None, derandomize=True, database=None)
+    def test_is_as_if_the_others_had_never_been_in_the_batch(self, drawn):
+        case, groups, groups_kept, seed = drawn
+        size = case.size
+        samples = [generated(n, seed) for n in range(groups * size)]
+        origins, kept = origins_of(len(samples)), positions(groups_kept, size)
+        asked = []
+
+        def review(log_ratios):
+            asked.append(log_ratios.copy())
+            return kept
+
+        changed = {"estimator": "gae", "adapt__returns": "vtrace", "kl": 0.1}
+        made, found = made_of(case, samples, origins, review, **changed)
+        alone, wanted = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
+        assert [batch.index for batch in found] == [batch.index for batch in wanted]
+        assert sorted(index for batch in found for index in batch.index) == list(range(len(kept)))
+        assert_same_rows(found, wanted)
+        assert list(made.origins) == [origins[n] for n in kept]
+        assert made.log_ratios.tolist() == alone.log_ratios.tolist() == asked[0][kept].tolist()
+        # the review saw the log-ratio of each sample, in order
+        assert asked[0].shape == (len(samples),)
+        for n, sample in enumerate(samples):
+            (one,) = forward([copy.deepcopy(sample)])
+            difference = (one.action_log_probs.double() - one.rollout_log_probs.double()) * one.action_mask
+            assert asked[0][n] == pytest.approx(difference.sum().item(), abs=1e-9)
+        # and what follows is the same
+        made.compute_advantages_and_returns(found)
+        alone.compute_advantages_and_returns(wanted)
+        for name in ("advantages", "returns"):
+            ours, theirs = by_sample(found, name), by_sample(wanted, name)
+            assert list(ours) == list(theirs)
+            assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in ours)
+
+    @pytest.mark.parametrize("estimator", ["group_norm", "rloo", "reinforce_baseline", "dr_grpo"])
+    def test_group_advantages_are_those_of_the_groups_that_stay(self, estimator):
+        case = Case(4, (2, 1), 3)
+        samples = [generated(n) for n in range(24)]
+        kept = positions([1, 2, 5], 4)
+        made, found = made_of(case, samples, origins_of(24), lambda _: kept, estimator=estimator)
+        assert [len(batch.index) for batch in found] == [3, 3, 3, 3]
+        alone, wanted = made_of(
+            case, [samples[n] for n in kept], [origins_of(24)[n] for n in kept], estimator=estimator
+        )
+        made.compute_advantages_and_returns(found)
+        alone.compute_advantages_and_returns(wanted)
+        ours, theirs = by_sample(found, "advantages"), by_sample(wanted, "advantages")
+        assert sorted(ours) == sorted(theirs) == list(range(12))
+        assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in theirs)
+
+    @pytest.mark.parametrize("kept", [range(8), None])
+    def test_where_all_stay_nothing_is_touched(self, kept):
+        case = Case(4, (1, 1), 3)
+        samples = [generated(n) for n in range(8)]
+        made, found = made_of(case, samples, origins_of(8), kept and (lambda _: kept))
+        assert sorted(index for batch in found for index in batch.index) == list(range(8))
+        assert list(made.origins) == origins_of(8) and made.log_ratios.shape == (8,)
+
+    def test_nothing_stays(self):
+        case = Case(4, (2, 1), 3)
+        seen = []
+
+        def review(log_ratios):
+            seen.append(log_ratios)
+            return []
+
+        made = maker(case=case, review=review)
+        made.origins = origins_of(8)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(NothingToTrain):
+            patch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: forward(batches))
+            made.make_experience(made.split_rollout_samples([generated(n) for n in range(8)]))
+        assert len(seen) == 1 and list(made.origins) == [] and made.log_ratios.shape == (0,)
+
+    def test_old_log_probs_are_those_of_the_samples_own_origin(self):
+        case = Case(2, (1, 1), 4)
+        samples = [generated(n) for n in range(8)]
+        origins = [SampleOrigin("fresh", n in (2, 7)) for n in range(8)]
+        _, found = made_of(case, samples, origins, lambda _: positions([1, 3], 2))  # samples 2, 3, 6 and 7
+        (batch,) = found
+        for place, (n, on_policy) in enumerate([(2, True), (3, False), (6, False), (7, True)]):
+            row = batch.index.index(place)
+            (one,) = forward([copy.deepcopy(samples[n])])
+            mask = one.action_mask.bool()
+            wanted = one.action_log_probs if on_policy else one.rollout_log_probs
+            assert torch.equal(batch.action_log_probs[row][batch.action_mask[row].bool()], wanted[mask])
+
+
+# --- V-trace ----------------------------------------------------------------------------------------------------------
+
+
+def by_definition(values, rewards, log_ratios, mask, gamma, lambd, rho_max, c_max):
+    """Espeholt et al., Eq. 1, as a sum over the tokens that follow; lists of one row, positions that are masked too.
+
+    v_s = V_s + sum over t >= s of gamma^(t - s) (product of c_s to c_(t-1)) rho_t delta_t
+    """
+    length = len(values)
+    values = [value if on else 0.0 for value, on in zip(values, mask, strict=True)] + [0.0]
+    rewards = [reward if on else 0.0 for reward, on in zip(rewards, mask, strict=True)]
+    ratios = [math.exp(ratio) if on else 1.0 for ratio, on in zip(log_ratios, mask, strict=True)]
+    rho, c = [min(rho_max, ratio) for ratio in ratios], [lambd * min(c_max, ratio) for ratio in ratios]
+    delta = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(length)]
+    targets = [
+        values[s] + sum(gamma ** (t - s) * math.prod(c[s:t]) * rho[t] * delta[t] for t in range(s, length))
+        for s in range(length)
+    ] + [0.0]
+    return [delta[s] + gamma * lambd * (targets[s + 1] - values[s + 1]) for s in range(length)], targets[:-1]
+
+
+VTRACE = {"estimator": "gae", "adapt__returns": "vtrace"}
+
+
+class TestExternal:
+    """Samples that another model wrote have no behaviour policy: no ratio, correction or pull is taken against it."""
+
+    CASE = Case(4, (1, 2), 3)
+    MARKS = (False, True, False, False, True, True, False, False)
+
+    def both(self, **changed):
+        """The same off-policy batch with these samples marked, and without marks."""
+        samples = [generated(n) for n in range(8)]
+        marked = [SampleOrigin("fresh", False, external) for external in self.MARKS]
+        plain = [SampleOrigin("fresh", False)] * 8
+        return [made_of(self.CASE, samples, origins, **changed) for origins in (marked, plain)]
+
+    def rows(self, experiences, name):
+        return {
+            index: getattr(e, name)[row][e.action_mask[row].bool()].tolist()
+            for e in experiences
+            for row, index in enumerate(e.index)
+        }
+
+    def test_old_log_probs_are_todays(self):
+        (_, marked), (_, plain) = self.both()
+        today = forward([Experience.concat_experiences([generated(n) for n in range(8)], PAD)])
+        today[0].index = list(range(8))
+        wanted = self.rows(today, "action_log_probs")
+        ours, theirs = self.rows(marked, "action_log_probs"), self.rows(plain, "action_log_probs")
+        for n, external in enumerate(self.MARKS):
+            assert ours[n] == (wanted[n] if external else theirs[n])
+            assert theirs[n] != wanted[n]
+
+    def test_their_returns_are_those_of_gae(self):
+        found = {}
+        for returns in ("vtrace", "gae"):
+            for name, (made, experiences) in zip(
+                ("marked", "plain"), self.both(estimator="gae", adapt__returns=returns), strict=True
+            ):
+                made.compute_advantages_and_returns(experiences)
+                found[name, returns] = self.rows(experiences, "returns")
+        for n, external in enumerate(self.MARKS):
+            wanted = found["plain", "gae" if external else "vtrace"][n]
+            assert found["marked", "vtrace"][n] == pytest.approx(wanted, abs=1e-6)
+        corrected = [
+            n for n in range(8) if found["plain", "gae"][n] != pytest.approx(found["plain", "vtrace"][n], abs=1e-3)
+        ]
+        assert {self.MARKS[n] for n in corrected} == {False, True}
+
+    @pytest.mark.parametrize("use_loss", [False, True])
+    def test_nothing_pulls_them_towards_a_policy_that_is_not_known(self, use_loss):
+        changed = {"adapt__kl_target": "behaviour", "algo__kl__use_loss": use_loss}
+        (_, marked), (_, plain) = self.both(**changed)
+        name = "base_action_log_probs" if use_loss else "kl"
+        ours, theirs = self.rows(marked, name), self.rows(plain, name)
+        today = self.rows(marked, "action_log_probs")  # of marked rows, see above
+        for n, external in enumerate(self.MARKS):
+            if external:
+                assert ours[n] == (today[n] if use_loss else [0.0] * len(ours[n]))
+            assert (ours[n] == theirs[n]) is not external
+
+    def test_their_tokens_are_not_among_the_sources(self):
+        (made, marked), (other, plain) = self.both()
+        for maker_, experiences in ((made, marked), (other, plain)):
+            maker_.compute_advantages_and_returns(experiences)
+        count = {n: len(row) for n, row in self.rows(plain, "advantages").items()}
+        assert len(other._tokens_of("fresh", plain).advantages) == sum(count.values())
+        own = made._tokens_of("fresh", marked)
+        assert len(own.advantages) == len(own.log_ratios) == sum(c for n, c in count.items() if not self.MARKS[n])
+
+    def test_the_review_sees_them_as_they_are(self):
+        """A response that today's policy gives no finite probability must be found, whoever wrote it."""
+        (made, _), (other, _) = self.both()
+        assert made.log_ratios.tolist() == other.log_ratios.tolist()
+
+
+class TestVtrace:
+    @given(
+        drawn=reviews(),
+        gamma=st.sampled_from([1.0, 0.9]),
+        lambd=st.sampled_from([1.0, 0.95]),
+        limits=st.sampled_from([(1.0, 1.0), (2.0, 1.0), (math.inf, 0.5)]),
+        coefficient=st.sampled_from([0.0, 0.2]),
+        ratio=st.sampled_from(["behaviour", "decoupled"]),
+    )
+    @settings(max_examples=120, deadline=None, derandomize=True, database=None)
+    def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, limits, coefficient, ratio):
+        case, groups, groups_kept, seed = drawn
+        size = case.size
+        samples = [generated(n, seed) for n in range(groups * size)]
+        kept = positions(groups_kept, size)
+        rho_max, c_max = limits
+        changed = {"adapt__vtrace_rho_max": rho_max, "adapt__vtrace_c_max": c_max, "adapt__ratio": ratio}
+        changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
+        origins = origins_of(len(samples))
+        made, found = made_of(case, samples, origins, lambda _: kept, kl=coefficient, **VTRACE, **changed)
+        made.compute_advantages_and_returns(found)
+        advantages, targets = {}, {}
+        for place, n in enumerate(kept):
+            (one,) = forward([copy.deepcopy(samples[n])])
+            mask = one.action_mask[0].tolist()
+            last = max(position for position, on in enumerate(mask) if on)
+            rewards = [-coefficient * kl for kl in one.kl[0].tolist()]
+            rewards[last] += one.rewards.item()
+            # today's policy against the one that generated the sample, also where old log-probs are replaced
+            log_ratios = (one.action_log_probs - one.rollout_log_probs)[0].tolist()
+            if origins[n].on_policy:  # it is the same one
+                log_ratios = [0.0] * len(mask)
+            a, v = by_definition(one.values[0].tolist(), rewards, log_ratios, mask, gamma, lambd, rho_max, c_max)
+            advantages[place] = [value for value, on in zip(a, mask, strict=True) if on]
+            targets[place] = [value for value, on in zip(v, mask, strict=True) if on]
+        tokens = np.concatenate([advantages[place] for place in advantages])
+        deviation = max(tokens.std(), 1e-4)  # OpenRLHF whitens over the whole batch
+        whitened, returns = by_sample(found, "advantages"), by_sample(found, "returns")
+        assert sorted(whitened) == sorted(returns) == sorted(advantages)
+        for place in advantages:
+            assert returns[place] == pytest.approx(targets[place], rel=1e-4, abs=1e-5)
+            wanted = [(value - tokens.mean()) / deviation for value in advantages[place]]
+            assert whitened[place] == pytest.approx(wanted, rel=1e-3, abs=1e-3)
+
+    @pytest.mark.parametrize(("gamma", "lambd"), [(1.0, 1.0), (0.97, 1.0), (0.97, 0.9)])
+    def test_on_policy_is_openrlhfs(self, gamma, lambd):
+        rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0], [[6, 1], [0, 3, 7], [2, 4, 5]]
+        changed = {"kl": 0.1, "algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
+        made = maker(**VTRACE, **changed)
+        made._token_log_ratios = [np.zeros_like(part) for part in off_policy(parts)]
+        ours = made.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
+        plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
+        theirs = plain.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
+        for name in ("advantages", "returns"):
+            found, wanted = by_sample(ours, name), by_sample(theirs, name)
+            assert list(found) == list(wanted)
+            for sample in wanted:
+                assert found[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-5)
+        assert all(e.advantages.dtype == e.returns.dtype == torch.float32 for e in ours)
+
+    def test_off_policy_it_is_not(self):
+        rewards, parts = [1.0, 0.0, 0.5, 1.0], [[0, 1], [2, 3]]
+        made = maker(**VTRACE)
+        made._token_log_ratios = off_policy(parts)
+        ours = by_sample(made.compute_advantages_and_returns(split(rewards, parts)), "returns")
+        plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
+        theirs = by_sample(plain.compute_advantages_and_returns(split(rewards, parts)), "returns")
+        assert all(ours[sample] != pytest.approx(theirs[sample], abs=1e-3) for sample in theirs)
+
+    def test_gae_does_not_look_at_the_ratios(self):
+        rewards, parts = [1.0, 0.0, 0.5, 1.0], [[3, 1], [0, 2]]
+        found = []
+        for seed in (1, 2):
+            made = maker("gae", kl=0.1, algo__advantage__lambd=0.9)
+            made._token_log_ratios = off_policy(parts, seed)
+            found.append(by_sample(made.compute_advantages_and_returns(split(rewards, parts, kl=1.0)), "advantages"))
+        assert found[0] == found[1]
+
+    def test_another_batch_has_other_ratios(self):
+        # nothing of the step before is left
+        case = Case(2, (1, 1), 3)
+        made = maker(case=case, **VTRACE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: forward(batches))
+            for seed, count in ((1, 8), (2, 4)):
+                made.origins = origins_of(count)
+                samples = [generated(n, seed) for n in range(count)]
+                found = made.make_experience(made.split_rollout_samples(copy.deepcopy(samples)))
+                made.compute_advantages_and_returns(found)
+        alone, wanted = made_of(case, samples, origins_of(4), **VTRACE)
+        alone.compute_advantages_and_returns(wanted)
+        assert by_sample(found, "returns") == by_sample(wanted, "returns")
+
+
+# --- joints -----------------------------------------------------------------------------------------------------------
+
+
+class TestJoints:
+    def test_engines_return_log_probs_of_the_sampling_distribution(self):
+        calls = []
+
+        def create_vllm_engines(num_engines, seed, max_len=1, logprobs_mode=None, *, name="x"):
+            calls.append((num_engines, seed, max_len, logprobs_mode, name))
+            return "engines"
+
+        create = joints.with_rollout_log_probs(create_vllm_engines)
+        assert create(1, 2) == "engines"
+        create(1, 2, 3, "raw_logprobs", name="y")
+        create(1, seed=2, logprobs_mode="raw_logprobs")
+        create(num_engines=1, seed=2, logprobs_mode=None, max_len=3)
+        assert calls == [
+            (1, 2, 1, "processed_logprobs", "x"),
+            (1, 2, 3, "processed_logprobs", "y"),
+            (1, 2, 1, "processed_logprobs", "x"),
+            (1, 2, 3, "processed_logprobs", "x"),
+        ]
+
+    def test_engines_that_take_no_mode(self):
+        with pytest.raises(RuntimeError, match="create_vllm_engines should take logprobs_mode"):
+            joints.with_rollout_log_probs(lambda num_engines: None)
+
+    def test_openrlhfs_own_takes_it(self):
+        from openrlhf.trainer.ray.vllm_engine import create_vllm_engines
+
+        joints.with_rollout_log_probs(create_vllm_engines)
+
+    @pytest.mark.parametrize("found", ["0.11.1", "0.11.3", "0.11.20", "1.0"])
+    def test_another_version(self, monkeypatch, found):
+        joints.require_version()
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
+        with pytest.raises(RuntimeError, match=f"openrlhf {found} is installed; .* extends openrlhf 0.11.2"):
+            joints.require_version()
+        with pytest.raises(RuntimeError), joints.batch_adaptation(True):
+            pass
+
+    def test_no_openrlhf(self, monkeypatch):
+        def version(name):
+            raise importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        with pytest.raises(RuntimeError, match="openrlhf none is installed"):
+            joints.require_version()
+
+    def test_rebound_is_undone_also_after_an_error(self):
+        module = ModuleType("module")
+        module.a = module.b = "theirs"
+        with pytest.raises(KeyError), joints.rebound(module, a="ours"):
+            assert (module.a, module.b) == ("ours", "theirs")
+            raise KeyError
+        assert (module.a, module.b) == ("theirs", "theirs")
+
+    def test_a_name_that_is_gone(self):
+        module = ModuleType("module")
+        with pytest.raises(RuntimeError, match=r"should have module\.Trainer"), joints.rebound(module, Trainer="ours"):
+            pass
+        assert not hasattr(module, "Trainer")
+
+    @pytest.mark.parametrize("adapted", [False, True])
+    def test_names_of_openrlhf_during_a_run_and_after(self, adapted):
+        import openrlhf.cli.train_ppo_ray as cli
+        import openrlhf.trainer.ppo_trainer as ppo_trainer
+        import openrlhf.trainer.ray.vllm_engine as vllm_engine
+
+        from bapo_openrlhf.training import dealing, engines, trainer, workers
+
+        def names():
+            return (
+                ppo_trainer.PPOTrainer,
+                vllm_engine.RolloutRayActor,
+                cli.PolicyModelActor,
+                cli.CriticModelActor,
+                cli.ReferenceModelActor,
+                cli.RewardModelActor,
+                cli.RayActorGroup,
+                cli.create_vllm_engines,
+            )
+
+        before = names()
+        with joints.batch_adaptation(adapted) as module:
+            assert module is cli
+            during = names()
+        assert names() == before
+        either = (workers.ReferenceActor, workers.RewardActor)
+        if adapted:
+            assert during[:7] == (
+                trainer.AdaptedPPOTrainerActor,
+                engines.AdaptedRolloutActor,
+                workers.AdaptedPolicyActor,
+                workers.AdaptedCriticActor,
+                *either,
+                dealing.DealtActorGroup,
+            )
+            assert during[7] is not before[7]
+        else:
+            plain = (workers.PlainPolicyActor, workers.PlainCriticActor)
+            assert during == (trainer.RecordedPPOTrainerActor, before[1], *plain, *either, *before[6:])
+
+    def test_nothing_here_started_ray(self):
+        assert not ray.is_initialized()
+
+
+GOOD = """
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--a.b", type=int, default=1)
+    args = parser.parse_args()
+    from openrlhf.utils.config import hierarchize
+
+    args = hierarchize(args)
+    assert args.a.b < 9, "b is too large"
+    args.a.c = args.a.b + 1
+    train(args)
+"""
+
+
+class TestCommandLineOfOpenRLHF:
+    @pytest.fixture
+    def script(self, monkeypatch, tmp_path):
+        """Puts another text in the place of OpenRLHF's script."""
+        original = openrlhf_cli._package_file
+
+        def write(text: str) -> None:
+            path = tmp_path / "train_ppo_ray.py"
+            path.write_text(text, encoding="utf-8")
+            openrlhf_cli._main_block.cache_clear()
+            monkeypatch.setattr(
+                openrlhf_cli,
+                "_package_file",
+                lambda relative: path if relative == "cli/train_ppo_ray.py" else original(relative),
+            )
+
+        yield write
+        openrlhf_cli._main_block.cache_clear()
+
+    def test_runs_what_the_file_says(self, script):
+        script(GOOD)
+        args = openrlhf_cli.validate(openrlhf_cli.build_parser().parse_args(["--a.b", "4"]))
+        assert (args.a.b, args.a.c) == (4, 5)
+        with pytest.raises(ConfigError, match="OpenRLHF refuses this configuration: b is too large"):
+            openrlhf_cli.validate(openrlhf_cli.build_parser().parse_args(["--a.b", "9"]))
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            (GOOD, ""),
+            (GOOD, "def main():\n    pass\n"),
+            ("\nif __name__", "\nif True:\n    pass\nif 1 and __name__"),
+            (GOOD, GOOD + GOOD),
+            ("    args = parser.parse_args()", "    args = read_arguments(parser)"),
+            ("    args = parser.parse_args()", "    args = parser.parse_args()\n    args = parser.parse_args()"),
+            ("argparse.ArgumentParser()", "make_parser()"),
+            ("    parser = argparse", "    seed = 1\n    parser = argparse"),
+            ("    train(args)\n", "    train(args)\n    print('done')\n"),
+            ("    train(args)\n", "    run(args)\n"),
+        ],
+        ids=range(10),
+    )
+    def test_another_layout_fails_loudly(self, script, old, new):
+        assert old in GOOD
+        script(GOOD.replace(old, new))
+        for use in (openrlhf_cli.build_parser, lambda: openrlhf_cli.validate(SimpleNamespace())):
+            with pytest.raises(RuntimeError, match=r"train_ppo_ray\.py is not laid out as openrlhf 0\.11\.2's is"):
+                use()
+
+    def test_another_version_fails_loudly(self, script, monkeypatch):
+        script(GOOD)
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.12.0")
+        with pytest.raises(RuntimeError, match=r"openrlhf 0\.12\.0 is installed"):
+            openrlhf_cli.build_parser()
+
+    def test_a_module_that_is_gone(self):
+        with pytest.raises(RuntimeError, match="should have the module no_such_module"):
+            openrlhf_cli._installed_file("no_such_module")
+
+
+# --- what is noted of the loss ----------------------------------------------------------------------------------------
+
+
+class TestTokensOfTheLoss:
+    """By source, against OpenRLHF's own loss on that source's samples."""
+
+    def experience(
+        self, *, critic: bool = True, review=None, origins=None, **changed
+    ) -> tuple[AdaptedExperienceMaker, list]:
+        """Three groups of four, of all sources within each group, made into experience."""
+        case = Case(4, (1, 1), 5)
+        samples = [generated(n) for n in range(12)]
+        made = maker("gae" if critic else "group_norm", case=case, review=review, kl=0.1, **changed)
+        made.origins = origins or origins_of(12)
+
+        def models(self, batches):
+            for batch in forward(batches):
+                batch.values = batch.values if critic else None
+                batch.rollout_log_probs = batch.rollout_log_probs / 4  # near enough that not all is clipped
+            return batches
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RemoteExperienceMaker, "make_experience", models)
+            return made, made.make_experience_batch(samples)
+
+    def today(self, experience: Experience) -> torch.Tensor:
+        """The actor's log-probs, as `forward` makes them."""
+        (fresh,) = forward([copy.deepcopy(experience)])
+        return fresh.action_log_probs
+
+    @pytest.mark.parametrize("critic", [True, False])
+    @pytest.mark.parametrize(
+        ("changed", "loss"),
+        [
+            ({}, {}),
+            ({"adapt__ratio": "decoupled"}, {}),
+            ({"actor__policy_loss_type": "gspo"}, {"policy_loss_type": "gspo"}),
+            (
+                {"actor__policy_loss_type": "gspo", "algo__advantage__is_correction_level": "token"},
+                {"policy_loss_type": "gspo", "is_correction_level": "token"},
+            ),
+        ],
+        ids=["ppo", "decoupled", "gspo", "gspo corrected"],
+    )
+    def test_clip_is_openrlhfs(self, critic, changed, loss):
+        made, experiences = self.experience(critic=critic, **changed)
+        metrics = first_update(made.tokens, Clip(0.2, 0.2))
+        shares = []
+        for source in ("fresh", "reevaluated", "replayed"):
+            clipped = count = 0.0
+            for experience in experiences:
+                mask = experience.action_mask.clone()
+                for row, index in enumerate(experience.index):
+                    mask[row] *= int(made.origins[index].source == source)
+                if not mask.any():
+                    continue
+                _, share, *_ = PolicyLoss(0.2, 0.2, **loss)(
+                    self.today(experience),
+                    experience.action_log_probs,
+                    experience.advantages,
+                    mask,
+                    rollout_log_probs=experience.rollout_log_probs,
+                )
+                clipped, count = clipped + float(share * mask.sum()), count + float(mask.sum())
+            assert made.tokens[source].advantages.shape == (count,)
+            assert metrics[f"clip/{source}"] == pytest.approx(clipped / count, abs=1e-6)
+            shares.append(clipped / count)
+        assert (max(shares) == 0) == ("adapt__ratio" in changed)  # decoupled: old log-probs are today's
+
+    def test_advantages_and_value_errors_are_the_losss(self):
+        made, experiences = self.experience()
+        for source in ("fresh", "reevaluated", "replayed"):
+            advantages, errors = [], []
+            for experience in experiences:
+                for row, index in enumerate(experience.index):
+                    for place in range(experience.action_mask.shape[1]):
+                        if made.origins[index].source == source and experience.action_mask[row, place]:
+                            advantages.append(float(experience.advantages[row, place]))
+                            errors.append(float(experience.values[row, place] - experience.returns[row, place]))
+            assert made.tokens[source].advantages.tolist() == advantages
+            assert made.tokens[source].value_errors.tolist() == pytest.approx(errors, abs=1e-6)
+
+    def test_without_a_critic_there_are_no_value_errors(self):
+        made, _ = self.experience(critic=False)
+        assert all(tokens.value_errors is None for tokens in made.tokens.values())
+
+    def test_samples_that_left_the_batch_are_not_in_it(self):
+        made, experiences = self.experience(review=lambda log_ratios: [4, 5, 6, 7])
+        assert sum(len(tokens.advantages) for tokens in made.tokens.values()) == sum(
+            int(experience.action_mask.sum()) for experience in experiences
+        )
+        assert len(made.origins) == 4
+
+    def test_a_source_without_samples_has_no_numbers(self):
+        made, _ = self.experience(origins=[SampleOrigin("fresh", True)] * 12)
+        assert {name.split("/")[1][:5] for name in first_update(made.tokens, Clip(0.2, 0.2))} == {"fresh"}
+
+
+class TestWeights:
+    """`adapt.reevaluated_weight` and `adapt.replayed_weight`, against the same batch without them."""
+
+    @pytest.mark.parametrize("estimator", ["group_norm", "gae", "rloo"])
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_scale_advantages_of_their_source_and_nothing_else(self, estimator, dynamic):
+        parts = [[0, 7, 9], [1, 2, 3, 4], [5, 6, 8, 10, 11]] if dynamic else [list(range(12))]
+
+        def made(**changed):
+            samples = [generated(n) for n in range(12)]
+            made = maker(estimator, case=Case(micro=5), kl=0.1, **changed)
+            made.origins = origins_of(12)
+
+            def models(self, batches):
+                ready = forward(batches)
+                for batch in ready:
+                    batch.values = batch.values if estimator == "gae" else None
+                return ready
+
+            def shares(self, samples):
+                for index, sample in enumerate(samples):
+                    sample.index = [index]
+                return [Experience.concat_experiences([samples[n] for n in part], 9) for part in parts]
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(RemoteExperienceMaker, "make_experience", models)
+                patch.setattr(AdaptedExperienceMaker, "split_rollout_samples", shares)
+                return made, made.make_experience_batch(samples)
+
+        weights = {"adapt__reevaluated_weight": 2.0, "adapt__replayed_weight": 0.5}
+        (plain, wanted), (weighed, found) = made(), made(**weights)
+        factors = {"fresh": 1.0, "reevaluated": 2.0, "replayed": 0.5}
+        before, after = by_sample(wanted, "advantages"), by_sample(found, "advantages")
+        assert len(after) == 12
+        for index, advantages in before.items():
+            factor = factors[plain.origins[index].source]
+            assert any(advantages) and after[index] == [factor * advantage for advantage in advantages]
+        assert by_sample(found, "returns") == by_sample(wanted, "returns")
+        for source, factor in factors.items():
+            assert weighed.tokens[source].advantages == pytest.approx(factor * plain.tokens[source].advantages)
+
+    @pytest.mark.parametrize("critic", [True, False])
+    def test_errors_of_groups_are_without_them(self, critic):
+        """Token by token; samples of a group may be in different experiences."""
+        batches = forward([whole_batch(12)])
+        whole = batches[0]
+        whole.index = list(range(12))
+        whole.advantages = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(1))
+        whole.returns = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(2))
+        whole.values = whole.returns * 2 + 1 if critic else None
+        wanted = []
+        for group in range(3):
+            errors = []
+            for row, place in itertools.product(range(4 * group, 4 * group + 4), range(whole.action_mask.shape[1])):
+                if whole.action_mask[row, place]:
+                    error = (
+                        whole.values[row, place] - whole.returns[row, place] if critic else whole.advantages[row, place]
+                    )
+                    errors.append(abs(float(error)))
+            wanted.append(sum(errors) / len(errors))
+        order = [7, 0, 11, 3, 1, 2, 4, 5, 6, 8, 9, 10]
+        rows = [row_of(whole, index) for index in order]
+        assert group_errors([whole], 4) == pytest.approx(wanted, rel=1e-6)
+        assert group_errors(rows, 4) == pytest.approx(wanted, rel=1e-6)
+
+    @pytest.mark.parametrize("loss", [{}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"}], ids=str)
+    def test_a_factor_on_the_advantages_is_one_on_the_loss(self, loss):
+        generator = torch.Generator().manual_seed(0)
+        new, old, advantages = (torch.randn(6, 9, generator=generator, dtype=torch.double) for _ in range(3))
+        mask = (torch.rand(6, 9, generator=generator) < 0.8).long()
+        for factor in (0.5, 2.0, 3.7):
+            rows = []
+            for weight in (1.0, factor):
+                log_probs = new.clone().requires_grad_()
+                value, clipped, *_ = PolicyLoss(0.2, 0.28, **loss)(log_probs, old, weight * advantages, mask)
+                value.backward()
+                rows.append((value.item(), log_probs.grad, clipped.item()))
+            (value, gradient, share), (weighed, weighed_gradient, weighed_share) = rows
+            assert weighed == pytest.approx(factor * value, rel=1e-9) and gradient.abs().sum() > 0
+            assert torch.allclose(weighed_gradient, factor * gradient, rtol=1e-9) and weighed_share == share > 0

@@ -1,0 +1,58 @@
+"""The port of the workers' process group: chosen early, kept until torch listens on it."""
+
+import socket
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from torch.distributed import TCPStore  # noqa: E402
+
+from bapo_openrlhf.training import workers  # noqa: E402
+from bapo_openrlhf.training.contract import plain_class  # noqa: E402
+
+ACTORS = [
+    workers.AdaptedPolicyActor,
+    workers.AdaptedCriticActor,
+    workers.ReferenceActor,
+    workers.RewardActor,
+    workers.PlainPolicyActor,
+    workers.PlainCriticActor,
+]
+
+
+@pytest.fixture(params=ACTORS, ids=lambda actor: plain_class(actor).__name__)
+def worker(request, monkeypatch):
+    """A worker of rank 0, made by OpenRLHF's constructor."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "")
+    return plain_class(request.param)(1, 0, "127.0.0.1", None)
+
+
+def listen(port: int) -> socket.socket:
+    """What another process does that wants this port and sets SO_REUSEADDR only when it listens itself."""
+    other = socket.socket()
+    other.bind(("", port))
+    return other
+
+
+def test_nobody_else_gets_the_port(worker):
+    _, port = worker.get_master_addr_port()
+    with pytest.raises(OSError, match="Address already in use"):
+        listen(port)
+
+
+def test_torch_can_listen_on_it(worker):
+    _, port = worker.get_master_addr_port()
+    store = TCPStore("127.0.0.1", port, world_size=1, is_master=True)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def test_a_worker_that_joins_holds_no_port(worker):
+    joined = type(worker)(2, 1, "127.0.0.1", 12345)
+    assert joined.get_master_addr_port() == ("127.0.0.1", 12345)
+    assert not hasattr(joined, "_port_holder")

@@ -1,0 +1,364 @@
+"""Responses pass the reference model once: against OpenRLHF's experience maker, which sends it every sample."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import ray  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
+from openrlhf.trainer.ray import launcher  # noqa: E402
+
+from bapo_openrlhf.adapt.buffers import ReplayBuffer  # noqa: E402
+from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response  # noqa: E402
+from bapo_openrlhf.adapt.traces import external_response  # noqa: E402
+from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
+from bapo_openrlhf.training.reference import OncePastReference  # noqa: E402
+from bapo_openrlhf.training.samples import sample_of  # noqa: E402
+
+PROMPT = Prompt("prompt", "label")
+
+
+def response(number: int, *, images: bool = False) -> Response:
+    """Tokens that no other number has; one turn, two turns, or nothing generated."""
+    draw = random.Random(number)
+    prompt, turns = draw.randint(1, 4), draw.choice([0, 1, 1, 1, 2])
+    tokens, spans = [1000 + number, *(draw.randrange(10, 99) for _ in range(prompt))], []
+    for _ in range(turns):
+        length = draw.randint(1, 5)
+        spans.append((len(tokens), len(tokens) + length))
+        tokens += [draw.randrange(10, 99) for _ in range(length + 1)]
+    generated = sum(end - start for start, end in spans)
+    pixels = {"pixel_values": torch.full((2, 3), float(number))} if images and number % 2 else None
+    extras = {"info": {"reward": 0.5}, "score": 0.5, "truncated": False, "mm_train_inputs": pixels}
+    return Response(np.array(tokens), tuple(spans), np.full(generated, -0.5), 0.5, extras)
+
+
+def log_probs(row: list[int], of: float) -> list[float]:
+    """A pure function of the tokens up to each place, as a model's."""
+    found, history = [], 0
+    for token in row[:-1]:
+        history = (history * 31 + token) % 10007
+        found.append(-1.0 - ((history + int(of * 1000)) % 997) / 773)
+    return found
+
+
+class Rank:
+    """One process of a model."""
+
+    def __init__(self, of: float) -> None:
+        self.of = of
+        self.calls: list[list[int]] = []  # the numbers of the samples of each
+        self.pixels: list[list] = []  # what came with them
+        self.masked: list[bool] = []  # whether nothing in a call was generated
+        self.emptied = 0
+        self.execute_batch = SimpleNamespace(remote=self.execute)
+        self.empty_cache = SimpleNamespace(remote=self.empty)
+
+    def execute(self, method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
+        assert method == "forward" and start == 0
+        found = []
+        for place in range(end):
+            item = {name: values[place] for name, values in chunk.items()}
+            sequences, mask, attention = item["sequences"], item["action_mask"], item["attention_mask"]
+            assert sequences.shape == attention.shape and mask.shape[1] == sequences.shape[1] - 1
+            assert attention.any(-1).all()  # no row is only padding
+            self.calls.append([tokens[0] - 1000 for tokens in sequences.tolist()])
+            self.masked.append(not mask.any())
+            self.pixels.append(item.get("mm_train_inputs_list"))
+            found.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
+        return found
+
+    def empty(self) -> None:
+        self.emptied += 1
+
+
+class Models:
+    """The groups of processes that a maker has, each of OpenRLHF's class; the ranks of a ring do the same."""
+
+    def __init__(self, ranks: dict[str, int], copies: int = 1) -> None:
+        self.ranks = {name: [Rank(number) for _ in range(ranks[name] * copies)] for number, name in enumerate(ranks)}
+        self.groups = {}
+        for name, handlers in self.ranks.items():
+            group = object.__new__(launcher.RayActorGroup)
+            group._actor_handlers, group.duplicate_actors = handlers, copies
+            self.groups[name] = group
+        self.copies = copies
+
+    def of(self, name: str) -> list[Rank]:
+        """One rank of each ring."""
+        return self.ranks[name][:: self.copies]
+
+    @property
+    def seen(self) -> list[int]:
+        """Samples that the reference was asked for, with repetitions."""
+        return [number for rank in self.of("reference") for call in rank.calls for number in call]
+
+    def forget(self) -> None:
+        for ranks in self.ranks.values():
+            for rank in ranks:
+                rank.calls, rank.pixels, rank.masked, rank.emptied = [], [], [], 0
+
+
+def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, use_loss: bool = False,
+              colocated: bool = False, micro: int = 3) -> SimpleNamespace:  # fmt: skip
+    return SimpleNamespace(
+        train=SimpleNamespace(
+            dynamic_batch_enable=dynamic, colocate_all=colocated, colocate_actor_ref=False, colocate_critic_reward=False
+        ),
+        rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=24),
+        ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1),
+        actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=ranks["actor"] * copies),
+        algo=SimpleNamespace(
+            kl=SimpleNamespace(use_loss=use_loss, estimator="k1"), advantage=SimpleNamespace(estimator="group_norm")
+        ),
+    )
+
+
+class Maker(OncePastReference):
+    """Without advantages."""
+
+    def compute_advantages_and_returns(self, experiences):
+        return experiences
+
+
+def maker(models: Models, args: SimpleNamespace, **changed) -> Maker:
+    groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
+    others = (None, SimpleNamespace(args=args), SimpleNamespace(pad_token_id=9))
+    return Maker(*groups, *others, **{"reference": "one", **changed})
+
+
+def make(made: Maker, responses: list[Response]) -> list[Experience]:
+    made.responses = responses
+    return made.make_experience_batch([sample_of(PROMPT, response) for response in responses])
+
+
+def openrlhfs(made: Maker, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
+    """The same by OpenRLHF's maker, on models of its own that have one rank each: it can share any batch out."""
+    models = Models(dict.fromkeys(ranks, 1), made.args.ds.ring_attn_size)
+    groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
+    plain = RemoteExperienceMaker(*groups, None, made.strategy, made.tokenizer)
+    samples = [sample_of(PROMPT, replace(one, extras=copy.deepcopy(one.extras))) for one in responses]
+    return plain.make_experience(made.split_rollout_samples(samples))
+
+
+def assert_same(found: list[Experience], wanted: list[Experience]) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        for item in fields(Experience):
+            ours, theirs = getattr(one, item.name), getattr(other, item.name)
+            if isinstance(theirs, torch.Tensor):
+                assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), item.name
+            elif item.name == "info":
+                assert ours.keys() == theirs.keys()
+                for name in theirs:
+                    assert torch.equal(ours[name].nan_to_num(7), theirs[name].nan_to_num(7)), name
+            else:
+                assert repr(ours) == repr(theirs), item.name
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch):
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    monkeypatch.setattr(ray, "put", lambda value: value)
+
+
+RANKS = [
+    {"actor": 1, "reference": 1},
+    {"actor": 2, "reference": 2},
+    {"actor": 4, "reference": 2},
+    {"actor": 2, "critic": 1, "reference": 2},
+    {"actor": 3, "critic": 2, "reference": 1},
+    {"actor": 2, "critic": 5, "reference": 3},
+]
+
+
+class TestBatches:
+    @given(
+        ranks=st.sampled_from(RANKS),
+        copies=st.sampled_from([1, 2]),
+        dynamic=st.booleans(),
+        use_loss=st.booleans(),
+        images=st.booleans(),
+        micro=st.integers(1, 5),
+        draw=st.randoms(use_true_random=False),
+    )
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    def test_are_openrlhfs_and_each_response_is_sent_once(self, ranks, copies, dynamic, use_loss, images, micro, draw):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ray, "get", lambda refs: refs)
+            patch.setattr(ray, "put", lambda value: value)
+            models, known = Models(ranks, copies), set()
+            args = arguments(ranks, dynamic=dynamic, copies=copies, use_loss=use_loss, micro=micro)
+            made = maker(models, args)
+            spoken = [number for number in range(60) if response(number).action_spans]
+            everything = {number: response(number, images=images) for number in spoken}
+            for _ in range(5):
+                chosen = draw.sample(spoken, draw.randint(1, 20))
+                responses = [everything[number] for number in chosen]
+                models.forget()
+                found = make(made, responses)
+                assert_same(found, openrlhfs(made, ranks, responses))
+                new = set(chosen) - known
+                assert set(models.seen) == new
+                for name in ranks:
+                    # every rank makes equally many calls, or one would wait for the others' weights for ever
+                    assert len({len(rank.calls) for rank in models.of(name)}) == 1
+                    # each sample is sent once; a filler is a fully masked one, on its own at the end of a rank
+                    asked = new if name == "reference" else set(chosen)
+                    short = [rank.masked[-1:] == [True] for rank in models.of(name)]
+                    shares = [
+                        [number for call in (rank.calls[:-1] if filled else rank.calls) for number in call]
+                        for rank, filled in zip(models.of(name), short, strict=True)
+                    ]
+                    assert sorted(number for share in shares for number in share) == sorted(asked)
+                    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+                    assert all(len(rank.calls[-1]) == 1 and not any(rank.masked[:-1])
+                               for rank, filled in zip(models.of(name), short, strict=True) if filled)  # fmt: skip
+                tokens = [len(everything[number].log_probs) for number in chosen if number in known]
+                assert made.reference_kept == sum(tokens)
+                known |= new
+                for rank in models.of("reference"):
+                    for call, pixels in zip(rank.calls, rank.pixels, strict=True):
+                        of = [None if item is None else item["pixel_values"][0, 0].item() for item in pixels]
+                        assert of == [number if images and number % 2 else None for number in call]
+
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_the_ranks_share_what_is_left(self, dynamic):
+        """Replayed samples stand at the batch's end: the last rank would have nothing to do."""
+        ranks = {"actor": 2, "reference": 2}
+        models = Models(ranks)
+        made = maker(models, arguments(ranks, dynamic=dynamic))
+        old = [response(number) for number in range(6)]
+        make(made, old)
+        models.forget()
+        make(made, [*(response(number) for number in range(10, 16)), *old])
+        assert sorted(models.seen) == list(range(10, 16))
+        assert {sum(map(len, rank.calls)) for rank in models.of("reference")} == {3} or dynamic
+
+    def test_with_nothing_new_the_reference_is_left_alone(self):
+        ranks = {"actor": 2, "reference": 2}
+        models = Models(ranks)
+        made = maker(models, arguments(ranks, colocated=True))
+        responses = [response(number) for number in range(4)]
+        make(made, responses)
+        assert [rank.emptied for rank in models.of("reference")] == [1, 1]
+        models.forget()
+        assert_same(make(made, responses[::-1]), openrlhfs(made, ranks, responses[::-1]))
+        assert models.seen == [] and [rank.emptied for rank in models.of("reference")] == [0, 0]
+        assert [rank.emptied for rank in models.of("actor")] == [1, 1]
+
+    def test_without_a_reference_nothing_is_kept(self):
+        models = Models({"actor": 1})
+        made = maker(models, arguments({"actor": 1}))
+        responses = [response(number) for number in range(4)]
+        for _ in range(2):
+            assert_same(make(made, responses), openrlhfs(made, {"actor": 1}, responses))
+        assert made.reference_kept == 0 and not any(REFERENCE in one.extras for one in responses)
+
+    def test_nothing_of_a_batch_is_held_afterwards(self):
+        ranks = {"actor": 1, "reference": 1}
+        made = maker(Models(ranks), arguments(ranks))
+        make(made, [response(0), response(1)])
+        assert not any(isinstance(value, (list, tuple)) and any(isinstance(item, Experience) for item in value)
+                       for value in vars(made).values())  # fmt: skip
+
+    def test_a_response_may_be_in_a_batch_twice(self):
+        ranks = {"actor": 1, "reference": 1}
+        models = Models(ranks)
+        made = maker(models, arguments(ranks))
+        twice = response(1)
+        for count in (2, 0):
+            models.forget()
+            responses = [twice, response(2), replace(twice, policy_step=3)]
+            assert_same(make(made, responses), openrlhfs(made, ranks, responses))
+            assert models.seen.count(1) == count
+
+
+class TestKept:
+    def test_is_what_the_reference_said_of_the_generated_tokens(self):
+        ranks = {"actor": 2, "reference": 2}
+        made = maker(Models(ranks), arguments(ranks))
+        responses = [response(number) for number in range(8)]
+        make(made, responses)
+        for one in responses:
+            name, kept = one.extras[REFERENCE]
+            whole = log_probs([*one.token_ids.tolist(), 0], of=1)  # of token 1 on: the last is of the 0
+            wanted = [whole[place - 1] for start, end in one.action_spans for place in range(start, end)]
+            assert name == "one" and kept.dtype == np.float32 and kept.tolist() == [np.float32(x) for x in wanted]
+
+    def test_of_another_reference_is_not_used(self):
+        ranks = {"actor": 1, "reference": 1}
+        models = Models(ranks)
+        made = maker(models, arguments(ranks))
+        responses = [response(number) for number in range(4)]
+        before = make(made, responses)
+        for rank in models.of("reference"):
+            rank.of += 0.25
+        made.reference = "another"
+        models.forget()
+        after = make(made, responses)
+        assert sorted(models.seen) == [0, 1, 2, 3] and made.reference_kept == 0
+        assert not torch.equal(before[0].kl, after[0].kl)
+        models.forget()
+        assert_same(make(made, responses), after)
+        assert models.seen == []
+
+    def test_goes_with_a_checkpoint(self, tmp_path):
+        ranks = {"actor": 1, "reference": 1}
+        models = Models(ranks)
+        args = arguments(ranks)
+        responses = tuple(response(number, images=True) for number in range(4))
+        wanted = make(maker(models, args), list(responses))
+        buffer, again = ReplayBuffer(4, 3), ReplayBuffer(4, 3)
+        buffer.add(Group(0, PROMPT, responses, 0, 0))
+        save_state(tmp_path, buffer.state_dict())
+        again.load_state_dict(load_state(tmp_path))
+        assert again.nbytes == buffer.nbytes
+        models.forget()
+        (group,) = again
+        assert_same(make(maker(models, args), list(group.responses)), wanted)
+        assert models.seen == []
+
+    def test_counts_among_the_bytes(self):
+        ranks = {"actor": 1, "reference": 1}
+        one = response(3)
+        before = one.nbytes
+        make(maker(Models(ranks), arguments(ranks)), [one])
+        assert one.nbytes == before + 4 * len(one.log_probs) and len(one.log_probs)
+
+    def test_of_copies_is_shared(self):
+        """A method stores a group before its batch is made, and may store copies of its responses."""
+        ranks = {"actor": 1, "reference": 1}
+        one = response(3)
+        group = Group(0, PROMPT, (one,), 2, 1)
+        stored = group.standalone(one)
+        make(maker(Models(ranks), arguments(ranks)), [one])
+        assert stored.extras[REFERENCE][1] is one.extras[REFERENCE][1]
+
+    @pytest.mark.parametrize("first", ["trace", "generated"])
+    def test_of_a_trace_is_not_that_of_the_response_whose_place_it_takes(self, first):
+        ranks = {"actor": 1, "reference": 1}
+        models = Models(ranks)
+        made = maker(models, arguments(ranks))
+        one = response(3)
+        if first == "generated":
+            make(made, [one])
+        trace = external_response(np.array([50, 51, 52, 53, 54, 55, 56, 2]), one, 1.0)
+        assert_same(make(made, [trace]), openrlhfs(made, ranks, [trace]))
+        assert_same(make(made, [one]), openrlhfs(made, ranks, [one]))
+        assert len(trace.extras[REFERENCE][1]) == 8 != len(one.extras[REFERENCE][1])

@@ -1,0 +1,703 @@
+"""The reward pool against reward functions that do their worst, in real processes."""
+
+import hashlib
+import json
+import math
+import os
+import pickle
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.training import reward_worker as worker
+from bapo_openrlhf.training.reward_pool import RewardFailure, RewardPool
+
+# A reward file that does what its label says: the label is code, which finds the query as `query` and leaves `result`.
+OBEDIENT = """
+import ctypes, io, os, re, resource, signal, subprocess, sys, threading, time
+
+def reward_func(queries, prompts, labels, **kwargs):
+    scope = {**globals(), "query": queries[0], "prompt": prompts[0], "kwargs": kwargs}
+    exec(labels[0], scope)
+    return scope["result"]
+"""
+CHILD = "open(query, 'w').write(str(subprocess.Popen(['sleep', '1000'], close_fds=False).pid))"
+GOOD = "result = {'rewards': [0.5], 'extra_logs': {'pid': os.getpid()}}"
+
+# ── What the tests see of processes: /proc, not the pool ──
+
+
+def exists(pid):
+    """Whether a process runs; one that is dead and not yet reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def workers_of(path):
+    """Pids of the processes that were started for a reward file."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if os.fsencode(worker.__file__) in arguments and os.fsencode(path) in arguments and exists(entry.name):
+            found.add(int(entry.name))
+    return found
+
+
+def eventually(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not (held := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return held
+
+
+def ask(pool, code, query="", **kwargs):
+    return pool([query], ["prompt"], [code], **kwargs)
+
+
+def pid_of(pool):
+    return int(ask(pool, GOOD)["extra_logs"]["pid"])
+
+
+@pytest.fixture
+def make_pool(tmp_path):
+    """Builds a pool for a reward file of the given source; in the end it is closed and has left no process."""
+    pools = []
+
+    def build(source=OBEDIENT, *, processes=1, timeout=60.0, memory_gib=0.25, **options):
+        path = tmp_path / f"rewards_{len(pools)}.py"
+        path.write_text(source)
+        pools.append(RewardPool(path, processes=processes, timeout=timeout, memory_gib=memory_gib, **options))
+        return pools[-1]
+
+    yield build
+    for pool in pools:
+        pool.close()
+        assert not workers_of(pool.path)
+
+
+# ── Each failure ──
+
+# (code, kind, what the message says, whether the worker is kept)
+FAILURES = {
+    "python loop": ("while True: pass", "timeout", "reward_func took more than 2 s", False),
+    "regex": ("re.match('(a+)+$', 'a' * 60 + 'b')", "timeout", "more than 2 s", False),
+    "sleep, deaf to signals": (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); time.sleep(1000)",
+        "timeout",
+        "more than 2 s",
+        False,
+    ),
+    "os._exit": ("os._exit(3)", "crashed", "ended its process: exit status 3", False),
+    "os._exit(0)": ("os._exit(0)", "crashed", "ended its process: exit status 0", False),
+    "segfault": ("ctypes.string_at(0)", "crashed", "killed by signal 11", False),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "crashed", "killed by signal 9", False),
+    "closes what is open": ("os.closerange(0, 1000); result = {'rewards': 1}", "crashed", "ended its process", False),
+    "one large block": ("x = bytearray(300 << 20)", "memory", "ran out of memory: more than 0.25 GiB", False),
+    "many small blocks": ("x = []\nwhile True: x.append([0] * 10_000)", "memory", "out of memory", False),
+    "memory of a library": ("x = ' ' * 200_000_000 + query; x + x", "memory", "out of memory", False),
+    "raises": ("raise KeyError('no such unit')", "raised", r"raised KeyError: 'no such unit'\n.*line \d", True),
+    "sys.exit": ("sys.exit(4)", "raised", "raised SystemExit: 4", True),
+    "KeyboardInterrupt": ("raise KeyboardInterrupt", "raised", "raised KeyboardInterrupt", True),
+    "endless recursion": ("def f(): f()\nf()", "raised", "raised RecursionError", True),
+    "error of 10 MB": ("raise ValueError('x' * 10_000_000)", "raised", "raised ValueError: xxx", True),
+    "error of 200 MB": ("raise ValueError('x' * 200_000_000)", "memory", "out of memory", False),
+    "error that has no text": (
+        "class E(Exception):\n  def __str__(self): raise ValueError\nraise E",
+        "raised",
+        r"raised .*E: <exception str\(\) failed>",
+        True,
+    ),
+    "error with a surrogate": ("raise ValueError(chr(0xd800))", "raised", r"raised ValueError: \\ud800", True),
+    "reads the terminal": ("input()", "raised", "raised EOFError", True),
+    "no result": ("pass", "raised", "raised KeyError: 'result'", True),
+    "None": ("result = None", "invalid", "returned None, a NoneType; it must be a dict", True),
+    "a bare number": ("result = 0.5", "invalid", "returned 0.5, a float; it must be a dict", True),
+    "no rewards": ("result = {'scores': [1.0]}", "invalid", "rewards = None for one response; one finite number", True),
+    "reward None": ("result = {'rewards': [None]}", "invalid", r"rewards = \[None\]", True),
+    "nan": ("result = {'rewards': [float('nan')]}", "invalid", r"rewards = \[nan\]", True),
+    "inf": ("result = {'rewards': [float('-inf')]}", "invalid", r"rewards = \[-inf\]", True),
+    "beyond floats": ("result = {'rewards': 10**400}", "invalid", "rewards = 1000", True),
+    "far beyond floats": ("result = {'rewards': 10**5000}", "invalid", "rewards = a", True),
+    "complex": ("result = {'rewards': 1j}", "invalid", "rewards = 1j", True),
+    "str": ("result = {'rewards': ['1.0']}", "invalid", r"rewards = \['1.0'\]", True),
+    "no value": ("result = {'rewards': []}", "invalid", r"rewards = \[\]", True),
+    "two values": ("result = {'rewards': [0.5, 1.0]}", "invalid", r"rewards = \[0.5, 1.0\]", True),
+    "many values": ("result = {'rewards': [0.5] * 10**6}", "invalid", r"rewards = \[0.5, .*\.\.\.\]", True),
+    "score nan": ("result = {'rewards': 1, 'scores': float('nan')}", "invalid", "scores = nan", True),
+    "score of two": ("result = {'rewards': 1, 'scores': [1, 2]}", "invalid", r"scores = \[1, 2\]", True),
+    "log of two": ("result = {'rewards': 1, 'extra_logs': {'digits': [1, 2]}}", "invalid", r"\['digits'\] = \[", True),
+    "log str": ("result = {'rewards': 1, 'extra_logs': {'digits': 'x'}}", "invalid", r"\['digits'\] = 'x'", True),
+    "log None": ("result = {'rewards': 1, 'extra_logs': {'digits': None}}", "invalid", r"\['digits'\] = None", True),
+    "logs in a list": ("result = {'rewards': 1, 'extra_logs': [1]}", "invalid", r"extra_logs = \[1\]", True),
+    "reply of 2 MB": (
+        "result = {'rewards': 1, 'extra_logs': {'x' * 2_000_000: 1}}",
+        "invalid",
+        "longer than 1048576 bytes",
+        False,
+    ),
+    "endless reply": ("while True: os.write(int(sys.argv[4]), b'[' * 9999)", "invalid", "longer than", False),
+    "another reply": ("os.write(int(sys.argv[4]), b'hello\\n'); time.sleep(1000)", "invalid", "cannot be read", False),
+    "deep reply": (
+        "os.write(int(sys.argv[4]), b'[' * 100_000 + b'\\n'); time.sleep(1000)",
+        "invalid",
+        "cannot be read",
+        False,
+    ),
+    "unknown reply": (
+        "os.write(int(sys.argv[4]), b'[\"bought\", 1]\\n'); time.sleep(1000)",
+        "invalid",
+        "cannot be read: kind 'bought'",
+        False,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def module_pool(tmp_path_factory):
+    """Builds a pool for the whole module, so that each test finds what the one before it left."""
+    pools = []
+
+    def build(source, timeout, memory_gib):
+        path = tmp_path_factory.mktemp("reward") / "rewards.py"
+        path.write_text(source)
+        pools.append(RewardPool(path, processes=1, timeout=timeout, memory_gib=memory_gib))
+        return pools[-1]
+
+    yield build
+    for pool in pools:
+        pool.close()
+        assert not workers_of(pool.path)
+
+
+@pytest.fixture(scope="module")
+def one_pool(module_pool):
+    return module_pool(OBEDIENT, timeout=60.0, memory_gib=0.25)
+
+
+@pytest.fixture(scope="module")
+def hasty_pool(module_pool):
+    return module_pool(OBEDIENT, timeout=2.0, memory_gib=0.25)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_named_and_the_next_call_is_served(one_pool, hasty_pool, name):
+    code, kind, message, kept = FAILURES[name]
+    pool = hasty_pool if kind == "timeout" else one_pool
+    before, counted = pid_of(pool), pool.failures[kind]
+    with pytest.raises(RewardFailure, match=f"(?s){message}") as caught:
+        ask(pool, code)
+    assert caught.value.kind == kind
+    assert str(caught.value).startswith(f"{pool.path}: reward_func ")
+    assert len(str(caught.value)) < 5000
+    str(caught.value).encode()  # can be printed
+    assert pool.failures[kind] == counted + 1
+    assert exists(before) == kept
+    assert (pid_of(pool) == before) == kept
+    assert len(workers_of(pool.path)) == 1
+
+
+def test_failures_are_counted_by_kind(make_pool):
+    pool = make_pool()
+    for name in ("raises", "nan", "inf", "os._exit", "one large block"):
+        with pytest.raises(RewardFailure):
+            ask(pool, FAILURES[name][0])
+    pid_of(pool)
+    assert pool.failures == Counter(raised=1, invalid=2, crashed=1, memory=1)
+
+
+def test_the_error_shows_where_it_was_raised(make_pool):
+    pool = make_pool("def helper():\n    raise ValueError('odd')\n\ndef reward_func(q, p, l):\n    helper()\n")
+    with pytest.raises(RewardFailure) as caught:
+        ask(pool, "")
+    text = str(caught.value)
+    assert text.index("raised ValueError: odd") < text.index(f'File "{pool.path}", line 5, in reward_func')
+    assert text.index("line 5, in reward_func") < text.index("line 2, in helper")
+
+
+def test_a_failure_survives_pickling():
+    failure = pickle.loads(pickle.dumps(RewardFailure("timeout", "too slow")))
+    assert (failure.kind, str(failure)) == ("timeout", "too slow")
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [("timeout", "while True: pass"), ("crashed", "os._exit(3)"), ("memory", "x = bytearray(300 << 20)")],
+)
+def test_children_of_the_function_go_with_it(one_pool, hasty_pool, tmp_path, kind, end):
+    note = tmp_path / "pid"
+    with pytest.raises(RewardFailure) as caught:
+        ask(hasty_pool if kind == "timeout" else one_pool, f"{CHILD}\n{end}", str(note))
+    assert caught.value.kind == kind  # a child that held the socket would hide the crash
+    assert eventually(lambda: not exists(int(note.read_text())))
+
+
+# ── What comes through ──
+
+
+@pytest.mark.parametrize(
+    ("returned", "result"),
+    [
+        ("{'rewards': 0.5}", (0.5, 0.5, {})),
+        ("{'rewards': [1]}", (1.0, 1.0, {})),
+        ("{'rewards': True, 'scores': [False]}", (1.0, 0.0, {})),
+        ("{'rewards': ((0.25,),), 'scores': None, 'extra_logs': None}", (0.25, 0.25, {})),
+        ("{'rewards': -2, 'scores': [3.5], 'extra_logs': {'a': [3], 'b': 1e300}}", (-2.0, 3.5, {"a": 3.0, "b": 1e300})),
+        ("{'rewards': __import__('fractions').Fraction(1, 4), 'scores': 7}", (0.25, 7.0, {})),
+    ],
+)
+def test_results_are_plain_floats(one_pool, returned, result):
+    found = ask(one_pool, f"result = {returned}")
+    assert found == dict(zip(("rewards", "scores", "extra_logs"), result, strict=True))
+    assert {type(found["rewards"]), type(found["scores"]), *map(type, found["extra_logs"].values())} == {float}
+
+
+def test_a_logged_value_may_be_nan(one_pool):
+    logs = ask(one_pool, "result = {'rewards': 0, 'extra_logs': {'none': [float('nan')], 'inf': float('inf')}}")
+    assert math.isnan(logs["extra_logs"]["none"]) and logs["extra_logs"]["inf"] == math.inf
+
+
+def test_tensors_and_arrays(make_pool):
+    pytest.importorskip("torch")
+    pool = make_pool(
+        "import numpy, torch\n"
+        "def reward_func(queries, prompts, labels):\n"
+        "    return {'rewards': torch.tensor([0.5], requires_grad=True),\n"
+        "            'scores': torch.tensor([[0.25]], dtype=torch.bfloat16),\n"
+        "            'extra_logs': {'zero_dim': torch.tensor(3), 'listed': [torch.tensor(4.0)],\n"
+        "                           'array': numpy.array([5]), 'scalar': numpy.float32(6)}}\n"
+    )
+    logs = {"zero_dim": 3.0, "listed": 4.0, "array": 5.0, "scalar": 6.0}
+    assert ask(pool, "") == {"rewards": 0.5, "scores": 0.25, "extra_logs": logs}
+
+
+DIGEST = """
+import hashlib, json
+def digest(text):
+    return int(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)
+def reward_func(queries, prompts, labels, **kwargs):
+    (query,), (prompt,) = queries, prompts
+    return {"rewards": digest(query), "scores": digest(prompt),
+            "extra_logs": {"label": digest(json.dumps([labels, kwargs], sort_keys=True))}}
+"""
+
+
+@pytest.fixture(scope="module")
+def digest_pool(module_pool):
+    return module_pool(DIGEST, timeout=60.0, memory_gib=1.0)
+
+
+def digest(text):
+    return float(int(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12], 16))
+
+
+any_text = st.text(st.characters(exclude_categories=()))  # surrogates too
+
+
+@given(any_text, any_text)
+@settings(max_examples=300, deadline=None)
+def test_any_text_arrives_as_it_is(digest_pool, query, prompt):
+    result = digest_pool([query], [prompt], [query])
+    assert (result["rewards"], result["scores"]) == (digest(query), digest(prompt))
+
+
+HOSTILE = ["\n", "\r\n\x85\u2028", "\0", "\ud800", "\ud83d\ude00", "\ufeff", "\U0010ffff", '"]\n["result", 1]\n']
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "é\n" * 5_000_000], ids=lambda text: ascii(text[:20]))
+def test_hostile_text_arrives_as_it_is(digest_pool, text):
+    assert digest_pool([text], [text], [""])["rewards"] == digest(text)
+
+
+@pytest.mark.parametrize("label", ["7", 7, 7.5, None, True, ["a", 1], {"tests": [{"in": "1\n", "out": "\ud800"}]}])
+def test_labels_and_keywords_arrive(digest_pool, label):
+    expected = digest(json.dumps([[label], {"hint": label}], sort_keys=True))
+    assert digest_pool(["q"], ["p"], [label], hint=label)["extra_logs"]["label"] == expected
+
+
+def test_other_labels_are_refused_at_once(make_pool):
+    pool = make_pool()
+    for label in (object(), {1, 2}, b"x", {"a": 1j}):
+        with pytest.raises(TypeError, match=f"label of type {type(label).__name__} "):
+            ask(pool, label)
+    with pytest.raises(TypeError, match="complex"):
+        ask(pool, GOOD, hint=1j)
+    for arguments in (([], [], []), (["a", "b"], ["a", "b"], [1, 2]), (["a"], ["a"], [])):
+        with pytest.raises(ValueError, match="one response a call"):
+            pool(*arguments)
+    assert not workers_of(pool.path) and not pool.failures
+
+
+def test_a_request_too_large_for_the_limit_is_a_memory_failure(make_pool):
+    pool = make_pool(memory_gib=0.03)
+    with pytest.raises(RewardFailure) as caught:
+        ask(pool, GOOD, "x" * 100_000_000)
+    assert caught.value.kind == "memory"
+    pid_of(pool)
+
+
+def test_what_the_function_prints_cannot_get_between(make_pool, capfd):
+    pool = make_pool()
+    reply = '["result", {"rewards": 9, "scores": 9, "extra_logs": {}}]'
+    for code in (
+        f"print('{reply}'); os.write(1, b'garbage {{[\\n'); os.system('echo from a shell')",
+        f"sys.stdout = sys.stderr = sys.stdin = None; os.write(2, b'{reply}\\n')",
+        "sys.stdout = io.StringIO(); print('nowhere')",
+        "sys.__stdout__.close(); os.closerange(0, 3)",
+    ):
+        assert ask(pool, f"{code}\n{GOOD}")["rewards"] == 0.5
+    out, err = capfd.readouterr()
+    assert out == f"{reply}\ngarbage {{[\nfrom a shell\n"
+    assert err == f"{reply}\n"
+
+
+def test_what_a_killed_function_printed_is_not_lost(make_pool, capfd, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    pool = make_pool(timeout=2)
+    with pytest.raises(RewardFailure, match="more than 2 s"):
+        ask(pool, "print('about to hang'); time.sleep(1000)")
+    assert capfd.readouterr().out == "about to hang\n"
+
+
+def test_one_answer_even_where_the_function_forks(one_pool):
+    before = pid_of(one_pool)
+    assert ask(one_pool, "os.fork(); result = {'rewards': 0.125}")["rewards"] == 0.125
+    for _ in range(20):
+        assert pid_of(one_pool) == before
+
+
+def test_a_worker_that_talks_unasked_is_replaced(make_pool):
+    pool = make_pool()
+    late = """b'["result", {"rewards": 9.0, "scores": 9.0, "extra_logs": {"pid": 0}}]\\n'"""
+    ask(pool, f"threading.Timer(0.3, os.write, (int(sys.argv[4]), {late})).start()\n{GOOD}")
+    talker = pid_of(pool)
+    time.sleep(1.0)
+    assert ask(pool, GOOD)["rewards"] == 0.5
+    assert not exists(talker)
+
+
+def test_a_worker_that_died_between_calls_is_replaced(make_pool):
+    pool = make_pool()
+    first = pid_of(pool)
+    os.kill(first, signal.SIGKILL)
+    assert eventually(lambda: not exists(first))
+    assert pid_of(pool) != first
+    assert not pool.failures
+
+
+@pytest.mark.parametrize("kind", ["timeout", "crashed"])
+def test_a_worker_that_does_not_read_its_request(make_pool, kind):
+    """The request is larger than the socket's buffer, so the parent is still sending."""
+    pool = make_pool(timeout=60 if kind == "crashed" else 2)
+    stopped = pid_of(pool)
+    os.kill(stopped, signal.SIGSTOP)
+    killer = threading.Timer(1, os.kill, (stopped, signal.SIGKILL))
+    if kind == "crashed":
+        killer.start()
+    with pytest.raises(RewardFailure) as caught:
+        ask(pool, GOOD, "x" * 10_000_000)
+    assert caught.value.kind == kind
+    assert not exists(stopped)
+    pid_of(pool)
+
+
+def test_an_interrupted_call_leaves_no_answer_behind(make_pool):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    pool = make_pool()
+    before = pid_of(pool)
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        with pytest.raises(KeyboardInterrupt):
+            ask(pool, "time.sleep(1000)")
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert not exists(before)
+    pid_of(pool)
+
+
+# ── The worker's surroundings ──
+
+
+def test_alarms_work(one_pool):
+    """The function runs in the main thread; an alarm that it leaves on does not go off later."""
+    code = """
+class TooSlow(Exception): pass
+def handler(number, frame): raise TooSlow
+signal.signal(signal.SIGALRM, handler)
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    while True: time.time()
+except TooSlow:
+    result = {'rewards': 0.75}
+signal.setitimer(signal.ITIMER_REAL, 0.6)
+"""
+    before = pid_of(one_pool)
+    assert ask(one_pool, code)["rewards"] == 0.75
+    time.sleep(1)
+    assert pid_of(one_pool) == before
+
+
+def test_loaded_libraries_do_not_count_as_memory(make_pool):
+    pool = make_pool("library = bytearray(250 << 20)\n" + OBEDIENT, memory_gib=0.125)
+    before = pid_of(pool)
+    assert ask(pool, f"x = bytearray(100 << 20)\n{GOOD}")["extra_logs"]["pid"] == before
+    with pytest.raises(RewardFailure) as caught:
+        ask(pool, f"x = bytearray(150 << 20)\n{GOOD}")
+    assert caught.value.kind == "memory"
+
+
+def test_the_function_cannot_lift_its_limits(make_pool):
+    lift = "resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)"
+    with pytest.raises(RewardFailure, match="not allowed to raise maximum limit"):
+        # The superuser may.
+        ask(make_pool(), f"if os.getuid() == 0: os.setuid(65534)\n{lift}")
+
+
+def test_a_crash_leaves_no_core_file(make_pool):
+    _, hard = before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        assert ask(make_pool(), "result = {'rewards': resource.getrlimit(resource.RLIMIT_CORE)[1]}")["rewards"] == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+@pytest.mark.parametrize("threads", [None, "3"])
+def test_one_thread_for_numerics_unless_told_otherwise(make_pool, monkeypatch, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    pool = make_pool()
+    assert ask(pool, "result = {'rewards': int(os.environ['OMP_NUM_THREADS'])}")["rewards"] == float(threads or 1)
+
+
+def test_modules_are_found_as_in_the_parent(make_pool, tmp_path, monkeypatch):
+    """Those on sys.path are; a file of the working directory does not stand in for a module."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "grading_helpers.py").write_text("VALUE = 0.625\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+    pool = make_pool(
+        "import json, grading_helpers\ndef reward_func(*args): return {'rewards': grading_helpers.VALUE}\n"
+    )
+    assert ask(pool, "")["rewards"] == 0.625
+
+
+# ── Loading ──
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        ("import no_such_module\n", "raised", "loading it raised ModuleNotFoundError: No module named 'no_such"),
+        ("x = 1\n", "raised", "loading it raised AttributeError: .* has no attribute 'reward_func'"),
+        ("def reward_func(:\n", "raised", "loading it raised .*SyntaxError"),
+        ("raise SystemExit(2)\n", "raised", "loading it raised SystemExit: 2"),
+        ("import os; os._exit(7)\n", "crashed", "loading it ended its process: exit status 7"),
+        ("import time; time.sleep(1000)\n", "timeout", "loading it took more than 2 s"),
+    ],
+)
+def test_a_file_that_does_not_load(make_pool, source, kind, message):
+    pool = make_pool(source, startup_timeout=2)
+    with pytest.raises(RewardFailure, match=f"(?s)^{pool.path}: {message}") as caught:
+        ask(pool, GOOD)
+    assert caught.value.kind == kind
+    assert pool.failures == {kind: 1}
+    assert not workers_of(pool.path)
+    Path(pool.path).write_text(OBEDIENT)
+    os.utime(pool.path, (1, 1))  # so that no cached bytecode is taken for it
+    assert ask(pool, GOOD)["rewards"] == 0.5
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with (
+        RewardPool(tmp_path / "none.py", processes=1, timeout=1, memory_gib=1) as pool,
+        pytest.raises(RewardFailure, match=r"none\.py: loading it raised FileNotFoundError"),
+    ):
+        ask(pool, GOOD)
+
+
+def test_loading_is_not_part_of_a_call(make_pool):
+    pool = make_pool("import time; time.sleep(3)\n" + OBEDIENT, timeout=2)
+    assert ask(pool, GOOD)["rewards"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["processes", "timeout", "memory_gib", "startup_timeout"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_impossible_limits_are_refused(name, value):
+    limits = {"processes": 1, "timeout": 1.0, "memory_gib": 1.0, "startup_timeout": 1.0}
+    with pytest.raises(ValueError, match=f"{name} {value} must be positive"):
+        RewardPool("x.py", **limits | {name: value})
+
+
+# ── Many callers ──
+
+
+def test_many_threads_get_their_own_answers(make_pool):
+    pool = make_pool(processes=3, timeout=60)
+    most = 0
+
+    def call(n):
+        nonlocal most
+        ending = ("", "os._exit(1)", "raise ValueError", "")[n % 4]
+        code = f"time.sleep({n % 7} / 1000)\n{ending}\nresult = {{'rewards': {n}}}"
+        try:
+            answer = ask(pool, code)
+        except RewardFailure as failure:
+            answer = failure
+        most = max(most, len(workers_of(pool.path)))
+        return n, answer
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(call, range(120)))
+    for n, answer in answers:
+        if n % 4 in (1, 2):
+            assert answer.kind == ("crashed" if n % 4 == 1 else "raised")
+        else:
+            assert answer["rewards"] == n
+    assert pool.failures == {"crashed": 30, "raised": 30}
+    assert 2 <= most <= 3
+
+
+def test_only_as_many_processes_as_calls_at_the_same_time(make_pool, tmp_path):
+    pool = make_pool(processes=4)
+    assert not workers_of(pool.path)
+    pids = {pid_of(pool) for _ in range(10)}
+    assert len(pids) == 1 and workers_of(pool.path) == pids
+    meet = f"open(query + str(os.getpid()), 'w')\nwhile len(os.listdir(query)) < 2: time.sleep(0.01)\n{GOOD}"
+    (tmp_path / "met").mkdir()
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(lambda _: ask(pool, meet, f"{tmp_path}/met/"), range(2)))
+    assert workers_of(pool.path) == {answer["extra_logs"]["pid"] for answer in both} > pids
+
+
+def test_a_worker_outlives_the_thread_that_first_called(make_pool):
+    pool = make_pool()
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(pid_of, pool).result()
+    time.sleep(0.2)
+    assert pid_of(pool) == first
+
+
+def test_failures_leave_no_file_open(make_pool):
+    pool = make_pool()
+    pid_of(pool)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        with pytest.raises(RewardFailure):
+            ask(pool, "os._exit(1)")
+    pid_of(pool)
+    assert len(os.listdir("/proc/self/fd")) == before
+    pool.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+# ── The end ──
+
+
+def test_close_ends_all_calls(make_pool):
+    pool = make_pool(processes=2, timeout=600)
+    outcomes = []
+
+    def call():
+        try:
+            outcomes.append(ask(pool, "time.sleep(1000)"))
+        except Exception as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(5)]  # two at work, three waiting
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: len(workers_of(pool.path)) == 2)
+    time.sleep(0.3)
+    pool.close()
+    assert not workers_of(pool.path)
+    for thread in threads:
+        thread.join(30)
+    assert [type(outcome) for outcome in outcomes] == [RuntimeError] * 5
+    pool.close()
+    with pytest.raises(RuntimeError, match=r"reward pool of .* is closed"):
+        ask(pool, GOOD)
+    assert not workers_of(pool.path) and not pool.failures
+
+
+PARENT = """
+import sys, threading
+from bapo_openrlhf.training.reward_pool import RewardPool
+pool = RewardPool(sys.argv[1], processes=2, timeout=600, memory_gib=1)
+pool([sys.argv[2]], [""], [sys.argv[3]])
+"""
+
+
+def test_the_end_of_the_program_ends_the_workers(tmp_path):
+    path, note = tmp_path / "obedient.py", tmp_path / "pid"
+    path.write_text(OBEDIENT)
+    subprocess.run([sys.executable, "-c", PARENT, path, note, f"{CHILD}\n{GOOD}"], check=True, timeout=60)
+    assert not workers_of(path)
+    assert eventually(lambda: not exists(int(note.read_text())))
+
+
+@pytest.mark.parametrize("work", ["re.match('(a+)+$', 'a' * 60 + 'b')", "time.sleep(1000)", None])
+def test_workers_of_a_killed_parent_go_too(tmp_path, work):
+    """Also one that is stuck in C code and could not notice anything itself."""
+    path, note = tmp_path / "obedient.py", tmp_path / "at work"
+    path.write_text(OBEDIENT)
+    code = GOOD if work is None else f"{work}\n{GOOD}"
+    script = PARENT + f"threading.Thread(target=pool, args=([''], [''], [{code!r}])).start()\n"
+    script += "import time; time.sleep(0.5); open(sys.argv[2], 'w').close(); time.sleep(1000)\n"
+    with subprocess.Popen([sys.executable, "-c", script, path, note, GOOD]) as parent:
+        try:
+            assert eventually(note.exists)
+            assert workers_of(path)
+        finally:
+            parent.kill()
+    assert eventually(lambda: not workers_of(path))
+
+
+def run_worker(path, parent, *, requests=b""):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, worker.__file__, path, str(2**28), str(parent), str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    with ours:
+        ours.sendall(requests)
+        ours.shutdown(socket.SHUT_WR)
+        _, err = process.communicate(timeout=60)
+        try:
+            replies = ours.recv(10_000)
+        except ConnectionResetError:  # it ended without reading the requests
+            replies = b""
+        return process.returncode, err, replies
+
+
+def test_a_worker_ends_quietly_with_its_requests(tmp_path):
+    path = tmp_path / "obedient.py"
+    # A thread of the file's own must not keep it.
+    path.write_text(OBEDIENT + "threading.Thread(target=time.sleep, args=(1000,)).start()\n")
+    assert run_worker(path, os.getpid(), requests=worker.encode(sys.path)) == (0, b"", b'["result", null]\n')
+
+
+def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):
+    path = tmp_path / "note.py"
+    path.write_text("print('loaded')\n")
+    assert run_worker(path, 1, requests=worker.encode(sys.path)) == (0, b"", b"")

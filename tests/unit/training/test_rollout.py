@@ -1,0 +1,762 @@
+"""Generation with engines that answer at once: seeds of requests, hard prompts sent along, order, missing rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import ray  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.training.engines import RolloutEngine, request_seed  # noqa: E402
+from bapo_openrlhf.training.rollout import (  # noqa: E402
+    AdaptedSamplesGenerator,
+    ChosenPrompts,
+    SeededEngine,
+    is_usable,
+    prompt_seed,
+    reward_of,
+    usable_groups,
+)
+from bapo_openrlhf.training.samples import groups_of  # noqa: E402
+
+SEED = 42
+HUGE = 10**400  # no float holds it
+
+
+class Engine:
+    """A rollout engine as a Ray handle: every method has a `remote`, which answers at once, and is noted in `calls`."""
+
+    def __init__(self, calls: list, reward=lambda prompt, sample: 1.0, name: int = 0, busy: int = 0) -> None:
+        self.calls, self.reward, self.name, self.busy = calls, reward, name, busy
+
+    def __getattr__(self, method: str):
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return SimpleNamespace(remote=getattr(self, f"_{method}"))
+
+    def _get_num_unfinished_requests(self) -> int:
+        return self.busy
+
+    def _wake_up(self, **kwargs) -> None:
+        self.calls.append(SimpleNamespace(method="wake_up", engine=self.name))
+
+    def _sleep(self, **kwargs) -> None:
+        self.calls.append(SimpleNamespace(method="sleep", engine=self.name))
+
+    def _generate_responses(self, **kwargs) -> list[dict]:
+        self.calls.append(SimpleNamespace(method="generate", engine=self.name, **kwargs))
+        return [
+            {
+                "prompt": kwargs["prompt"],
+                "label": kwargs["label"],
+                "images": kwargs["images"],
+                "observation_tokens": [7, 7, 10 + sample],
+                "action_ranges": [(2, 3)],
+                "rollout_log_probs": [0.0, 0.0, -0.5],
+                "truncated": False,
+                "reward": self.reward(kwargs["prompt"], sample),
+                "scores": self.reward(kwargs["prompt"], sample),
+                "extra_logs": {},
+            }
+            for sample in range(kwargs["num_samples"])
+        ]
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch):
+    """A reference is its value; what was sent last is finished first."""
+    monkeypatch.setattr(ray, "get", lambda refs, **_: refs)
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))
+
+
+def arguments(**changed) -> SimpleNamespace:
+    given = {"seed": SEED, "deterministic": True, "batch_size": 3, "samples": 2, "sleep": False} | changed
+    return SimpleNamespace(
+        train=SimpleNamespace(seed=given["seed"], full_determinism_enable=given["deterministic"]),
+        rollout=SimpleNamespace(batch_size=given["batch_size"], n_samples_per_prompt=given["samples"]),
+        algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off"), dynamic_filtering_enable=False),
+        vllm=SimpleNamespace(enable_sleep=given["sleep"]),
+    )
+
+
+def rows(*prompts: str) -> list:
+    """A data loader's items: data source, prompt, label and image, in lists of one."""
+    return [(["data"], [prompt], [f"label of {prompt}"], [None]) for prompt in prompts]
+
+
+def hard(*prompts: str) -> list[Prompt]:
+    return [Prompt(prompt, f"label of {prompt}") for prompt in prompts]
+
+
+class Made(SimpleNamespace):
+    """A generator with its engines; `calls` is what they were asked."""
+
+    def requests(self) -> list[SimpleNamespace]:
+        return [call for call in self.calls if call.method == "generate"]
+
+    def seeds(self) -> dict[str, int | None]:
+        seeds = {call.prompt: call.seed for call in self.requests()}
+        assert len(seeds) == len(self.requests())
+        return seeds
+
+
+def made(
+    *prompts: str, along=(), engines: int = 1, evaluation=(), reward=lambda prompt, sample: 1.0, **changed
+) -> Made:
+    calls, asked, clock = [], [], SimpleNamespace(step=5)
+    args = arguments(**changed)
+
+    def hard_prompts():
+        asked.append(clock.step)
+        return along
+
+    generator = AdaptedSamplesGenerator(
+        strategy=SimpleNamespace(args=args),
+        prompts_dataloader=rows(*prompts),
+        eval_dataloader=rows(*evaluation),
+        tokenizer="the tokenizer",
+        vllm_engines=[Engine(calls, reward, name, busy=engines - name) for name in range(engines)],
+        along=hard_prompts,
+        step=lambda: clock.step,
+    )
+    return Made(generator=generator, calls=calls, asked=asked, clock=clock, args=args)
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+class TestSeeds:
+    def test_of_different_requests_are_different(self):
+        numbers = (0, 1, 2, 3, 11, 12, 23, 111, 123)
+        keys = list(itertools.product((0, 1, 42), numbers, ("fresh", "reevaluated", "evaluation"), numbers))
+        seeds = {key: prompt_seed(*key) for key in keys}
+        assert len(set(seeds.values())) == len(keys)
+        requests = {request_seed(seed, sample) for seed in seeds.values() for sample in range(16)}
+        assert len(requests) == 16 * len(keys)
+
+    def test_are_the_same_everywhere(self):
+        # by coreutils: printf 42/7/fresh/3 | b2sum -l 64
+        assert prompt_seed(42, 7, "fresh", 3) == 0xF72ED39B8EB7481D
+        assert prompt_seed(0, 0, "reevaluated", 0) == 0x6709C7DE9FE2D5CF
+        assert prompt_seed(42, 7, "evaluation", 11) == 0x46A3C65F86048861
+        assert request_seed(12345678901234567890, 7) == 0x45AE39EB1A309F13 >> 2
+
+    @given(seed=st.integers(0, 2**64 - 1), sample=st.integers(0, 10**6))
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    def test_are_numbers_that_vllm_takes(self, seed, sample):
+        value = request_seed(seed, sample)
+        assert 0 <= value < 2**63
+        assert SamplingParams(seed=value).seed == value
+        torch.Generator().manual_seed(value)
+
+    def test_use_the_range(self):
+        # or few of them would soon be equal
+        values = [request_seed(prompt_seed(SEED, step, "fresh", 0), 0) for step in range(2000)]
+        assert max(values) > 0.99 * 2**62 and min(values) < 0.01 * 2**62
+        assert {value % 16 for value in values} == set(range(16))
+
+
+class TestSeededEngine:
+    def test_adds_a_seed_to_each_request_and_nothing_else(self):
+        calls, seeds = [], iter([11, None, 13])
+        engine = SeededEngine(Engine(calls), lambda: next(seeds))
+        asked = {"prompt": "p", "label": "l", "sampling_params": object(), "num_samples": 2, "images": None, "x": 1}
+        answers = [engine.generate_responses.remote(**asked) for _ in range(3)]
+        assert [vars(call) for call in calls] == [
+            {"method": "generate", "engine": 0, **asked, "seed": seed} for seed in (11, None, 13)
+        ]
+        assert answers[0] == Engine([])._generate_responses(**asked)
+
+    def test_passes_everything_else_through(self):
+        calls = []
+        inner = Engine(calls, busy=17)
+        engine = SeededEngine(inner, lambda: pytest.fail("no request was made"))
+        assert engine.get_num_unfinished_requests.remote() == 17
+        engine.wake_up.remote(tags=["weights"])
+        engine.sleep.remote()
+        assert [call.method for call in calls] == ["wake_up", "sleep"]
+        assert engine.busy == 17 and engine.calls is calls
+        with pytest.raises(AttributeError):
+            engine.no_such_method.remote()
+
+
+class Executor:
+    """OpenRLHF's executor: one response a call; notes the sampling parameters."""
+
+    def __init__(self) -> None:
+        self.given: list[SamplingParams] = []
+
+    async def execute(self, *, sampling_params: SamplingParams, **kwargs):
+        self.given.append(sampling_params)
+        await asyncio.sleep(0.02 if len(self.given) == 1 else 0.0)  # the first is not the first to be done
+        return {"seed": sampling_params.seed, **kwargs}
+
+
+class TestEngine:
+    def answers(self, seed: int | None, samples: int = 4):
+        engine = object.__new__(RolloutEngine)
+        engine.executor = Executor()
+        params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)
+        found = asyncio.run(
+            engine.generate_responses(
+                prompt="p", label="l", sampling_params=params, max_length=9, hf_tokenizer="t", num_samples=samples,
+                images="i", seed=seed,
+            )
+        )  # fmt: skip
+        assert params == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)  # as it was given
+        wanted = {"prompt": "p", "label": "l", "max_length": 9, "hf_tokenizer": "t", "images": "i"}
+        assert all({key: answer[key] for key in wanted} == wanted for answer in found)
+        for given_params in engine.executor.given:
+            assert (given_params.temperature, given_params.top_p, given_params.max_tokens) == (0.7, 0.9, 5)
+            assert given_params.logprobs == 1
+        return [answer["seed"] for answer in found]
+
+    def test_each_response_has_a_seed_of_its_own_in_the_groups_order(self):
+        assert self.answers(seed=99) == [request_seed(99, sample) for sample in range(4)]
+        assert len(set(self.answers(seed=99))) == 4
+
+    def test_of_another_prompt_has_others(self):
+        assert not set(self.answers(seed=99)) & set(self.answers(seed=100))
+
+    def test_seed_zero_is_a_seed(self):
+        assert self.answers(seed=0) == [request_seed(0, sample) for sample in range(4)]
+
+    def test_without_a_seed_it_is_openrlhfs(self):
+        assert self.answers(seed=None) == [None] * 4
+
+
+class TestSeedsOfAStep:
+    def test_only_where_the_run_is_to_be_repeatable(self):
+        run = made("a", "b", along=hard("h"), deterministic=False)
+        run.generator.generate_samples()
+        run.generator.generate_again(hard("i"))
+        assert run.seeds() == {"a": None, "b": None, "h": None, "i": None}
+
+    def test_by_hand(self):
+        run = made("a", "b", "c", along=hard("h", "i"))
+        run.generator.generate_samples()
+        assert run.seeds() == {
+            "a": prompt_seed(SEED, 5, "fresh", 0),
+            "b": prompt_seed(SEED, 5, "fresh", 1),
+            "c": prompt_seed(SEED, 5, "fresh", 2),
+            "h": prompt_seed(SEED, 5, "reevaluated", 0),
+            "i": prompt_seed(SEED, 5, "reevaluated", 1),
+        }
+
+    def test_together_and_alone_are_the_same(self):
+        together = made("a", "b", "c", along=hard("h", "i"))
+        together.generator.generate_samples()
+        alone = made("a", "b", "c")
+        alone.generator.generate_samples()
+        alone.generator.generate_again(hard("h", "i"))
+        assert together.seeds() == alone.seeds() and len(alone.seeds()) == 5
+
+    def test_do_not_depend_on_the_engine_that_gets_the_prompt(self):
+        seeds = []
+        for engines in (1, 2, 3):
+            run = made(*"abcdef", along=hard("h", "i"), engines=engines, batch_size=6)
+            run.generator.generate_samples()
+            assert {call.engine for call in run.requests()} == set(range(engines))
+            seeds.append(run.seeds())
+        assert seeds[0] == seeds[1] == seeds[2]
+
+    def test_another_step_or_seed_has_others(self):
+        found = set()
+        for seed, step in itertools.product((42, 43), (5, 6)):
+            run = made("a", "b", along=hard("h"), seed=seed)
+            run.clock.step = step
+            run.generator.generate_samples()
+            found |= set(run.seeds().values())
+        assert len(found) == 4 * 3
+
+    def test_of_a_whole_run_are_all_different(self):
+        run = made(*"abcdefgh", evaluation="vwxyz")
+        run.generator.along = lambda: [] if run.clock.step % 2 else hard("h")
+        for step in range(4):
+            run.clock.step = step
+            run.generator.generate_samples()
+            run.generator.generate_again(hard("i", "j") if step % 2 else [])  # a step has one or the other
+            run.generator.generate_eval_samples(n_samples_per_prompt=1)
+        seeds = [call.seed for call in run.requests()]
+        assert len(seeds) == 8 + 3 + 2 * 1 + 2 * 2 + 4 * 5 and len(set(seeds)) == len(seeds)
+
+    @pytest.mark.parametrize("before", ["nothing", "fresh", "again", "both"])
+    def test_of_an_evaluation_do_not_depend_on_what_came_before(self, before):
+        run = made("a", "b", evaluation="vwxyz")
+        if before in ("fresh", "both"):
+            run.generator.generate_samples()
+        if before in ("again", "both"):
+            run.generator.generate_again(hard("h", "i"))
+        del run.calls[:]
+        run.generator.generate_eval_samples(n_samples_per_prompt=1)
+        wanted = {name: prompt_seed(SEED, 5, "evaluation", number) for number, name in enumerate("vwxyz")}
+        assert run.seeds() == wanted
+
+
+# --- hard prompts -----------------------------------------------------------------------------------------------------
+
+
+def texts(samples: list[Experience]) -> list[str]:
+    return [sample.prompts[0] for sample in samples]
+
+
+class TestAlong:
+    def test_samples_are_given_once_and_in_order(self):
+        run = made("a", "b", along=hard("i", "h", "j"))
+        samples, *_ = run.generator.generate_samples()
+        assert texts(samples) == ["a", "a", "b", "b"]
+        again = run.generator.taken_along()
+        assert texts(again) == ["i", "i", "h", "h", "j", "j"]
+        assert [sample.sequences[0, -1].item() for sample in again] == [10, 11] * 3  # the G of a prompt in their order
+        assert [sample.labels[0] for sample in again[::2]] == ["label of i", "label of h", "label of j"]
+        assert run.generator.taken_along() == []
+
+    def test_none(self):
+        run = made("a", "b")
+        run.generator.generate_samples()
+        assert run.asked == [5] and run.generator.taken_along() == []
+        assert len(run.requests()) == 2
+
+    def test_samples_that_were_not_taken_do_not_come_back_in_the_next_step(self):
+        run = made(*"abcdef", along=hard("h"))
+        run.generator.generate_samples()
+        run.generator.along = lambda: []
+        run.generator.generate_samples()
+        assert run.generator.taken_along() == []
+
+    def test_are_asked_for_once_for_each_rollout(self):
+        run = made(*"abcdefg", along=hard("h"))
+        for step in range(3):
+            run.clock.step = step
+            run.generator.generate_samples()
+            assert texts(run.generator.taken_along()) == ["h", "h"]
+        assert run.asked == [0, 1, 2]
+        assert run.generator.exhausted
+        run.clock.step = 3
+        run.generator.generate_samples()  # another epoch
+        assert run.asked == [0, 1, 2, 3]
+
+    def test_no_rollout_no_question(self):
+        run = made("a", "b", "c", along=hard("h"))
+        run.generator.generate_samples()
+        assert not run.generator.exhausted
+        assert run.generator.generate_samples() == ([], None, 0, True)
+        assert run.asked == [5] and run.generator.exhausted
+
+    def test_evaluation_asks_for_none(self):
+        run = made("a", "b", along=hard("h"), evaluation="vw")
+        run.generator.generate_eval_samples(n_samples_per_prompt=1)
+        assert run.asked == [] and set(run.seeds()) == {"v", "w"}
+        run.generator.generate_samples()
+        run.generator.generate_eval_samples(n_samples_per_prompt=1)
+        assert run.asked == [5]
+
+    def test_generating_again_asks_for_none(self):
+        run = made("a", along=hard("h"))
+        assert texts(run.generator.generate_again(hard("i", "j"))) == ["i", "i", "j", "j"]
+        assert run.asked == []
+
+    def test_are_sampled_as_the_fresh_ones(self):
+        run = made("a", along=[Prompt("h", "l", ["image.png"])])
+        run.generator.generate_samples(temperature=0.3, top_p=0.8, max_new_tokens=17, max_len=64)
+        fresh, again = run.requests()
+        assert (again.prompt, again.label, again.images) == ("h", "l", ["image.png"])
+        assert fresh.sampling_params == again.sampling_params
+        assert (again.sampling_params.temperature, again.sampling_params.top_p) == (0.3, 0.8)
+        assert (again.sampling_params.max_tokens, again.max_length, again.num_samples) == (17, 64, 2)
+
+    def test_are_done_before_the_engines_sleep(self):
+        run = made("a", along=hard("h"), sleep=True)
+        run.generator.generate_samples()
+        assert [call.method for call in run.calls] == ["wake_up", "generate", "generate", "sleep"]
+        del run.calls[:]
+        run.generator.generate_again(hard("i"))
+        assert [call.method for call in run.calls] == ["wake_up", "generate", "sleep"]
+
+    def test_seconds_of_waiting_are_those_after_the_fresh_ones(self, monkeypatch):
+        from bapo_openrlhf.training import rollout
+
+        run = made("a", along=hard("h", "i"))
+        clock = SimpleNamespace(now=100.0)
+        monkeypatch.setattr(rollout.time, "perf_counter", lambda: clock.now)
+        original = ray.get
+
+        def get(refs, **kwargs):
+            clock.now += 1.0  # each answer takes a second to come
+            return original(refs, **kwargs)
+
+        monkeypatch.setattr(ray, "get", get)
+        run.generator.generate_samples()
+        assert run.generator.waited == 2.0
+
+    def test_a_hard_prompt_that_is_fresh_too(self):
+        run = made("a", "h", along=hard("h"))
+        samples, *_ = run.generator.generate_samples()
+        assert texts(samples) == ["a", "a", "h", "h"] and texts(run.generator.taken_along()) == ["h", "h"]
+        assert len({call.seed for call in run.requests()}) == 3
+
+
+class TestOrder:
+    @given(finished=st.permutations(range(6)))
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    def test_is_that_of_the_prompts_whichever_is_done_first(self, finished):
+        with pytest.MonkeyPatch.context() as patch:
+            ranks = {name: finished[index] for index, name in enumerate("fbdace")}
+
+            def wait(refs, **_):
+                first = min(refs, key=lambda responses: ranks[responses[0]["prompt"]])
+                return [first], [ref for ref in refs if ref is not first]
+
+            patch.setattr(ray, "wait", wait)
+            run = made(*"fbdace", batch_size=6)
+            samples, *rest = run.generator.generate_samples()
+        assert texts(samples) == [name for name in "fbdace" for _ in range(2)]
+        assert [sample.sequences[0, -1].item() for sample in samples] == [10, 11] * 6
+        assert rest == [None, 6, False]
+
+    def test_of_each_rollout_anew(self):
+        run = made(*"fbdace", batch_size=3)
+        first, *_ = run.generator.generate_samples()
+        second, *_ = run.generator.generate_samples()
+        assert texts(first)[::2] == ["f", "b", "d"] and texts(second)[::2] == ["a", "c", "e"]
+
+    def test_equal_prompts_stay_whole_groups(self):
+        run = made("a", "b", "a")
+        samples, *_ = run.generator.generate_samples()
+        assert texts(samples) == ["a"] * 4 + ["b"] * 2
+        assert len(groups_of(samples, 2, first_uid=0, step=0, policy_step=0)) == 3
+
+
+class TestGenerator:
+    def test_engines_are_asked_for_log_probs_and_the_runs_own_arguments_stay(self):
+        run = made("a", along=hard("h"), evaluation="v")
+        run.generator.generate_samples()
+        run.generator.generate_again(hard("i"))
+        assert [call.sampling_params.logprobs for call in run.requests()] == [1, 1, 1]
+        assert run.args.algo.advantage.is_correction_level == "off"
+
+    def test_an_error_leaves_it_ready_for_an_evaluation(self):
+        def reward(prompt, sample):
+            if prompt == "a":
+                raise RuntimeError("the engine died")
+            return 1.0
+
+        run = made("a", along=hard("h"), evaluation="v", reward=reward)
+        with pytest.raises(RuntimeError, match="the engine died"):
+            run.generator.generate_samples()
+        run.generator.generate_eval_samples(n_samples_per_prompt=1)
+        assert run.asked == []
+        assert run.seeds()["v"] == prompt_seed(SEED, 5, "evaluation", 0)
+
+    def test_after_a_resume_this_processs_generator_goes_on_after_the_first_draw(self):
+        class Shuffled(list):
+            """A data loader that draws from torch's own generator when it starts."""
+
+            def __iter__(self):
+                torch.rand(1)
+                return super().__iter__()
+
+        run = made(*"abcdef")
+        run.generator.prompts_dataloader = Shuffled(run.generator.prompts_dataloader)
+        torch.manual_seed(1)
+        saved = torch.manual_seed(2).get_state()
+        torch.manual_seed(3)
+        run.generator.rng_after_first_draw = saved
+        samples, *_ = run.generator.generate_samples()
+        assert texts(samples)[::2] == ["a", "b", "c"]
+        assert torch.equal(torch.get_rng_state(), saved)
+        torch.rand(1)
+        samples, *_ = run.generator.generate_samples()  # once
+        assert texts(samples)[::2] == ["d", "e", "f"]
+        assert not torch.equal(torch.get_rng_state(), saved)
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+NUMBERS = [
+    # a reward function's answer for one response, and the number in it
+    (0, 0.0),
+    (1.0, 1.0),
+    (-3.5, -3.5),
+    (True, 1.0),
+    (False, 0.0),
+    (2**20, 2.0**20),
+    ([0.5], 0.5),
+    ((0.5,), 0.5),
+    ([[0.5]], 0.5),
+    ([True], 1.0),
+    (np.float64(0.5), 0.5),
+    (np.float32(2), 2.0),
+    (np.int64(3), 3.0),
+    (np.bool_(True), 1.0),
+    (np.array(0.5), 0.5),
+    (np.array([0.5]), 0.5),
+    (np.array([[1]]), 1.0),
+    (torch.tensor(0.5), 0.5),
+    (torch.tensor([0.5]), 0.5),
+    (torch.tensor([[1]]), 1.0),
+    (torch.tensor(True), 1.0),
+    (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
+    (torch.tensor(0.5, requires_grad=True), 0.5),
+    ([torch.tensor(0.5)], 0.5),
+    ([np.float64(0.5)], 0.5),
+    (Fraction(1, 2), 0.5),
+    (3.4e38, pytest.approx(3.4e38)),
+    (1e-30, pytest.approx(1e-30)),
+]
+NONE = [
+    None,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e300,  # not in float32, as which OpenRLHF would take it
+    -1e39,
+    HUGE,
+    -HUGE,
+    np.float64(1e300),
+    torch.tensor(1e300, dtype=torch.float64),
+    "x",
+    "1.0",
+    "",
+    b"1",
+    [],
+    (),
+    [[]],
+    [1.0, 2.0],
+    [[1.0], [2.0]],
+    [[1.0], [2.0, 3.0]],
+    [None],
+    ["x"],
+    [math.nan],
+    [HUGE],
+    {},
+    {"rewards": 1.0},
+    {1.0},
+    1j,
+    pytest,  # any object whatever; its repr, and so the name of the test, is always the same
+    np.array([]),
+    np.array([1.0, 2.0]),
+    np.array("x"),
+    np.array([None]),
+    np.array(math.nan),
+    torch.tensor([]),
+    torch.zeros(3),
+    torch.tensor([math.nan]),
+    torch.tensor(-math.inf),
+]
+
+
+def response(**changed) -> dict:
+    return Engine([])._generate_responses(prompt="p", label="l", images=None, num_samples=1)[0] | changed
+
+
+def sample_of(**changed) -> Experience:
+    return made().generator._process_response_into_experience(response(**changed))
+
+
+class TestRewardOf:
+    @pytest.mark.parametrize(("value", "number"), NUMBERS, ids=repr)
+    def test_one_finite_number(self, value, number):
+        found = reward_of(value)
+        assert type(found) is float and found == number
+
+    @pytest.mark.parametrize("value", NONE, ids=lambda value: repr(value)[:30])
+    def test_anything_else_is_none(self, value):
+        assert reward_of(value) is None
+
+    @pytest.mark.parametrize("value", [0.1, 1 / 3, -0.7, 1e10])
+    def test_is_the_number_that_a_float32_holds(self, value):
+        assert reward_of(value) == torch.tensor(value).item() == torch.tensor([reward_of(value)])[0].item()
+
+
+class TestSamples:
+    @pytest.mark.parametrize(("value", "number"), NUMBERS, ids=repr)
+    def test_with_a_reward_are_those_of_a_plain_number(self, value, number):
+        sample = sample_of(reward=value, scores=value)
+        assert is_usable(sample)
+        for tensor in (sample.rewards, sample.scores, sample.info["reward"], sample.info["score"]):
+            assert (tensor.shape, tensor.dtype, tensor.item()) == ((1,), torch.float32, number)
+        (group,) = groups_of([sample], 1, first_uid=0, step=0, policy_step=0)
+        assert group.responses[0].reward == number
+
+    @pytest.mark.parametrize("value", NONE, ids=lambda value: repr(value)[:30])
+    def test_without_one_have_none_and_no_score_either(self, value):
+        for score in (value, 1.0):
+            sample = sample_of(reward=value, scores=score)
+            assert not is_usable(sample)
+            assert sample.rewards is sample.scores is None and not {"reward", "score"} & set(sample.info)
+            assert sample.prompts == ["p"] and sample.sequences.tolist() == [[7, 7, 10]]
+
+    def test_that_say_nothing_of_a_reward(self):
+        answer = response()
+        del answer["reward"], answer["scores"]
+        assert not is_usable(made().generator._process_response_into_experience(answer))
+
+    @pytest.mark.parametrize("score", [value for value in NONE if value is not None], ids=lambda v: repr(v)[:30])
+    def test_with_no_score_take_the_reward_for_it(self, score):
+        sample = sample_of(reward=0.25, scores=score)
+        assert sample.rewards.item() == sample.scores.item() == 0.25
+
+    def test_keep_a_score_of_its_own(self):
+        sample = sample_of(reward=0.25, scores=[1])
+        assert (sample.rewards.item(), sample.scores.item()) == (0.25, 1.0)
+
+    def test_are_otherwise_openrlhfs(self):
+        answer = response(reward=0.25, extra_logs={"format": 1.0}, truncated=True)
+        found = made().generator._process_response_into_experience(answer, max_len=64)
+        theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=64)
+        for name in ("sequences", "action_mask", "rollout_log_probs", "rewards", "response_length", "truncated"):
+            assert torch.equal(getattr(found, name), getattr(theirs, name)), name
+        assert {k: v.item() for k, v in found.info.items()} == {k: v.item() for k, v in theirs.info.items()} | {
+            "score": 1.0
+        }
+
+    def test_the_response_is_left_as_it_was(self):
+        answer = response(reward=math.nan)
+        made().generator._process_response_into_experience(answer)
+        assert math.isnan(answer["reward"]) and answer["scores"] == 1.0
+
+
+class TestIsUsable:
+    def sample(self, log_probs: list[float], mask: list[int], reward: float | None = 1.0) -> Experience:
+        return Experience(
+            rollout_log_probs=torch.tensor([log_probs]),
+            action_mask=torch.tensor([mask]),
+            rewards=None if reward is None else torch.tensor([reward]),
+        )
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_log_probs_of_generated_tokens_must_be_finite(self, bad):
+        assert is_usable(self.sample([-1.0, -2.0, -3.0], [1, 1, 1]))
+        for position in range(3):
+            log_probs = [bad if n == position else -1.0 for n in range(3)]
+            assert not is_usable(self.sample(log_probs, [1, 1, 1]))
+            # those of tokens that nobody sampled say nothing
+            assert is_usable(self.sample(log_probs, [int(n != position) for n in range(3)]))
+
+    def test_both_must_hold(self):
+        assert not is_usable(self.sample([-1.0], [1], reward=None))
+        assert not is_usable(self.sample([math.nan], [1], reward=None))
+        assert is_usable(self.sample([-1.0], [1], reward=0.0))
+
+    def test_a_response_without_tokens(self):
+        assert is_usable(self.sample([math.nan, 0.0], [0, 0]))
+
+    def test_is_a_plain_bool(self):
+        assert is_usable(self.sample([-1.0], [1])) is True and is_usable(self.sample([math.inf], [1])) is False
+
+
+class TestUsableGroups:
+    @given(size=st.integers(1, 4), bad=st.lists(st.booleans(), max_size=24), seed=st.integers(0, 10**6))
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    def test_one_bad_response_takes_its_group_and_no_other(self, size, bad, seed):
+        bad = bad[: len(bad) // size * size]
+        rng = np.random.Generator(np.random.PCG64(seed))
+        samples = []
+        for index, broken in enumerate(bad):
+            changed = {"prompt": f"{index // size}"}
+            if broken and rng.random() < 0.5:
+                changed["reward"] = NONE[rng.integers(len(NONE))]
+            elif broken:
+                changed["rollout_log_probs"] = [0.0, 0.0, math.nan]
+            samples.append(sample_of(**changed))
+        wanted = [s for index, s in enumerate(samples) if not any(bad[index // size * size :][:size])]
+        found = usable_groups(samples, size)
+        assert len(found) == len(wanted) and all(one is other for one, other in zip(found, wanted, strict=True))
+
+    @pytest.mark.parametrize("count", [1, 3, 5])
+    def test_samples_that_are_not_whole_groups(self, count):
+        with pytest.raises(ValueError, match=f"{count} samples are not whole groups of 2"):
+            usable_groups([sample_of()] * count, 2)
+
+    def test_of_nothing(self):
+        assert usable_groups([], 2) == []
+
+    def test_the_log_names_the_prompt(self, monkeypatch):
+        from bapo_openrlhf.training import rollout
+
+        said = []
+        monkeypatch.setattr(rollout.logger, "warning", said.append)
+        usable_groups([sample_of(prompt="good"), sample_of(prompt="1 + 1", reward=None)], 1)
+        assert said == ["no reward, or log-probs that are not finite, for prompt '1 + 1'"]
+
+
+class TestEvaluation:
+    """OpenRLHF makes one tensor of all rewards: a response without one would end the run."""
+
+    def metrics(self, reward, size: int = 2) -> dict[str, float]:
+        run = made(evaluation="vwxyz", reward=reward)
+        samples = run.generator.generate_eval_samples(n_samples_per_prompt=size)
+        return compute_eval_metrics(run.generator.eval_dataloader, samples, size)
+
+    def test_prompts_without_all_rewards_are_left_out(self):
+        rewards = {"v": (1.0, 0.0), "w": (1.0, None), "x": (0.0, 0.0), "y": (math.nan, 1.0), "z": (1.0, 1.0)}
+        found = self.metrics(lambda prompt, sample: rewards[prompt][sample])
+        assert found["eval_data_pass1"] == pytest.approx(1 / 2)  # v, x and z: 1/2, 0, 1
+        assert found["eval_data_pass2"] == pytest.approx(2 / 3)
+        assert found["eval_num_samples"] == 6
+
+    def test_groups_are_those_of_the_evaluation(self):
+        # G is 2 in training and 5 here: one of 25 responses failed
+        found = self.metrics(lambda prompt, sample: None if (prompt, sample) == ("x", 4) else 1.0, size=5)
+        assert found["eval_num_samples"] == 20 and found["eval_data_pass1"] == 1.0
+
+    def test_all_rewards(self):
+        assert self.metrics(lambda prompt, sample: float(sample))["eval_num_samples"] == 10
+
+    def test_no_reward_at_all(self):
+        assert self.metrics(lambda prompt, sample: None) == {}
+
+
+class TestChosenPrompts:
+    @staticmethod
+    def items(count, size=2):
+        """As OpenRLHF's loader gives them: (data sources, prompts, labels, images), in lists of `size`."""
+        rows = [(f"p{n}", f"l{n}", [f"i{n}.png"] if n % 2 else None) for n in range(count)]
+        return iter([(None, *map(list, zip(*rows[at : at + size], strict=True))) for at in range(0, count, size)])
+
+    @staticmethod
+    def all_of(chosen):
+        return _collect_prompt_batch(chosen, 100)[:3]
+
+    @pytest.mark.parametrize("positions", [[5, 0, 3], [0, 1, 2]])
+    def test_are_those_at_the_positions_in_that_order(self, positions):
+        seen, source = [], self.items(10)
+        chosen = ChosenPrompts(source, 3, 2, lambda prompts, count: seen.append((prompts, count)) or positions)
+        prompts, labels, images = self.all_of(chosen)
+        assert prompts == [f"p{n}" for n in positions] and labels == [f"l{n}" for n in positions]
+        assert images == [[f"i{n}.png"] if n % 2 else None for n in positions]
+        ((drawn, count),) = seen
+        assert count == 3 and [prompt.text for prompt in drawn] == [f"p{n}" for n in range(6)]
+        assert [prompt.label for prompt in drawn] == [f"l{n}" for n in range(6)]
+        assert chosen.passed_over == 3 and next(source)[1] == ["p6", "p7"]
+
+    @pytest.mark.parametrize(("there", "taken"), [(5, 3), (4, 3), (3, 3), (2, 2), (0, 0)])
+    def test_at_the_end_of_the_data_as_many_as_there_are(self, there, taken):
+        chosen = ChosenPrompts(self.items(there), 3, 2, lambda prompts, count: range(count))
+        assert chosen.passed_over == there - taken
+        assert self.all_of(chosen)[0] == [f"p{n}" for n in range(taken)]
+
+    @pytest.mark.parametrize("positions", [[0, 1], [0, 1, 1], [0, 1, 6], [0, 1, -1], [0, 1, 2, 3]])
+    def test_a_wrong_choice_is_refused(self, positions):
+        with pytest.raises(ValueError, match=r"3 of 6 prompts were to be chosen, each once; the positions are \[0, 1"):
+            ChosenPrompts(self.items(6), 3, 2, lambda prompts, count: positions)

@@ -1,0 +1,228 @@
+"""Samples that OpenRLHF's generator makes, as groups and back."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import torch  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
+
+from bapo_openrlhf.training.samples import groups_of, response_of, sample_of, samples_of, spans_of  # noqa: E402
+
+
+def made_by_openrlhf(
+    prompt_tokens: int = 3,
+    turns: tuple[tuple[int, int], ...] = ((4, 0),),
+    *,
+    prompt: str = "1 + 1 =",
+    label: str | None = "2",
+    reward: float = 1.0,
+    score: float | None = 1.0,
+    truncated: bool = False,
+    extra_logs: dict | None = None,
+    images: list | None = None,
+    mm_train_inputs: dict | None = None,
+    max_len: int = 2048,
+    seed: int = 0,
+) -> Experience:
+    """What OpenRLHF makes of a vLLM response.
+
+    Args:
+        prompt_tokens: tokens before the first generated one.
+        turns: generated tokens and the tokens of the environment's answer, turn by turn.
+    """
+    rng = np.random.default_rng(seed)
+    log_probs, ranges = [0.0] * prompt_tokens, []
+    for generated, answered in turns:
+        ranges.append((len(log_probs), len(log_probs) + generated))
+        log_probs += (-rng.exponential(size=generated)).tolist() + [0.0] * answered
+    response = {
+        "prompt": prompt,
+        "label": label,
+        "images": images,
+        "mm_train_inputs": mm_train_inputs,
+        "observation_tokens": rng.integers(0, 150_000, len(log_probs)).tolist(),
+        "action_ranges": ranges,
+        "rollout_log_probs": log_probs,
+        "truncated": truncated,
+        "reward": reward,
+        "scores": score,
+        "extra_logs": extra_logs or {},
+    }
+    return SamplesGenerator._process_response_into_experience(SimpleNamespace(), response, max_len=max_len)
+
+
+def assert_same(found: Experience, wanted: Experience) -> None:
+    """Equal in every field, shapes and types included."""
+
+    def same(a, b, where):
+        assert type(a) is type(b), where
+        if isinstance(a, torch.Tensor):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), where
+            assert torch.equal(a, b), where
+        elif isinstance(a, dict):
+            assert list(a) == list(b), where
+            for key in a:
+                same(a[key], b[key], f"{where}[{key}]")
+        elif isinstance(a, list):
+            assert len(a) == len(b), where
+            for index, (one, other) in enumerate(zip(a, b, strict=True)):
+                same(one, other, f"{where}[{index}]")
+        else:
+            assert a == b, where
+
+    for item in fields(Experience):
+        same(getattr(found, item.name), getattr(wanted, item.name), item.name)
+
+
+def round_trip(samples: list[Experience], size: int) -> list[Experience]:
+    return samples_of(groups_of(samples, size, first_uid=0, step=0, policy_step=0))
+
+
+CASES = {
+    "single turn": {},
+    "one token": {"turns": ((1, 0),)},
+    "two turns": {"turns": ((3, 2), (2, 0))},
+    "five turns that end with an answer": {"turns": ((1, 1), (2, 3), (1, 1), (4, 1), (2, 2))},
+    "cut inside the response": {"prompt_tokens": 6, "turns": ((9, 0),), "max_len": 10},
+    "cut inside an answer": {"turns": ((2, 5), (3, 0)), "max_len": 8},
+    "cut at the start of a later turn": {"turns": ((2, 2), (3, 0)), "max_len": 7},
+    "cut before the response": {"prompt_tokens": 6, "max_len": 5},
+    "exactly the limit": {"prompt_tokens": 6, "turns": ((4, 0),), "max_len": 10},
+    "no token generated": {"turns": ((0, 0),)},
+    "truncated by vLLM": {"truncated": True},
+    "no score": {"score": None},
+    "score apart from the reward": {"reward": 0.1, "score": 0.0},
+    "reward that no binary float holds": {"reward": 1 / 3, "score": -0.7},
+    "no label": {"label": None},
+    "extra info": {"extra_logs": {"format": 1.0, "steps": 7, "valid": True, "length": torch.tensor([[3.5]])}},
+    "images": {"images": ["a.png"], "mm_train_inputs": {"pixel_values": torch.arange(6.0).reshape(2, 3)}},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_round_trip(case):
+    samples = [made_by_openrlhf(**case, seed=seed) for seed in range(4)]
+    wanted = [made_by_openrlhf(**case, seed=seed) for seed in range(4)]
+    found = round_trip(samples, 2)
+    assert len(found) == 4
+    for one, other in zip(found, wanted, strict=True):
+        assert_same(one, other)
+
+
+@given(
+    prompt_tokens=st.integers(1, 12),
+    turns=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), min_size=1, max_size=4),
+    max_len=st.integers(2, 40),
+    reward=st.floats(-10, 10, width=32),
+    score=st.none() | st.floats(0, 1, width=32),
+    truncated=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+def test_round_trip_of_anything(prompt_tokens, turns, max_len, reward, score, truncated, seed):
+    case = {"prompt_tokens": prompt_tokens, "turns": tuple(turns), "max_len": max_len, "seed": seed}
+    case |= {"reward": reward, "score": score, "truncated": truncated}
+    assert_same(round_trip([made_by_openrlhf(**case)], 1)[0], made_by_openrlhf(**case))
+
+
+def test_a_sample_may_be_made_twice_from_one_group():
+    (group,) = groups_of([made_by_openrlhf()], 1, first_uid=0, step=0, policy_step=0)
+    first = samples_of([group])[0]
+    first.sequences.zero_()
+    first.rollout_log_probs.zero_()
+    first.rewards.zero_()
+    assert_same(samples_of([group])[0], made_by_openrlhf())
+
+
+@pytest.mark.parametrize("reward", [[0.5], torch.tensor([0.5]), torch.tensor(0.5), np.float64(0.5)], ids=repr)
+def test_rewards_in_any_shape_become_one_number(reward):
+    sample = made_by_openrlhf(reward=reward, score=None)
+    assert response_of(sample).reward == 0.5
+    assert torch.equal(round_trip([sample], 1)[0].rewards, torch.tensor([0.5]))
+
+
+class TestResponse:
+    def test_by_hand(self):
+        # prompt 2, turn of 3, answer of 2, turn of 1
+        sample = made_by_openrlhf(2, ((3, 2), (1, 0)), reward=0.25)
+        response = response_of(sample)
+        assert response.action_spans == ((2, 5), (7, 8))
+        tokens = sample.sequences[0].tolist()
+        assert response.token_ids.tolist() == tokens and len(tokens) == 8
+        # position i of OpenRLHF's log-probs speaks of token i + 1
+        stored = sample.rollout_log_probs[0]
+        assert response.log_probs.tolist() == [stored[1], stored[2], stored[3], stored[6]]
+        assert all(value < 0 for value in response.log_probs)
+        assert response.reward == 0.25
+
+    @pytest.mark.parametrize(
+        ("mask", "spans"),
+        [
+            ([], ()),
+            ([0, 0], ()),
+            ([1], ((0, 1),)),
+            ([1, 1, 0, 1], ((0, 2), (3, 4))),
+            ([0, 1, 0, 1, 0], ((1, 2), (3, 4))),
+        ],
+    )
+    def test_spans(self, mask, spans):
+        assert spans_of(torch.tensor(mask, dtype=torch.long)) == spans
+        assert spans_of(torch.tensor(mask, dtype=torch.bool)) == spans
+
+
+class TestGroups:
+    def test_in_order_with_their_steps(self):
+        samples = [made_by_openrlhf(prompt=f"p{n // 2}", label=f"{n // 2}", reward=n / 8, seed=n) for n in range(6)]
+        groups = groups_of(samples, 2, first_uid=10, step=7, policy_step=5)
+        assert [group.uid for group in groups] == [10, 11, 12]
+        assert [(g.prompt.text, g.prompt.label) for g in groups] == [("p0", "0"), ("p1", "1"), ("p2", "2")]
+        assert {(group.step, group.policy_step, group.size) for group in groups} == {(7, 5, 2)}
+        assert [[r.reward for r in group.responses] for group in groups] == [[0, 1 / 8], [2 / 8, 3 / 8], [4 / 8, 5 / 8]]
+
+    def test_equal_prompts_of_two_rows_are_two_groups(self):
+        groups = groups_of([made_by_openrlhf() for _ in range(4)], 2, first_uid=0, step=0, policy_step=0)
+        assert len(groups) == 2 and groups[0].prompt == groups[1].prompt
+
+    def test_images_belong_to_the_prompt(self):
+        groups = groups_of([made_by_openrlhf(images=["a.png"])], 1, first_uid=0, step=0, policy_step=0)
+        assert groups[0].prompt.images == ["a.png"]
+
+    def test_nothing(self):
+        assert groups_of([], 4, first_uid=0, step=0, policy_step=0) == []
+
+    @pytest.mark.parametrize("count", [1, 3, 5])
+    def test_incomplete(self, count):
+        samples = [made_by_openrlhf() for _ in range(count)]
+        with pytest.raises(ValueError, match=f"{count} samples are not whole groups of 2"):
+            groups_of(samples, 2, first_uid=0, step=0, policy_step=0)
+
+    @pytest.mark.parametrize("other", [{"prompt": "2 + 2 ="}, {"label": "3"}])
+    def test_mixed(self, other):
+        samples = [made_by_openrlhf(), made_by_openrlhf(), made_by_openrlhf(), made_by_openrlhf(**other)]
+        with pytest.raises(ValueError, match="samples 2 to 4 are not responses to one prompt"):
+            groups_of(samples, 2, first_uid=0, step=0, policy_step=0)
+
+    def test_samples_without_behaviour_log_probs_are_an_error(self):
+        sample = made_by_openrlhf()
+        sample.rollout_log_probs = None
+        with pytest.raises(TypeError):
+            groups_of([sample], 1, first_uid=0, step=0, policy_step=0)
+
+
+def test_sample_of_takes_prompt_and_response_apart():
+    (group,) = groups_of([made_by_openrlhf()], 1, first_uid=0, step=0, policy_step=0)
+    sample = sample_of(group.prompt, group.responses[0])
+    assert (sample.prompts, sample.labels) == (["1 + 1 ="], ["2"])

@@ -1,0 +1,272 @@
+"""The base model that the quickstart makes on the spot; a few steps of a very small one."""
+
+import hashlib
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.tasks import countdown
+from bapo_openrlhf.workbench.quickstart import base_model
+from bapo_openrlhf.workbench.quickstart.base_model import BaseModelSettings, build
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TINY = BaseModelSettings(
+    steps=3, batch_size=4, hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, threads=1
+)
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+# ── Tokenizer ──
+
+
+def test_tokenizer_is_one_token_a_character_and_round_trips():
+    tokenizer = base_model.make_tokenizer()
+    puzzles = countdown.make_puzzles("small", "train", 50, 0)
+    texts = [countdown.short_prompt(puzzle.problem) + puzzle.solution for puzzle in puzzles]
+    for text in [base_model.CHARACTERS, *texts]:
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) == len(text)
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer("3\nx")["input_ids"][1:] == [tokenizer.unk_token_id] * 2
+
+
+def test_every_id_of_the_rounded_vocabulary_decodes_to_itself():
+    tokenizer = base_model.make_tokenizer()
+    assert len(tokenizer) % 64 == 0
+    texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(len(tokenizer))]
+    assert len(set(texts)) == len(texts)
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
+        0,
+        1,
+        2,
+        3,
+    )
+
+
+def test_reward_reads_what_the_tokenizer_decodes():
+    """The reward function gets decoded ids, <eos> included: that text must hold the prompt and the answer unchanged."""
+    tokenizer = base_model.make_tokenizer()
+    ids = tokenizer("3 5 7:22=")["input_ids"] + tokenizer("3*5+7")["input_ids"] + [tokenizer.eos_token_id]
+    query = tokenizer.decode(ids, skip_special_tokens=False)
+    assert countdown.reward_func([query], ["3 5 7:22="], ["3 5 7:22"])["rewards"].tolist() == [1.0]
+
+
+# ── What it is taught ──
+
+
+def judge(pairs):
+    """Level (by count of numbers) and rightness of each (prompt, solution)."""
+    for prompt, solution in pairs:
+        numbers, target = countdown.parse_problem(prompt.removesuffix("="))
+        yield len(numbers), countdown.verify(solution, numbers, target)
+
+
+def test_first_phase_is_right_and_second_errs_as_often_as_set():
+    settings = BaseModelSettings(
+        steps=100,
+        batch_size=60,
+        clean=0.42,  # not at the end of a pool
+        mix={"easy": 1, "medium": 1, "hard": 1},
+        wrong={"easy": 0.0, "medium": 0.5, "hard": 1.0},
+    )
+    batches = list(base_model.solutions(settings))
+    assert [len(batch) for batch in batches] == [60] * 100
+    assert all(right for _, right in judge(itertools.chain(*batches[:42])))
+    second = list(judge(itertools.chain(*batches[42:])))
+    shares = {size: [right for level, right in second if level == size] for size in (2, 3, 4)}
+    assert set(shares[2]) == {1.0} and set(shares[4]) == {0.0}
+    # About 1160 draws of probability 1/2: five standard deviations are 0.07.
+    assert sum(shares[3]) / len(shares[3]) == pytest.approx(0.5, abs=0.07)
+    assert all(len(share) == pytest.approx(1160, abs=150) for share in shares.values())
+
+
+def test_wrong_solutions_are_well_formed():
+    settings = BaseModelSettings(steps=10, batch_size=20, clean=0.0, wrong={"easy": 1.0, "medium": 1.0, "hard": 1.0})
+    for prompt, solution in itertools.chain(*base_model.solutions(settings)):
+        numbers, target = countdown.parse_problem(prompt.removesuffix("="))
+        value, used = countdown.evaluate(solution)
+        assert sorted(used) == numbers and value != target
+
+
+def test_nothing_of_the_test_split_is_taught():
+    test = {countdown.short_prompt(problem) for problem in countdown.generate("small", "cd34", 200, 0)}
+    taught = {prompt for prompt, _ in itertools.chain(*base_model.solutions(replace(TINY, steps=300)))}
+    assert len(taught) > 500 and not taught & test
+    for prompt in taught:
+        numbers, target = countdown.parse_problem(prompt.removesuffix("="))
+        assert countdown.Puzzle(tuple(numbers), target, "").split == "train"
+
+
+def test_what_is_taught_stays_the_same():
+    """Another digest is another base model: raise FORMAT, measure the README's numbers anew, then change it here."""
+    batches = list(base_model.solutions(BaseModelSettings(steps=20)))  # both phases
+    assert hashlib.sha256(json.dumps(batches).encode()).hexdigest()[:16] == "86ccf2a0c59362b7"
+
+
+def test_labels_cover_the_solution_and_its_end_only():
+    tokens, labels = base_model._batch([("1 2:3=", "2+1"), ("10 12:22=", "12+10")])
+    tokenizer = base_model.make_tokenizer()
+    assert tokens.shape == labels.shape == (2, 15)
+    assert tokenizer.decode(tokens[0]) == "1 2:3=2+1<eos>" + "<pad>" * 5
+    assert tokenizer.decode(tokens[1]) == "10 12:22=12+10<eos>"
+    assert labels[0].tolist() == [-100] * 6 + tokens[0, 6:10].tolist() + [-100] * 5
+    assert labels[1].tolist() == [-100] * 9 + tokens[1, 9:].tolist()
+
+
+def test_training_learns():
+    settings = replace(TINY, steps=40, batch_size=16, learning_rate=1e-2)
+    model = base_model.make_model(settings, 64)
+    losses = base_model.train(model, settings, progress=False)
+    assert len(losses) == 40
+    assert losses[0] == pytest.approx(math.log(64), abs=0.3)  # it starts at chance
+    assert sum(losses[-5:]) / 5 < 2.6
+
+
+# ── The folder ──
+
+
+def test_saves_what_the_stack_loads(tmp_path):
+    folder, made = build(tmp_path / "model", TINY, progress=False)
+    assert (folder, made) == (tmp_path / "model", True)
+    assert names(tmp_path) == ["model"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16
+    assert model.config.model_type == "qwen3" and not model.config.tie_word_embeddings
+    assert (model.config.pad_token_id, model.config.bos_token_id, model.config.eos_token_id) == (0, 1, 2)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer) == model.config.vocab_size
+    assert tokenizer("3 5:8=")["input_ids"] == base_model.make_tokenizer()("3 5:8=")["input_ids"]
+    assert tokenizer.eos_token == "<eos>" and tokenizer.pad_token == "<pad>"
+    manifest = json.loads((folder / base_model.MANIFEST).read_text())
+    assert manifest["hash"] == TINY.hash and manifest["settings"]["steps"] == 3
+
+
+def test_default_size_is_about_a_million():
+    model = base_model.make_model(BaseModelSettings(), 64)
+    assert 0.7e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.1e6
+
+
+def test_same_settings_same_weights_and_other_seed_others(tmp_path):
+    weights = []
+    for i, settings in enumerate([TINY, TINY, replace(TINY, seed=1)]):
+        torch.manual_seed(i)  # the caller's state is no part of it
+        folder, _ = build(tmp_path / str(i), settings, progress=False)
+        weights.append((folder / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_reused_with_the_same_settings_only(tmp_path, monkeypatch):
+    trainings = []
+    train = base_model.train
+    monkeypatch.setattr(base_model, "train", lambda *a, **k: trainings.append(1) or train(*a, **k))
+    assert build(tmp_path / "model", TINY, progress=False)[1]
+    assert not build(tmp_path / "model", TINY, progress=False)[1]
+    assert len(trainings) == 1
+    changed = [
+        replace(TINY, **{name: value})
+        for name, value in {
+            "seed": 1,
+            "steps": 2,
+            "learning_rate": 1e-3,
+            "clean": 0.5,
+            "wrong": {"easy": 0.5, "medium": 0.4, "hard": 0.4},
+            "mix": {"easy": 1.0},
+        }.items()
+    ]
+    for settings in changed:
+        assert not base_model.is_current(tmp_path / "model", settings)
+    assert build(tmp_path / "model", changed[1], progress=False)[1]
+    assert len(trainings) == 2
+    assert base_model.is_current(tmp_path / "model", changed[1]) and names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json", base_model.MANIFEST])
+def test_damaged_folder_is_not_current(tmp_path, file):
+    folder, _ = build(tmp_path / "model", TINY, progress=False)
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole[:-20])
+    assert not base_model.is_current(folder, TINY)
+    (folder / file).unlink()
+    assert not base_model.is_current(folder, TINY)
+    (folder / file).write_bytes(whole)
+    assert base_model.is_current(folder, TINY)
+
+
+def test_damaged_weights_are_rebuilt(tmp_path):
+    folder, _ = build(tmp_path / "model", TINY, progress=False)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(b"")
+    assert build(folder, TINY, progress=False)[1]
+    assert (folder / "model.safetensors").read_bytes() == whole
+
+
+@pytest.mark.parametrize("moment", ["training", "saving"])
+def test_interrupted_build_leaves_nothing(tmp_path, monkeypatch, moment):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    if moment == "training":
+        monkeypatch.setattr(base_model, "train", interrupt)
+    else:
+        # The model is saved by then, the tokenizer is not.
+        monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "model", TINY, progress=False)
+    assert names(tmp_path) == []
+
+
+def test_interrupted_rebuild_keeps_the_old_model(tmp_path, monkeypatch):
+    build(tmp_path / "model", TINY, progress=False)
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(base_model, "train", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "model", replace(TINY, seed=1), progress=False)
+    assert names(tmp_path) == ["model"] and base_model.is_current(tmp_path / "model", TINY)
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="new or empty"):
+        build(tmp_path, TINY, progress=False)
+    with pytest.raises(ConfigError, match="new or empty"):
+        build(tmp_path / "thesis.txt", TINY, progress=False)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_callers_torch_is_left_as_it_was(tmp_path):
+    torch.manual_seed(123)
+    threads, expected = torch.get_num_threads(), torch.rand(3)
+    torch.manual_seed(123)
+    build(tmp_path / "model", TINY, progress=False)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"clean": 1.5}, "clean"),
+        ({"mix": {"huge": 1.0}}, "mix"),
+        ({"mix": {"easy": 0.0}}, "mix"),
+        ({"mix": {"easy": -1.0, "hard": 2.0}}, "mix"),
+        ({"wrong": {"easy": 0.1}}, "wrong"),
+        ({"wrong": {"easy": 0.1, "medium": 2.0, "hard": 0.1}}, "wrong"),
+    ],
+)
+def test_bad_settings_are_refused(change, field):
+    with pytest.raises(ConfigError, match=field):
+        BaseModelSettings(**change)

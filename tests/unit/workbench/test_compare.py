@@ -1,0 +1,214 @@
+"""Two evaluations written by hand, compared."""
+
+import csv
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cli import compare as cli
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.workbench.evaluation import plots, store
+from bapo_openrlhf.workbench.evaluation.compare import compare, table
+from bapo_openrlhf.workbench.evaluation.tables import markdown
+
+# By problem: how many of A's 4 and of B's 8 responses are solved. Half of them is enough for "solved".
+RIGHT = {"q1": (4, 8), "q2": (2, 3), "q9": (1, 4), "q10": (0, 1), "q11": (1, 0), "q12": (0, 0), "q20": (0, 8)}
+DIFFERENCES = {"q1": 0, "q2": -12.5, "q9": 25, "q10": 12.5, "q11": -25, "q12": 0, "q20": 100}
+
+
+@dataclass
+class Written:
+    """An evaluation's folder; `right` is by benchmark and problem."""
+
+    folder: Path
+    runs: int
+    right: dict
+    name: str = "run"
+    sampling: dict = field(default_factory=dict)
+    scores: dict = field(default_factory=dict)  # other than 0 and 1
+    inputs: dict = field(default_factory=dict)
+
+    def write(self):
+        sampling = {"runs": self.runs, "temperature": 1.0, "seed": 42} | self.sampling
+        settings = {"name": self.name, "model": {}, "sampling": sampling, "chat_template": True, "limit": None}
+        store.write_settings(self.folder, settings | {"benchmarks": {key: {} for key in self.right}})
+        for benchmark, counts in self.right.items():
+            for identity, count in counts.items():
+                scores = self.scores.get(identity, [1.0] * count + [0.0] * (self.runs - count))
+                row = {"id": identity, "input": self.inputs.get(identity, f"about {identity}"), "label": "7"}
+                store.append_row(self.folder, benchmark, row | {"prompt": self.name, "scores": scores})
+        return self.folder
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A and B have RIGHT, B in another order; each has a problem of its own, and A a benchmark."""
+    counts_a = {identity: a for identity, (a, _) in RIGHT.items()} | {"only a": 4}
+    counts_b = {identity: b for identity, (_, b) in reversed(RIGHT.items())} | {"only b": 8, "only b, too": 8}
+    return (
+        Written(tmp_path / "a", 4, {"own": counts_a, "aime24": {"x": 1}}, "before"),
+        Written(tmp_path / "b", 8, {"own": counts_b}, "after"),
+    )
+
+
+def compared(two, tmp_path):
+    a, b = two
+    return compare(a.write(), b.write(), tmp_path / "out")
+
+
+def test_problems_gained_and_lost(two, tmp_path):
+    result = compared(two, tmp_path)
+    assert list(result["benchmarks"]) == ["own"]
+    entry = result["benchmarks"]["own"]
+    assert (entry["problems"], entry["only_in_a"], entry["only_in_b"]) == (7, 1, 2)
+    assert (entry["gained"], entry["lost"]) == (["q9", "q20"], ["q2"])
+    assert (entry["ever_gained"], entry["ever_lost"]) == (["q10", "q20"], ["q11"])
+    assert entry["differences"] == pytest.approx(DIFFERENCES)
+    assert list(entry["differences"]) == ["q1", "q2", "q9", "q10", "q11", "q12", "q20"]
+
+
+def test_differences_are_b_minus_a_over_the_shared_problems(two, tmp_path):
+    entry = compared(two, tmp_path)["benchmarks"]["own"]
+    assert entry["avg"]["a"] == pytest.approx(100 * 8 / 28)
+    assert entry["avg"]["b"] == pytest.approx(100 * 24 / 56)
+    assert entry["avg"]["difference"]["value"] == pytest.approx(100 / 7)
+    # pass@4: A's is whether any is solved, B's 1 - C(8 - c, 4) / 70
+    assert entry["k"] == 4
+    assert entry["pass"]["a"] == pytest.approx(100 * 4 / 7)
+    assert entry["pass"]["b"] == pytest.approx(100 * (1 + (1 - 5 / 70) + (1 - 1 / 70) + 1 / 2 + 0 + 0 + 1) / 7)
+    difference = entry["pass"]["b"] - entry["pass"]["a"]
+    assert entry["pass"]["difference"]["value"] == pytest.approx(difference)
+
+
+def test_interval_is_of_paired_differences(tmp_path):
+    """B solves one response more of every problem: the difference is certain, however different the problems are."""
+    counts = {f"q{i}": i % 8 for i in range(40)}
+    a = Written(tmp_path / "a", 8, {"own": counts}, "a").write()
+    b = Written(tmp_path / "b", 8, {"own": {identity: c + 1 for identity, c in counts.items()}}, "b").write()
+    difference = compare(a, b, tmp_path / "out")["benchmarks"]["own"]["avg"]["difference"]
+    assert difference == {part: pytest.approx(12.5) for part in ("value", "low", "high")}
+
+
+def test_interval_is_the_bootstraps(tmp_path):
+    """Half of 64 problems gained 50 points: the standard error is 25 / 8 points."""
+    a = Written(tmp_path / "a", 2, {"own": {f"q{i}": 0 for i in range(64)}}, "a").write()
+    b = Written(tmp_path / "b", 2, {"own": {f"q{i}": i % 2 for i in range(64)}}, "b").write()
+    difference = compare(a, b, tmp_path / "out")["benchmarks"]["own"]["avg"]["difference"]
+    assert difference["value"] == pytest.approx(25)
+    assert difference["low"] == pytest.approx(25 - 1.96 * 25 / 8, abs=0.8)
+    assert difference["high"] == pytest.approx(25 + 1.96 * 25 / 8, abs=0.8)
+
+
+def test_scores_need_not_be_zero_or_one(two, tmp_path):
+    two[0].scores = {"q1": [0.5, 0.5, 1.0, 0.25]}
+    entry = compared(two, tmp_path)["benchmarks"]["own"]
+    assert entry["differences"]["q1"] == pytest.approx(100 * (1 - 2.25 / 4))
+    assert entry["gained"] == ["q1", "q9", "q20"]  # A got full marks once in four
+
+
+def test_the_files_say_the_same(two, tmp_path):
+    result = compared(two, tmp_path)
+    out, entry = tmp_path / "out", result["benchmarks"]["own"]
+    assert json.loads((out / "compare.json").read_text()) == result
+    assert {"command", "commit", "versions"} <= set(result)
+    text = (out / "compare.md").read_text()
+    for line in ("- gained: q9, q20", "- lost: q2", "- ever solved, gained: q10, q20", "- ever solved, lost: q11"):
+        assert line in text.splitlines()
+    (row,) = table(result).rows
+    low, high = (f"{entry['avg']['difference'][part]:+.2f}" for part in ("low", "high"))
+    assert row[:5] == ("own", "7", "28.57", "42.86", f"+14.29 [{low}, {high}]")
+    assert row[-2:] == ("+2 / -1", "+2 / -1")
+    assert table(result).columns[5] == "pass@4, B - A"
+    assert markdown(table(result)) in text
+    assert "own: 1 problems only in A and 2 only in B, left out" in text
+    with (out / "compare.csv").open() as file:
+        found = {row["metric"]: float(row["value"]) for row in csv.DictReader(file)}
+    assert found["avg of A"] == pytest.approx(28.5714, abs=1e-4) and found["avg, B - A"] == pytest.approx(14.2857)
+    assert (found["gained"], found["lost"], found["ever_gained"], found["ever_lost"]) == (2, 1, 2, 1)
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_every_problem_sorted(two, tmp_path):
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    plots._draw_differences(axes, compared(two, tmp_path)["benchmarks"]["own"])
+    bars = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bars in axes.containers for bar in bars]
+    heights = sorted(DIFFERENCES.values(), reverse=True)
+    assert sorted(bars) == [(place, pytest.approx(height)) for place, height in enumerate(heights, 1) if height]
+    assert axes.get_xlim() == (0.5, 7.5)
+    assert "of 7 problems 3 better, 2 equal, 2 worse" in axes.get_title()
+
+
+# ── what cannot be compared ──
+
+
+@pytest.mark.parametrize("what", ["input", "label"])
+def test_other_problems_under_the_same_ids_are_refused(two, tmp_path, what):
+    a, b = (side.write() for side in two)
+    path = b / "own.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["id"] in ("q12", "q10"):
+            row[what] = "changed"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match=f"benchmark own, problem q10: the {what} is .* and 'changed' in the other"):
+        compare(a, b, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_in_common_is_refused(two, tmp_path):
+    a, b = two
+    b.right = {"other": {"q1": 8}}
+    with pytest.raises(ConfigError, match=r"no benchmark in common: .*a has own, aime24; .*b has other"):
+        compared(two, tmp_path)
+    Written(tmp_path / "c", 8, {"own": {"else": 8}}, "c").write()
+    with pytest.raises(ConfigError, match=r"benchmark own: .* have no problem in common"):
+        compare(a.folder, tmp_path / "c", tmp_path / "out")
+
+
+def test_folders_that_are_no_evaluation_are_refused(two, tmp_path):
+    a, _ = (side.write() for side in two)
+    with pytest.raises(ConfigError, match=r"nowhere has no settings\.json"):
+        cli.main([str(a), str(tmp_path / "nowhere")])
+    (a / "settings.json").write_text('{"format": 99}')
+    with pytest.raises(ConfigError, match="has format 99; this version reads 1"):
+        cli.main([str(a), str(a)])
+    with pytest.raises(ConfigError, match="the following arguments are required: RUN_B"):
+        cli.main([str(a)])
+
+
+# ── what a reader must know ──
+
+
+def test_another_way_of_asking_is_said(two, tmp_path):
+    two[1].sampling = {"temperature": 0.6, "seed": 1}
+    result = compared(two, tmp_path)
+    assert result["different_settings"] == ["runs: 4 and 8", "temperature: 1.0 and 0.6"]
+    assert "asked differently: temperature: 1.0 and 0.6" in (tmp_path / "out" / "compare.md").read_text()
+
+
+def test_runs_of_one_name_are_told_apart(two, tmp_path):
+    two[1].name = "before"
+    result = compared(two, tmp_path)
+    assert [result[side]["name"] for side in "ab"] == [f"before ({tmp_path / side})" for side in "ab"]
+
+
+def test_the_command_prints_the_table(two, tmp_path, capsys, monkeypatch):
+    a, b = (side.write() for side in two)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([str(a), str(b)]) == 0
+    printed = capsys.readouterr().out
+    assert "after (B) compared with before (A)" in printed and "+14.29" in printed
+    assert (tmp_path / "runs" / "compare" / "a_b" / "compare.md").is_file()
+
+
+def test_draws_of_a_comparison_do_not_depend_on_the_order_of_lines(two, tmp_path):
+    first = compared(two, tmp_path)["benchmarks"]
+    path = tmp_path / "a" / "own.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(np.random.default_rng(0).permutation(lines)))
+    assert compare(tmp_path / "a", tmp_path / "b", tmp_path / "out")["benchmarks"] == first

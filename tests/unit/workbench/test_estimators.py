@@ -1,0 +1,165 @@
+"""The estimators against all subsets, closed forms, and simulated samples."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.workbench.evaluation import estimators
+
+# ── avg ──
+
+
+def test_average_takes_any_score_and_only_full_marks_are_solved():
+    scores = np.array([[1.0, 0.0, 0.25, 2.0], [0.0, 0.0, 0.0, 0.999]])
+    np.testing.assert_allclose(estimators.average(scores), [3.25 / 4, 0.999 / 4], rtol=1e-15)
+    assert estimators.solved(scores).tolist() == [[True, False, False, True], [False] * 4]
+    assert estimators.solved(np.float32([1.0])).tolist() == [True]
+
+
+# ── pass@k ──
+
+
+def in_some(right, n, k):
+    """Share of the subsets of k of n responses, the first `right` of them solved, that hold a solved one."""
+    subsets = list(itertools.combinations(range(n), k))
+    return sum(any(i < right for i in subset) for subset in subsets) / len(subsets)
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_pass_at_k_is_the_share_of_all_subsets(n):
+    for k in range(1, n + 1):
+        found = estimators.pass_at_k(np.arange(n + 1), n, k)
+        np.testing.assert_allclose(found, [in_some(c, n, k) for c in range(n + 1)], rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(("n", "k"), [(32, 8), (256, 100), (1000, 500), (1000, 1)])
+def test_pass_at_k_keeps_its_digits_for_many_runs(n, k):
+    """Against the fraction of binomials in exact arithmetic: they are up to 10^299."""
+    for c in (0, 1, 2, n // 2, n - k, n - k + 1, n):
+        exact = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
+        np.testing.assert_allclose(estimators.pass_at_k(np.array([c]), n, k), [float(exact)], rtol=1e-12, atol=1e-15)
+
+
+def test_pass_at_k_is_unbiased():
+    """Its mean over samples of 12 responses is 1 - (1 - p)^k, which the plug-in estimate misses by 0.0148."""
+    p, k = 0.1, 8
+    right = np.random.default_rng(0).binomial(12, p, size=400_000)
+    assert estimators.pass_at_k(right, 12, k).mean() == pytest.approx(1 - (1 - p) ** k, abs=0.002)
+
+
+@pytest.mark.parametrize("k", [0, 5, -1])
+def test_k_is_within_the_runs(k):
+    with pytest.raises(ValueError, match=f"k is {k}"):
+        estimators.pass_at_k(np.array([1]), 4, k)
+    with pytest.raises(ValueError, match=f"k is {k}"):
+        estimators.majority_at_k(["a"] * 4, [True] * 4, k)
+
+
+# ── maj@k ──
+
+
+def by_voting(answers, solved, k):
+    """The vote held in every subset. A top answer is as right as those who gave it in the subset."""
+    subsets = list(itertools.combinations(range(len(answers)), k))
+    return sum(_vote([answers[i] for i in subset], [solved[i] for i in subset]) for subset in subsets) / len(subsets)
+
+
+def _vote(answers, solved):
+    counts = {answer: answers.count(answer) for answer in answers if answer is not None}
+    tops = [answer for answer in counts if counts[answer] == max(counts.values())]
+    worths = [np.mean([s for a, s in zip(answers, solved, strict=True) if a == top]) for top in tops]
+    return np.mean(worths) if tops else 0.0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([None, "a", "b", "c", "d"]), st.booleans()), min_size=1, max_size=9))
+def test_majority_is_the_vote_of_all_subsets(responses):
+    """Also where a judge scores equal answers differently."""
+    answers, solved = [a for a, _ in responses], [s for _, s in responses]
+    for k in range(1, len(responses) + 1):
+        found = estimators.majority_at_k(answers, solved, k)
+        assert found == pytest.approx(by_voting(answers, solved, k), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("answers", "right", "k", "value"),
+    [
+        ("7 7 3", "7", 3, 1.0),
+        ("3 3 7", "7", 3, 0.0),
+        ("7 3", "7", 2, 1 / 2),  # a tie is shared
+        ("7 7 3 3 5 5", "7", 6, 1 / 3),
+        ("- - 7", "7", 3, 1.0),  # no answer, no vote
+        ("- -", "7", 2, 0.0),
+        ("7 7 3", "7", 2, 1 / 3 * 1 + 2 / 3 * 1 / 2),  # one pair agrees, two pairs tie
+        ("7 - -", "7", 2, 2 / 3),
+    ],
+)
+def test_majority_by_hand(answers, right, k, value):
+    given = [None if word == "-" else word for word in answers.split()]
+    assert estimators.majority_at_k(given, [word == right for word in given], k) == pytest.approx(value, abs=1e-15)
+
+
+def test_majority_of_two_answers_and_many_runs():
+    """600 of 1000 right, 99 votes: the chance that more than half of 99 draws are right (hypergeometric)."""
+    ways = sum(math.comb(600, right) * math.comb(400, 99 - right) for right in range(50, 100))
+    found = estimators.majority_at_k(["a"] * 600 + ["b"] * 400, [True] * 600 + [False] * 400, 99)
+    assert found == pytest.approx(float(Fraction(ways, math.comb(1000, 99))), rel=1e-9)
+
+
+def test_majority_of_one_is_pass_at_one():
+    answers = [str(i % 5) for i in range(32)]
+    solved = [answer in "03" for answer in answers]
+    expected = estimators.pass_at_k(np.array([sum(solved)]), 32, 1)[0]
+    assert estimators.majority_at_k(answers, solved, 1) == pytest.approx(expected, abs=1e-12)
+
+
+# ── bootstrap ──
+
+
+def test_resampled_means_have_the_distribution_of_draws_with_replacement():
+    """Of three problems, the mean is one of ten values; each comes as often as the multinomial says."""
+    values = np.array([0.0, 1.0, 10.0])
+    means = estimators.resampled_means(values, 1, 30_000)
+    expected = {}
+    for draw in itertools.product(values, repeat=3):
+        expected[round(sum(draw) / 3, 9)] = expected.get(round(sum(draw) / 3, 9), 0) + 1 / 27
+    found = dict(zip(*np.unique(means.round(9), return_counts=True), strict=True))
+    assert set(found) == set(expected)
+    chi_square = sum((found[v] - 30_000 * p) ** 2 / (30_000 * p) for v, p in expected.items())
+    assert chi_square < 27.9  # 9 degrees of freedom, one in a thousand
+
+
+def test_statistics_of_the_same_problems_share_the_draws():
+    values = np.random.default_rng(0).normal(size=40)
+    means = estimators.resampled_means(np.stack([values, 3 - 2 * values], axis=1), 7)
+    np.testing.assert_allclose(means[:, 1], 3 - 2 * means[:, 0], atol=1e-12)
+    np.testing.assert_allclose(means[:, 0], estimators.resampled_means(values, 7), atol=1e-12)
+    assert np.abs(np.corrcoef(means[:, 0], estimators.resampled_means(values, 8))[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("resamples", [1, 499, 500, 501, 10_000])
+def test_as_many_resamples_as_asked_and_no_two_blocks_alike(resamples):
+    means = estimators.resampled_means(np.random.default_rng(0).normal(size=50), [4, 2], resamples)
+    assert means.shape == (resamples,) and len(np.unique(means)) == resamples
+
+
+def test_interval_is_the_middle_95_percent():
+    low, high = estimators.interval(np.random.default_rng(0).permutation(np.linspace(0, 1, 10_001)))
+    assert (low, high) == (pytest.approx(0.025), pytest.approx(0.975))
+
+
+@pytest.mark.parametrize(("problems", "least"), [(30, 0.91), (200, 0.925)])
+def test_interval_covers_the_truth_about_as_often_as_it_says(problems, least):
+    """Problems of a known distribution of difficulty, 8 runs each, 600 benchmarks (one standard error: 0.009)."""
+    hits = 0
+    for seed in range(600):
+        rng = np.random.default_rng([problems, seed])
+        values = rng.binomial(8, rng.beta(0.5, 1.5, size=problems)) / 8
+        low, high = estimators.interval(estimators.resampled_means(values, seed, 1000))
+        hits += low <= 0.25 <= high
+    assert least < hits / 600 < 0.975

@@ -1,0 +1,851 @@
+"""An evaluation from the command line to its folder; vLLM is replaced, the judge's processes are real."""
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import yaml
+
+from bapo_openrlhf.cli import evaluate as cli
+from bapo_openrlhf.config import VerifierConfig
+from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.tasks import TASKS, get_task
+from bapo_openrlhf.workbench.evaluation import generate, judge, plots, problems, prompts, run, store
+from bapo_openrlhf.workbench.evaluation.generate import Engine, Response, Sampling
+from bapo_openrlhf.workbench.evaluation.prompts import Prompt
+
+REWARD = """
+import os, time
+
+def reward_func(queries, prompts, labels, **kwargs):
+    assert len(queries) == 1
+    response = queries[0].removeprefix(prompts[0])
+    if "crash" in response:
+        os._exit(1)
+    if "raise" in response:
+        raise ValueError("cannot judge")
+    return {"rewards": [float(answer(response) == labels[0])], "scores": [0.5]}
+
+def answer(response):
+    return response.split()[-1] if response else None
+"""
+
+
+class FakePrompter:
+    """Prompts of one token a character."""
+
+    longest = 60
+
+    def __init__(self, model, *, chat, images):
+        self.note = None
+
+    def __call__(self, problem):
+        text = f"<user>{problem.input}<assistant>"
+        return Prompt(text, [0] * len(text), problem.images, len(text))
+
+
+class FakeModel:
+    """Says "it is N" with N of 0..2 from a digest of seed, problem and run. `calls` are the problems of each call."""
+
+    def __init__(self, fail_after=None):
+        self.calls, self.fail_after, self.engine = [], fail_after, None
+
+    def __call__(self, model, asked, sampling, engine):
+        self.calls.append(list(asked))
+        self.engine = engine
+        for number, ((benchmark, identity), prompt) in enumerate(asked.items()):
+            if number == self.fail_after:
+                raise RunError("the engine died")
+            texts = [self.say(sampling.seed, benchmark, identity, i) for i in range(sampling.runs)]
+            yield (benchmark, identity), [Response(prompt.text + t, t, len(t), i == 0) for i, t in enumerate(texts)]
+
+    def say(self, seed, benchmark, identity, sample):
+        return f"it is {hashlib.sha256(f'{seed} {benchmark} {identity} {sample}'.encode()).digest()[0] % 3}"
+
+
+def write_problems(path, count):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"id": f"p{i}", "input": f"What is {i} mod 3?", "label": str(i % 3)} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(autouse=True)
+def quick_picture(monkeypatch):
+    """The picture has tests of its own (test_results_table.py), and takes longest."""
+    monkeypatch.setattr(plots, "draw_results", lambda results, path: path.touch())
+
+
+@pytest.fixture
+def request_(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(range(256)) * 16)
+    (tmp_path / "reward.py").write_text(REWARD)
+    write_problems(tmp_path / "mods.jsonl", 8)
+    write_problems(tmp_path / "more.jsonl", 3)
+    return run.Request(
+        model=str(tmp_path / "model"),
+        name="a model",
+        benchmarks=[f"mods={tmp_path / 'mods.jsonl'}"],
+        out=tmp_path / "out",
+        sampling=Sampling(runs=6, temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=20, seed=42),
+        ks=[1, 3, 6],
+        reward=tmp_path / "reward.py",
+    )
+
+
+def evaluate(request, model=None, prompter=FakePrompter):
+    return run.evaluate(request, prompter=prompter, generate=model or FakeModel())
+
+
+def lines(request, benchmark="mods"):
+    return [json.loads(line) for line in (request.out / f"{benchmark}.jsonl").read_text().splitlines()]
+
+
+# ── what is written ──
+
+
+def test_each_problem_is_a_line_with_all_that_was_said(request_):
+    evaluate(request_)
+    model, rows = FakeModel(), lines(request_)
+    assert [row["id"] for row in rows] == [f"p{i}" for i in range(8)]
+    for i, row in enumerate(rows):
+        said = [model.say(42, "mods", f"p{i}", sample) for sample in range(6)]
+        assert row == {
+            "id": f"p{i}",
+            "input": f"What is {i} mod 3?",
+            "prompt": f"<user>What is {i} mod 3?<assistant>",
+            "label": str(i % 3),
+            "responses": said,
+            "scores": [float(text[-1] == str(i % 3)) for text in said],
+            "failures": [None] * 6,
+            "answers": [text[-1] for text in said],
+            "tokens": [7] * 6,
+            "truncated": [True] + [False] * 5,
+        }
+
+
+def test_estimates_are_those_of_the_rows(request_):
+    metrics = evaluate(request_)["benchmarks"]["mods"]["metrics"]
+    scores = [row["scores"] for row in lines(request_)]
+    assert list(metrics) == ["avg@6", "pass@1", "pass@3", "pass@6", "maj@3", "maj@6", "truncated", "tokens"]
+    assert metrics["avg@6"]["value"] == pytest.approx(100 * sum(map(sum, scores)) / 48)
+    assert metrics["pass@6"]["value"] == pytest.approx(100 * sum(map(any, scores)) / 8)
+    assert metrics["truncated"] == {"value": pytest.approx(100 / 6), "low": pytest.approx(100 / 6),
+                                    "high": pytest.approx(100 / 6)}  # fmt: skip
+    assert metrics["tokens"]["value"] == 7
+    assert metrics["avg@6"]["low"] < metrics["avg@6"]["value"] < metrics["avg@6"]["high"]
+
+
+def test_results_say_how_they_were_made(request_):
+    results = evaluate(request_)
+    assert json.loads((request_.out / "results.json").read_text()) == results
+    settings = json.loads((request_.out / "settings.json").read_text())
+    assert results["settings"] == {key: value for key, value in settings.items() if key != "format"}
+    assert settings["sampling"] == {"runs": 6, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 20,
+                                    "seed": 42}  # fmt: skip
+    digest = hashlib.sha256(Path(request_.benchmarks[0].partition("=")[2]).read_bytes()).hexdigest()
+    assert settings["benchmarks"]["mods"]["sha256"] == digest
+    assert results["seed"] == 42 and results["k"] == [1, 3, 6] and {"commit", "command", "versions"} <= set(results)
+    assert {path.name for path in request_.out.iterdir()} == {
+        "settings.json", "mods.jsonl", "results.json", "results.csv", "results.md", "results.png",
+    }  # fmt: skip
+
+
+def test_without_answer_there_are_no_votes(request_):
+    request_.reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': 0.25}\n")
+    metrics = evaluate(request_)["benchmarks"]["mods"]["metrics"]
+    assert lines(request_)[0]["answers"] is None
+    assert list(metrics) == ["avg@6", "pass@1", "pass@3", "pass@6", "truncated", "tokens"]
+    assert (metrics["avg@6"]["value"], metrics["pass@6"]["value"]) == (25.0, 0.0)  # not full marks
+
+
+def test_failures_of_the_judge_are_wrong_counted_and_shown(request_):
+    class Hostile(FakeModel):
+        def say(self, seed, benchmark, identity, sample):
+            return {("p1", 2): "crash 1", ("p1", 4): "raise 1"}.get((identity, sample), f"it is {int(identity[1]) % 3}")
+
+    entry = evaluate(request_, Hostile())["benchmarks"]["mods"]
+    row = lines(request_)[1]
+    assert row["scores"] == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+    assert row["failures"] == [None, None, "crashed", None, "raised", None]
+    assert entry["unjudged"] == 2
+    assert entry["metrics"]["avg@6"]["value"] == pytest.approx(100 * 46 / 48)
+    assert "2 of 48 responses unjudged, counted as wrong" in (request_.out / "results.md").read_text()
+
+
+def test_an_answer_that_fails_ends_the_run_by_name(request_):
+    request_.reward.write_text(REWARD + "\ndef answer(response):\n    return 1 / 0 if response else None\n")
+    with pytest.raises(RunError, match=r"reward\.py: answer raised ZeroDivisionError"):
+        evaluate(request_)
+    request_.reward.write_text(REWARD + "\ndef answer(response):\n    return 7\n")
+    with pytest.raises(RunError, match=r"answer returned 7; it must be a text or None"):
+        evaluate(replace(request_, out=request_.out.with_name("other")))
+
+
+def test_many_problems_wait_for_a_slow_judge(request_, tmp_path, monkeypatch):
+    """More than the backlog; nothing is lost, and the order stays."""
+    monkeypatch.setattr(run, "BACKLOG", 2)
+    slow = REWARD.replace("response = ", "time.sleep(0.005)\n    response = ")
+    request_.reward.write_text(slow)
+    write_problems(tmp_path / "mods.jsonl", 40)
+    evaluate(request_)
+    assert [row["id"] for row in lines(request_)] == [f"p{i}" for i in range(40)]
+
+
+# ── resuming ──
+
+
+def comparable(folder):
+    results = json.loads((folder / "results.json").read_text())
+    return results["benchmarks"], (folder / "mods.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("done", [0, 1, 5])
+def test_resumed_equals_uninterrupted(request_, done):
+    whole = replace(request_, out=request_.out.with_name("whole"))
+    evaluate(whole)
+    with pytest.raises(RunError, match="the engine died"):
+        evaluate(request_, FakeModel(fail_after=done))
+    assert len(store.read_rows(request_.out, "mods")) == done
+    assert not (request_.out / "results.json").exists()
+    model = FakeModel()
+    evaluate(request_, model)
+    assert model.calls == [[("mods", f"p{i}") for i in range(done, 8)]]
+    assert comparable(request_.out) == comparable(whole.out)
+
+
+def test_a_finished_evaluation_asks_nothing_and_needs_no_tokenizer(request_):
+    evaluate(request_)
+    before = comparable(request_.out)
+    model = FakeModel()
+    results = evaluate(replace(request_, ks=[2]), model, prompter=None)
+    assert model.calls == [] and comparable(request_.out)[1] == before[1]
+    assert "pass@2" in results["benchmarks"]["mods"]["metrics"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30, 10_000])
+def test_a_torn_last_line_is_cut_off_and_said(request_, cut, capsys):
+    """Cut within the last line, and (the end of line alone missing) at its end."""
+    whole = replace(request_, out=request_.out.with_name("whole"))
+    evaluate(whole)
+    evaluate(request_)
+    path = request_.out / "mods.jsonl"
+    *rest, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(rest) + last[: max(len(last) - cut, 1)])
+    model = FakeModel()
+    evaluate(request_, model)
+    assert model.calls == [[("mods", "p7")]]
+    assert "mods.jsonl: cut off a last line" in capsys.readouterr().out
+    assert comparable(request_.out) == comparable(whole.out)
+
+
+def test_a_broken_line_within_is_named(request_):
+    evaluate(request_)
+    path = request_.out / "mods.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'{"id": "p3"', b'{"id" "p3"'))
+    with pytest.raises(ConfigError, match=r"mods\.jsonl, line 4: no row"):
+        evaluate(request_)
+
+
+CHANGES = {
+    **{name: {"sampling": value} for name, value in (
+        ("runs", {"runs": 7}), ("temperature", {"temperature": 0.5}), ("top_p", {"top_p": 0.9}),
+        ("top_k", {"top_k": 3}), ("max_new_tokens", {"max_new_tokens": 21}), ("seed", {"seed": 1}),
+    )},
+    "chat_template": {"chat_template": False},
+    "limit": {"limit": 7},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_resume_with_another_setting_is_refused(request_, name):
+    evaluate(request_)
+    change = dict(CHANGES[name])
+    if "sampling" in change:
+        change["sampling"] = replace(request_.sampling, **change["sampling"])
+    with pytest.raises(ConfigError, match=rf"^{name} is .*settings\.json has .*choose another folder \(--out\)"):
+        evaluate(replace(request_, **change))
+
+
+@pytest.mark.parametrize(
+    ("file", "what"),
+    [("model/model.safetensors", "model's fingerprint"), ("mods.jsonl", "digest of mods's problems"),
+     ("reward.py", "digest of mods's reward file")],
+)  # fmt: skip
+def test_resume_with_another_file_is_refused(request_, tmp_path, file, what):
+    evaluate(request_)
+    path = tmp_path / file
+    content = path.read_bytes()
+    path.write_bytes(content + b"\n")
+    with pytest.raises(ConfigError, match=f"^{what} is "):
+        evaluate(request_)
+    path.write_bytes(content)
+    os.utime(path, (0, 0))
+    evaluate(request_)
+
+
+def test_benchmarks_and_limit_may_grow_and_things_may_move(request_, tmp_path):
+    evaluate(replace(request_, limit=2))
+    more = [*request_.benchmarks, f"more={tmp_path / 'more.jsonl'}"]
+    model = FakeModel()
+    evaluate(replace(request_, limit=4, benchmarks=more), model)
+    evaluate(replace(request_, benchmarks=more), model)
+    assert model.calls == [
+        [("mods", "p2"), ("mods", "p3"), ("more", "p0"), ("more", "p1"), ("more", "p2")],
+        [("mods", f"p{i}") for i in range(4, 8)],
+    ]
+    with pytest.raises(ConfigError, match=r"has the benchmark more: name it too"):
+        evaluate(request_)
+    (tmp_path / "model").rename(tmp_path / "moved")
+    results = evaluate(replace(request_, benchmarks=more, model=str(tmp_path / "moved"), name="renamed"), model)
+    assert len(model.calls) == 2 and results["name"] == "renamed"
+
+
+def test_settings_of_a_failed_start_bind_nobody(request_):
+    """Nothing was generated, so nothing can be mixed."""
+    with pytest.raises(RunError):
+        evaluate(request_, FakeModel(fail_after=0))
+    evaluate(replace(request_, sampling=replace(request_.sampling, seed=7)))
+
+
+# ── problems too long for the model ──
+
+
+@pytest.fixture
+def long_request(request_, tmp_path):
+    with (tmp_path / "mods.jsonl").open("a") as file:
+        file.writelines(json.dumps({"id": f"long{i}", "input": "x" * 40, "label": "0"}) + "\n" for i in range(2))
+    return request_
+
+
+def test_long_problems_are_refused_by_id_before_anything_is_asked(long_request):
+    model = FakeModel()
+    with pytest.raises(ConfigError, match=r"2 of 10 prompts, with up to 57 tokens, leave no room in 60 tokens for "
+                       r"responses of max_new_tokens 20: long0, long1\. .*--skip-long"):  # fmt: skip
+        evaluate(long_request, model)
+    assert model.calls == [] and not long_request.out.exists()
+
+
+def test_the_limit_is_exact(long_request):
+    """57 tokens of prompt and 20 of response."""
+    evaluate(replace(long_request, max_model_len=77))
+    with pytest.raises(ConfigError, match="in 76 tokens"):
+        evaluate(replace(long_request, max_model_len=76, out=long_request.out.with_name("other")))
+
+
+def test_skipped_problems_are_named_and_shown(long_request):
+    for _ in range(2):  # made again, it says the same
+        entry = evaluate(replace(long_request, skip_long=True))["benchmarks"]["mods"]
+        assert entry["left_out"] == ["long0", "long1"] and entry["problems"] == 8
+        assert "mods: 2 problems are left out, too long" in (long_request.out / "results.md").read_text()
+    with pytest.raises(ConfigError, match="10 of 10 prompts"):
+        evaluate(replace(long_request, skip_long=True, max_model_len=25, out=long_request.out.with_name("other")))
+
+
+def test_engine_gets_the_room_that_is_needed(long_request):
+    model = FakeModel()
+    evaluate(replace(long_request, skip_long=True, max_num_seqs=3, tensor_parallel_size=2), model)
+    longest = len("<user>What is 7 mod 3?<assistant>")
+    assert model.engine == Engine(longest + 20, tensor_parallel_size=2, gpu_memory_utilization=0.9, max_num_seqs=3)
+
+
+# ── bad input ──
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runs": 0}, "runs is 0; it must be within 1..1000"),
+        ({"runs": 1001}, "runs is 1001"),
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": 0}, "temperature is 0 and runs 6"),
+        ({"top_p": 0}, "top_p is 0; it must be above 0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_k": 0}, "top_k is 0; it must be at least 1, or -1"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"limit": 0}, "limit is 0; it must be at least 1"),
+        ({"ks": [7]}, r"k is 7; it must be within 1\.\.6, the runs"),
+        ({"ks": [0]}, "k is 0"),
+        ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
+        ({"benchmarks": []}, "benchmarks is empty"),
+        ({"benchmarks": ["a=x", "a=y"]}, "benchmark a is named twice"),
+        ({"benchmarks": ["aime24"]}, "reward is .*it judges benchmarks given as NAME=FILE"),
+        ({"benchmarks": ["a b=x"]}, "benchmark is 'a b=x'; it must be NAME=FILE.jsonl"),
+        ({"benchmarks": ["../a=x"]}, "it must be NAME=FILE.jsonl"),
+        ({"benchmarks": ["aime24=x"]}, "aime24 has a meaning already"),
+        ({"benchmarks": ["settings=x"]}, "settings has a meaning already"),
+        ({"benchmarks": ["a=none.jsonl"]}, "there is no file none.jsonl"),
+        ({"model": "no/such/./model"}, "there is no such model folder"),
+    ],
+)
+def test_bad_values_are_refused_by_name(request_, change, message):
+    sampling = {name: value for name, value in change.items() if hasattr(request_.sampling, name)}
+    rest = {name: value for name, value in change.items() if name not in sampling}
+    model = FakeModel()
+    with pytest.raises(ConfigError, match=message):
+        evaluate(replace(request_, sampling=replace(request_.sampling, **sampling), **rest), model)
+    assert model.calls == [] and not request_.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: no valid JSON"),
+        ("\xff", "line 2: no valid JSON"),
+        ("[1]", "line 2: must be a JSON object, is list"),
+        ('{"input": "x"}', "line 2: no column 'label'; it has input"),
+        ('{"label": "x"}', "line 2: no column 'input'"),
+        ('{"input": " ", "label": "x"}', "input is ' '; it must be a text"),
+        ('{"input": ["x"], "label": "x"}', "it must be a text"),
+        ('{"input": "x", "label": "x", "id": "p0"}', "line 2: the id 'p0' is there twice"),
+        ('{"input": "x", "label": "x", "id": null}', "id is None"),
+        ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "line 2: there is no image none.png"),
+        ('{"input": "x", "label": "x", "images": ["none.png"]}', "1 images and 0 <image> tags"),
+        ('{"input": "<image>x", "label": "x", "images": "none.png"}', "it must be a list of paths"),
+    ],
+)
+def test_bad_rows_are_named(request_, tmp_path, line, message):
+    first = (tmp_path / "mods.jsonl").read_bytes().splitlines(keepends=True)[0]
+    (tmp_path / "mods.jsonl").write_bytes(first + line.encode("latin-1") + b"\n")
+    with pytest.raises(ConfigError, match=message):
+        evaluate(request_)
+
+
+def test_a_file_without_problems_and_a_missing_reward_file(request_, tmp_path):
+    with pytest.raises(ConfigError, match=r"reward is .*none\.py; there is no such file"):
+        evaluate(replace(request_, reward=tmp_path / "none.py"))
+    with pytest.raises(ConfigError, match="needs --reward FILE"):
+        evaluate(replace(request_, reward=None))
+    (tmp_path / "mods.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="has no problems"):
+        evaluate(request_)
+
+
+@pytest.mark.parametrize("body", ["import nothing_like_this", "x = 1", "def reward_func(*a):\n    return 'good'"])
+def test_a_reward_file_without_rewards_is_found_before_the_model_loads(request_, body):
+    request_.reward.write_text(body)
+    model = FakeModel()
+    with pytest.raises(ConfigError, match=r"reward file gives no reward.*reward\.py"):
+        evaluate(request_, model)
+    assert model.calls == [] and not request_.out.exists()
+
+
+# ── benchmarks of the tasks ──
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_benchmarks_of_a_task_are_read_from_its_folder(task, tmp_path):
+    for name, part in get_task(task).benchmarks.items():
+        with pytest.raises(ConfigError, match=rf"there is no .*{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"):
+            problems.load(name, tmp_path, None, None)
+        write_problems(tmp_path / task / f"{name}.jsonl", 3)
+        benchmark = problems.load(name, tmp_path, None, 2)
+        assert (benchmark.title, benchmark.size, len(benchmark.problems)) == (part.title, 3, 2)
+        assert benchmark.reward == get_task(task).file.resolve()
+
+
+def test_generated_problems_are_known_as_such(tmp_path):
+    write_problems(tmp_path / "countdown" / "cd34.jsonl", 1)
+    assert problems.load("cd34", tmp_path, None, None).generator is None
+    manifest = {"parts": {"cd34": {"asked": {"generator": "small"}}, "cd4": {"asked": {"generator": "other"}}}}
+    (tmp_path / "countdown" / "manifest.json").write_text(json.dumps(manifest))
+    assert problems.load("cd34", tmp_path, None, None).generator == "small"
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path):
+    with pytest.raises(ConfigError, match="aime24, amc, math500, minerva, olympiad, cd34, cd4, geo3k_val, geo3k_test"):
+        problems.load("aime", tmp_path, None, None)
+
+
+def test_ids_are_made_where_there_are_none(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"input": "x", "label": 1}\n\n{"input": "y", "label": 2, "id": 9}\n')
+    (tmp_path / "reward.py").touch()
+    loaded = problems.load(f"a={tmp_path / 'a.jsonl'}", tmp_path, tmp_path / "reward.py", None)
+    assert [(p.id, p.label) for p in loaded.problems] == [("a-1", 1), ("9", 2)]
+
+
+# ── the model's fingerprint ──
+
+
+def test_fingerprint_is_of_the_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_WHOLE", 1000)
+    monkeypatch.setattr(store, "_BLOCKS", 16)
+    monkeypatch.setattr(store, "_BLOCK", 64)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(10_000))
+        os.utime(tmp_path / name / "model.safetensors", (0, len(name)))
+    first = store.fingerprint(str(tmp_path / "a"))
+    assert store.fingerprint(str(tmp_path / "b")) == first
+    (tmp_path / "b" / "optimizer.log").write_text("no part of the model")
+    assert store.fingerprint(str(tmp_path / "b")) == first
+    seen = {first}
+    for place in (0, 63, 9_999, 9_940):  # both ends are always looked at
+        content = bytearray(10_000)
+        content[place] = 1
+        (tmp_path / "b" / "model.safetensors").write_bytes(content)
+        seen.add(store.fingerprint(str(tmp_path / "b")))
+    (tmp_path / "b" / "model.safetensors").write_bytes(bytes(10_001))
+    seen.add(store.fingerprint(str(tmp_path / "b")))
+    (tmp_path / "a" / "tokenizer.json").write_text("{}")
+    seen.add(store.fingerprint(str(tmp_path / "a")))
+    assert len(seen) == 7
+
+
+# ── prompts ──
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<ai>{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(tmp_path / "tokenizer")
+    LlamaConfig(max_position_embeddings=77).save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+@pytest.fixture
+def keep_environment():
+    """Loading a tokenizer sets the variables of a run on the CPU."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
+    pytest.importorskip("openrlhf")
+    from openrlhf.datasets.prompts_dataset import preprocess_data
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    make = prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
+    assert make.longest == 77 and make.note is None
+    for text in ("What is 1 + 1?", "  é \n", "<image>Find x.", "a <image> b<image>", "<image>"):
+        expected, _ = preprocess_data({"input": text}, None, "input", None, tokenizer.apply_chat_template)
+        prompt = make(problems.Problem("1", text, "2"))
+        assert prompt.text == expected
+        # As OpenRLHF's executor: no special tokens beyond the template's.
+        assert prompt.token_ids == tokenizer(expected, add_special_tokens=False)["input_ids"]
+        assert prompt.length == len(expected.encode())
+    assert tokenizer("x")["input_ids"][0] == 0  # it would have added one
+
+
+def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_environment):
+    problem = problems.Problem("1", "1 + 1?", "2")
+    chosen = prompts.Prompter(str(tokenizer_folder), chat=False, images=False)
+    assert (chosen(problem).text, chosen.note) == ("1 + 1?", None)
+    (tokenizer_folder / "chat_template.jinja").unlink()
+    forced = prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
+    assert forced(problem).text == "1 + 1?" and "no chat template" in forced.note
+
+
+def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tokenizer_folder, keep_environment):
+    """As OpenRLHF fills its --data.input_template; the text may have braces."""
+    pytest.importorskip("openrlhf")
+    from openrlhf.datasets.prompts_dataset import preprocess_data
+
+    template = "<|im_start|>user\n{}<|im_end|>\n"
+    make = prompts.Prompter(str(tokenizer_folder), chat=template, images=False)
+    for text in ("1 + 1?", "the set {} and {x}"):
+        expected, _ = preprocess_data({"input": text}, template, "input", None, None)
+        assert make(problems.Problem("1", text, "2")).text == expected
+    assert make.note is None
+
+
+def test_a_model_that_cannot_be_asked_is_refused(tokenizer_folder, keep_environment, tmp_path):
+    with pytest.raises(ConfigError, match="the problems have images, and it takes none"):
+        prompts.Prompter(str(tokenizer_folder), chat=True, images=True)
+    (tokenizer_folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
+        prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
+
+
+def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep_environment, tmp_path, monkeypatch):
+    """The processor of a vision model is replaced by one that gives each image as many tokens as it is wide."""
+    import transformers
+    from PIL import Image
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+    seen = []
+
+    class Processor:
+        image_processor, chat_template = object(), "yes"
+
+        def __init__(self):
+            self.tokenizer = tokenizer
+
+        def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+            seen.append(messages)
+            assert not tokenize and add_generation_prompt
+            return "".join("#" if part["type"] == "image" else part["text"] for part in messages[0]["content"])
+
+        def __call__(self, text, images, add_special_tokens):
+            assert not add_special_tokens and all(image.mode == "RGB" for image in images)
+            return {"input_ids": [[0] * (len(text[0]) - len(images) + sum(image.width for image in images))]}
+
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda model: Processor())
+    Image.new("L", (5, 3)).save(tmp_path / "a.png")
+    Image.new("RGBA", (7, 3)).save(tmp_path / "b.png")
+    paths = (str(tmp_path / "a.png"), str(tmp_path / "b.png"))
+    prompt = prompts.Prompter(str(tokenizer_folder), chat=True, images=True)(
+        problems.Problem("1", "<image> Find x <image>", "2", paths)
+    )
+    image, text = {"type": "image"}, {"type": "text", "text": "Find x"}
+    assert seen == [[{"role": "user", "content": [image, text, image]}]]
+    assert (prompt.text, len(prompt.token_ids), prompt.length, prompt.images) == ("#Find x#", 8, 6 + 5 + 7, paths)
+    with pytest.raises(ConfigError, match="put into the prompt by a chat template, and none is used"):
+        prompts.Prompter(str(tokenizer_folder), chat=False, images=True)
+    (tmp_path / "a.png").write_bytes(b"no image")
+    with pytest.raises(ConfigError, match=r"image .*a\.png cannot be read"):
+        prompts.open_images(paths)
+
+
+# ── what vLLM is asked ──
+
+
+class FakeEngine:
+    """Finishes the second request first, and decides nothing by itself."""
+
+    def __init__(self):
+        self.requests = {}
+
+    def add_request(self, name, prompt, params):
+        self.requests[name] = (prompt, params)
+        self.steps = None
+
+    def has_unfinished_requests(self):
+        self.steps = self.steps if self.steps is not None else [["1"], [], list(set(self.requests) - {"1"})]
+        return bool(self.steps)
+
+    def step(self):
+        done = self.steps.pop(0)
+        part = SimpleNamespace(token_ids=(7, 1), finish_reason="stop")
+        cut = SimpleNamespace(token_ids=(8,), finish_reason="length")
+        finished = [
+            SimpleNamespace(request_id=name, finished=True, outputs=[part, cut],
+                            prompt_token_ids=self.requests[name][0]["prompt_token_ids"])
+            for name in done
+        ]  # fmt: skip
+        return [*finished, SimpleNamespace(request_id="0", finished=False, outputs=[])]
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch, keep_environment):
+    made = []
+
+    class LLM:
+        def __init__(self, **options):
+            self.options, self.llm_engine = options, FakeEngine()
+            made.append(self)
+
+        def get_tokenizer(self):
+            names = {0: "<s>", 1: "</s>", 5: "a", 6: "b", 7: "yes", 8: "no"}
+            return SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(names[i] for i in ids))
+
+    module, params = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    module.LLM, module.SamplingParams = LLM, lambda **options: SimpleNamespace(**options)
+    params.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
+    monkeypatch.setattr(generate.cpu, "install", lambda: None)
+    return made
+
+
+def ask(asked, **changes):
+    sampling = replace(Sampling(2, 0.7, 0.9, 40, 20, 42), **changes)
+    return dict(generate.generate("model", asked, sampling, Engine(100, 2, 0.8, 16)))
+
+
+def test_every_prompt_is_asked_with_a_seed_of_its_own(fake_vllm):
+    asked = {("m", str(i)): Prompt("sab", [0, 5, 6], (), 3) for i in range(3)}
+    answered = ask(asked)
+    assert list(answered) == [("m", "1"), *(key for key in answered if key != ("m", "1"))] and len(answered) == 3
+    yes = Response(query="<s>abyes</s>", text="yes</s>", tokens=2, truncated=False)
+    assert answered["m", "0"] == [yes, Response(query="<s>abno", text="no", tokens=1, truncated=True)]
+    (llm,) = fake_vllm
+    assert llm.options["dtype"] == "bfloat16" and llm.options["max_model_len"] == 100
+    assert llm.options["tensor_parallel_size"] == 2 and llm.options["max_num_seqs"] == 16
+    assert llm.options["gpu_memory_utilization"] == 0.8 and "limit_mm_per_prompt" not in llm.options
+    for (prompt, params), key in zip(llm.llm_engine.requests.values(), asked, strict=True):
+        assert prompt == {"prompt_token_ids": [0, 5, 6]}
+        assert vars(params) == {
+            "n": 2, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 20, "min_tokens": 1,
+            "skip_special_tokens": False, "seed": generate.problem_seed(42, *key), "output_kind": "final",
+        }  # fmt: skip
+
+
+def test_images_are_handed_over_opened(fake_vllm, tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (5, 3)).save(tmp_path / "a.png")
+    ask({("m", "0"): Prompt("x", [5], (), 1), ("m", "1"): Prompt("x", [5], (str(tmp_path / "a.png"),) * 2, 9)})
+    (llm,) = fake_vllm
+    assert llm.options["limit_mm_per_prompt"] == {"image": 2}
+    (text, _), (vision, _) = llm.llm_engine.requests.values()
+    assert "multi_modal_data" not in text
+    assert [image.size for image in vision["multi_modal_data"]["image"]] == [(5, 3)] * 2
+
+
+def test_a_failing_engine_is_a_failed_run(fake_vllm, monkeypatch, capsys):
+    monkeypatch.setattr(FakeEngine, "step", lambda self: 1 / 0)
+    with pytest.raises(RunError, match="vLLM failed with model: ZeroDivisionError"):
+        ask({("m", "0"): Prompt("x", [5], (), 1)})
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_seeds_depend_on_seed_benchmark_and_problem_alone():
+    asked = [(seed, b, p) for seed in (0, 1) for b in ("a", "b", "a/b") for p in ("1", "2", "b/1")]
+    seeds = {generate.problem_seed(*key) for key in asked}
+    # "a" + "b/1" and "a/b" + "1" are the one pair that reads the same; a benchmark's name has no slash.
+    assert len(seeds) == len(asked) - 2 and all(0 <= seed < 2**62 for seed in seeds)
+    assert generate.problem_seed(42, "aime24", "aime24-1") == generate.problem_seed(42, "aime24", "aime24-1")
+
+
+# ── the judge's limits ──
+
+
+def test_a_judge_that_hangs_costs_one_response(tmp_path):
+    (tmp_path / "reward.py").write_text(
+        REWARD.replace('if "raise"', 'if "hang" in response: time.sleep(60)\n    if "raise"')
+    )
+    limits = VerifierConfig(processes=1, timeout=0.5)
+    held = judge.Judge(tmp_path / "reward.py", limits, "p", "1")
+    try:
+        assert held.score("p it hangs", "p", "1") == (0.0, "timeout")
+        assert held.score("p it is 1", "p", "1") == (1.0, None)
+    finally:
+        held.close()
+
+
+# ── the command line ──
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """parsed(words...) -> the Request that the command makes of them."""
+    seen = []
+
+    def stop(request):
+        seen.append(request)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "evaluate", stop)
+
+    def parse(*words, model=("--model", "some/model-1B")):
+        with pytest.raises(KeyboardInterrupt):
+            cli.main([*model, "--benchmarks", "aime24, amc", *words])
+        return seen.pop()
+
+    return parse
+
+
+def test_defaults_are_the_papers(parsed):
+    request = parsed()
+    assert request == run.Request(
+        model="some/model-1B",
+        name="model-1B",
+        benchmarks=["aime24", "amc"],
+        out=Path("runs/eval/model-1B"),
+        sampling=Sampling(runs=32, temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8192, seed=42),
+        ks=[1, 8, 32],
+    )
+
+
+def test_every_flag_reaches_the_request(parsed):
+    words = "--data d --reward r.py --limit 3 --runs 5 --k 5,2 --temperature 0.6 --top-p 0.95 --top-k 20 "
+    words += "--max-new-tokens 99 --max-model-len 999 --skip-long --no-chat-template --seed 7 --name n --out o "
+    words += "--tensor-parallel-size 2 --gpu-memory-utilization 0.5 --max-num-seqs 4"
+    assert parsed(*words.split()) == run.Request(
+        model="some/model-1B", name="n", benchmarks=["aime24", "amc"], out=Path("o"),
+        sampling=Sampling(5, 0.6, 0.95, 20, 99, 7), ks=[2, 5], data=Path("d"), reward=Path("r.py"), limit=3,
+        chat_template=False, skip_long=True, max_model_len=999, tensor_parallel_size=2, gpu_memory_utilization=0.5,
+        max_num_seqs=4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("runs/bapo/model", "bapo"), ("runs/bapo/model/", "bapo"), ("Qwen/Qwen3-8B", "Qwen3-8B"), ("model", "model")],
+)
+def test_a_run_is_called_by_the_name_that_says_something(parsed, model, name):
+    assert parsed("--model", model).name == name
+
+
+def test_a_template_is_given_as_in_training(parsed):
+    assert parsed("--input-template", "user\\n{}\n").chat_template == "user\n{}\n"  # a shell's \n is two characters
+    with pytest.raises(ConfigError, match="input-template is 'user'; it must have"):
+        cli.main(["--model", "m", "--benchmarks", "aime24", "--input-template", "user"])
+
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
+    pytest.importorskip("openrlhf")
+    file = yaml.safe_load(path.read_text())
+    request = parsed("--config", str(path), model=())
+    assert request.model == file["ckpt"]["output_dir"]
+    assert request.name == Path(request.model).parent.name
+    template = file["data"].get("input_template")
+    assert request.chat_template == (file["data"].get("apply_chat_template") or template or False)
+    sampling, rollout = request.sampling, file["rollout"]
+    wanted = rollout["max_new_tokens"], rollout.get("temperature", 1.0), rollout.get("top_p", 1.0)
+    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p) == wanted
+
+
+def test_other_flags_win_over_the_configuration(parsed):
+    pytest.importorskip("openrlhf")
+    words = ("--config", str(CONFIGS / "quickstart.yaml"), "--temperature", "0.6", "--max-new-tokens", "5")
+    request = parsed(*words)
+    assert request.model == "some/model-1B"
+    assert (request.sampling.temperature, request.sampling.max_new_tokens) == (0.6, 5)
+
+
+def test_some_model_must_be_named():
+    with pytest.raises(ConfigError, match="no model to evaluate; give --model, or the --config"):
+        cli.main(["--benchmarks", "aime24"])
+
+
+@pytest.mark.parametrize(("runs", "ks"), [(1, [1]), (4, [1, 4]), (8, [1, 8]), (20, [1, 8, 20])])
+def test_k_fits_the_runs(parsed, runs, ks):
+    assert parsed("--runs", str(runs)).ks == ks
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--k", "1;8"], "k is '1;8'; it must be whole numbers"),
+        (["--runs", "many"], "invalid int value"),
+        (["--name", "a/b"], "name is 'a/b', which cannot be a folder's name"),
+        (["--name", ".."], "cannot be a folder's name"),
+        (["--benchmark", "x"], "unrecognized arguments"),
+    ],
+)
+def test_bad_words_are_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        cli.main(["--model", "m", "--benchmarks", "aime24", *words])

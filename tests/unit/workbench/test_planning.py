@@ -1,0 +1,630 @@
+"""A plan's equations, each against something that does not know it: published numbers, other code, simulation."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import fields, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
+from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.adapt.thresholds import Interval
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.methods import BAPO, BAPOConfig
+from bapo_openrlhf.workbench.planning import measured, memory, times
+from bapo_openrlhf.workbench.planning.constants import GIB, Constants, constants_of
+from bapo_openrlhf.workbench.planning.groups import (
+    average_groups,
+    groups_of_step,
+    happenings,
+    hard_prompts,
+    keeps_delayed_weights,
+    rollouts,
+)
+from bapo_openrlhf.workbench.planning.plan import plan_entry
+from bapo_openrlhf.workbench.planning.settings import METHODS, settings_of
+from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
+
+ROOT = Path(__file__).parents[3]
+GRPO, PPO, DAPO, BAPO_GRPO, BA_PPO = METHODS
+CONSTANTS = Constants()
+FREE = replace(CONSTANTS, link_bandwidth=math.inf, network_bandwidth=math.inf)  # ranks exchange in no time
+
+
+def settings_from(name, *flags):
+    return settings_of(arguments.parse(["--config", str(ROOT / "configs" / name), *flags]))
+
+
+SETTINGS = settings_from("ba_ppo_qwen3_4b.yaml")  # 8 colocated GPUs, ZeRO-3, 256 x 8 responses of 4096, prompts of 2048
+APART = settings_from("quickstart.yaml")  # a GPU each for actor, critic, reference and engine
+
+
+def costs(shape="7B", gpus=8, settings=SETTINGS, method=GRPO, constants=CONSTANTS, engine=1, cache=1e6):
+    return times.GPUCosts(SHAPES[shape], settings, method, constants, gpus, engine, cache)
+
+
+# ── Shapes ──
+
+
+@pytest.mark.parametrize(
+    ("size", "published"),  # the number of weights in each model's safetensors index
+    [
+        ("1.5B", 1_543_714_304),
+        ("4B", 4_022_468_096),
+        ("7B", 7_615_616_512),
+        ("14B", 14_770_033_664),
+        ("32B", 32_763_876_352),
+        ("70B", 70_553_706_496),
+    ],
+)
+def test_published_parameter_counts(size, published):
+    assert SHAPES[size].parameters == published
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("Qwen2", True), ("Qwen3", False), ("Llama", False)])
+def test_parameters_and_operations_of_a_real_model(tmp_path, kind, tied):
+    """Transformers' own weights, and the products that torch counts in a forward pass."""
+    import torch
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+             "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 100, "tie_word_embeddings": tied}  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**sizes, attn_implementation="eager")
+    config.save_pretrained(tmp_path)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    shape = shape_of_folder("actor.model_name_or_path", tmp_path)
+    assert shape.parameters == model.num_parameters()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 20, dtype=torch.long), use_cache=False)
+    rotary = 2 * 4 * 20  # eager transformers makes the angles by a product, once
+    assert counter.get_total_flops() - rotary == 20 * shape.forward_flops(20)  # eager attention sees all 20 tokens
+
+
+def test_cache_of_a_token():
+    """Llama-3-70B: 80 layers x 8 heads x 128, keys and values in 16 bits: 320 KiB."""
+    assert SHAPES["70B"].cache_bytes == 320 * 1024
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{", "config.json cannot be read"),
+        ("{}", "has num_attention_heads None; it must be a whole number above 0"),
+        ('{"num_attention_heads": 0}', "has num_attention_heads 0; it must be"),
+        ('{"num_experts": 8}', "a mixture of experts; a plan is made for dense models alone"),
+    ],
+)
+def test_a_folder_that_is_no_dense_model(tmp_path, config, says):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=says) as error:
+        shape_of_folder("actor.model_name_or_path", tmp_path)
+    assert "actor.model_name_or_path" in str(error.value) and str(tmp_path) in str(error.value)
+
+
+# ── The schedule, by simulation ──
+
+
+@given(st.integers(1, 9), st.integers(0, 13), st.integers(1, 300))
+def test_syncs_and_reevaluations(delay, every, steps):
+    engine, sent, again, apart = 0, 0, 0, 0
+    for step in range(steps):
+        if every and step and step % every == 0:
+            again += 1
+            if engine != step:
+                apart, sent = apart + 1, sent + 1
+            engine = step - step % delay  # put back from the host
+        if (step + 1) % delay == 0:
+            engine, sent = step + 1, sent + 1
+    found = happenings(RolloutSchedule(delay, every), steps)
+    assert (found.sent, found.reevaluations, found.apart) == (sent, again, apart)
+
+
+@given(st.integers(1, 7), st.integers(0, 9), st.integers(0, 8))
+def test_delayed_weights_are_kept_where_they_come_back(delay, every, evaluation):
+    engine, came_back = 0, False
+    for step in range(4 * 7 * 9 * 8):
+        phase = step - step % delay
+        engine = step if phase == step else engine
+        if evaluation and step and step % evaluation == 0:
+            engine = step
+        came_back |= engine != phase
+        engine = phase
+        if every and step and step % every == 0:
+            engine = step
+    assert keeps_delayed_weights(RolloutSchedule(delay, every, evaluation)) == came_back
+
+
+class Stub:
+    """Costs that tell the pieces apart."""
+
+    def generation(self, responses, rounds):
+        return 1e-3 * responses + rounds
+
+    def experience(self, samples):
+        return 1e-5 * samples
+
+    def training(self, samples):
+        return 1e-4 * samples
+
+    def sync(self):
+        return 7.0
+
+
+@pytest.mark.parametrize(("delay", "every"), [(1, 0), (5, 5), (2, 4), (8, 4), (3, 4), (5, 1)])
+def test_average_seconds_are_those_of_many_steps(delay, every):
+    settings = replace(SETTINGS, delay=delay, reevaluate_every=every)
+    many = 840  # a multiple of all periods; the first is left out, for t = 0 re-evaluates nothing
+    phases = Counter()
+    for step in range(many, 2 * many):
+        again = bool(every) and step % every == 0
+        groups = groups_of_step(BA_PPO, settings, CONSTANTS, reevaluates=again)
+        assert groups.again == (again and hard_prompts(settings, CONSTANTS))
+        phases["generation"] += 8e-3 * 256 + 1
+        if again and step % delay == 0:
+            phases["reevaluation"] += 8e-3 * groups.again
+        elif again:
+            phases["reevaluation"] += 8e-3 * groups.again + 1 + 7
+        phases["experience"] += 8e-5 * groups.trained
+        phases["training"] += 8e-4 * groups.trained
+        phases["sync"] += 7 * ((step + 1) % delay == 0)
+    found = times.average_seconds(BA_PPO, settings, CONSTANTS, Stub())
+    assert found == pytest.approx({phase: phases[phase] / many for phase in times.PHASES})
+
+
+# ── Groups ──
+
+
+def test_a_plain_step():
+    for method in (GRPO, PPO):
+        found = groups_of_step(method, SETTINGS, CONSTANTS, reevaluates=True)
+        assert (found.generated, found.x1, found.trained) == (256, 256, 256)
+        assert rollouts(method, SETTINGS, CONSTANTS, 10) == 256 * 8 * 10
+
+
+def test_dapo_draws_until_its_batch_is_full():
+    """Against playing it: n places, each filled anew until its group has a signal."""
+    rng, share, places = np.random.default_rng(0), 0.3, 64
+    draws = rng.geometric(share, size=(20_000, places))
+    settings, constants = replace(SETTINGS, prompts=places), replace(CONSTANTS, signal_share=share)
+    found = groups_of_step(DAPO, settings, constants, reevaluates=False)
+    assert found.fresh == pytest.approx(draws.sum(axis=1).mean(), rel=0.01) and found.trained == places
+    assert times.rounds_of(DAPO, settings, constants) == pytest.approx(draws.max(axis=1).mean(), rel=0.01)
+    assert times.rounds_of(BA_PPO, settings, constants) == 1
+
+
+def test_rounds_where_every_group_has_a_signal():
+    assert times.rounds_of(DAPO, SETTINGS, replace(CONSTANTS, signal_share=1.0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "leaving"),
+    [({}, 0.3), ({"max_reevaluated": 6}, 0.3), ({"hard_capacity": 5}, 0.3), ({"reevaluate_every": 1}, 0.9)],
+)
+def test_hard_prompts_of_a_reevaluation(flags, leaving):
+    """Against a queue: what comes in each step, what is tried every m steps, what leaves."""
+    rng = np.random.default_rng(1)
+    base = {"prompts": 32, "reevaluate_every": 4, "max_reevaluated": 40, "hard_capacity": 60}
+    settings = replace(SETTINGS, **(base | flags))
+    constants, waiting, tried = replace(CONSTANTS, hard_share=0.05, leaving_share=leaving), 0, []
+    for step in range(1, 40_000):
+        if step % settings.reevaluate_every == 0:
+            now = min(waiting, settings.max_reevaluated)
+            tried.append(now)
+            waiting -= rng.binomial(now, leaving)
+        waiting = min(waiting + rng.binomial(32, 0.05), settings.hard_capacity)
+    # The buffer fills with what no re-evaluation solves; the mean of a minimum is a little below the minimum of means.
+    assert np.mean(tried[100:]) == pytest.approx(hard_prompts(settings, constants), rel=0.05)
+
+
+def test_hard_prompts_that_never_leave_or_never_come():
+    assert hard_prompts(SETTINGS, replace(CONSTANTS, leaving_share=0.0)) == 64
+    assert hard_prompts(SETTINGS, replace(CONSTANTS, leaving_share=0.0, hard_share=0.0)) == 0
+    assert hard_prompts(replace(SETTINGS, reevaluate_every=0), CONSTANTS) == 0
+
+
+SMALL = replace(
+    SETTINGS, group_size=4, prompts=24, capacity=20, hard_capacity=16, replay_capacity=16, replay_steps=3, delay=2,
+    reevaluate_every=4, max_reevaluated=8, c1=Fraction(0), c2=Interval(Fraction(1, 4), Fraction(1, 4)),
+    c3=Interval(Fraction(1, 2), Fraction(1, 2)),
+)  # fmt: skip
+
+
+def played(settings, steps=400):
+    """The real method on groups of prompts of fixed difficulties: counts of each step, and a record's rows."""
+    rng = np.random.default_rng(2)
+    method = BAPO(
+        BAPOConfig(
+            capacity=settings.capacity, group_size=4, c1=settings.c1, c2=settings.c2, c3=settings.c3, buffer_size=16,
+            replay_buffer_size=16, replay_steps=settings.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
+        )
+    )  # fmt: skip
+    uid, rows, counts = 0, [], []
+
+    def generate(prompts, step, source):
+        nonlocal uid
+        made = []
+        for prompt in prompts:
+            rewards = rng.random(4) < float(prompt.label)
+            responses = [Response(np.arange(3), ((1, 3),), np.zeros(2), float(reward)) for reward in rewards]
+            made.append(Group(uid, prompt, tuple(responses), step, step))
+            rows.append({"step": step, "prompt": prompt.id, "source": source, "mean": float(rewards.mean())})
+            uid += 1
+        return made
+
+    for step in range(steps):
+        again = method.begin_step(step)
+        fresh = [Prompt(f"{step} {n}", f"{rng.beta(0.3, 0.9):.4f}") for n in range(settings.prompts)]
+        batch = method.build_batch(step, generate(fresh, step, "fresh"), generate(again, step, "reevaluated"))
+        counts.append((len(again), len(batch.fresh), len(batch.reevaluated), len(batch.replayed)))
+    return np.array(counts), rows
+
+
+@pytest.mark.parametrize("changed", [{}, {"capacity": 12}, {"replay_steps": 1}])
+def test_groups_of_the_real_method(changed):
+    settings = replace(SMALL, **changed)
+    counts, rows = played(settings)
+    found = average_groups(BAPO_GRPO, settings, replace(CONSTANTS, **measured.shares_of(rows, settings)))
+    again, x1, x2, x3 = counts[20:].mean(axis=0)
+    assert found.again == pytest.approx(again, rel=0.02)
+    # A batch that is sometimes full has a little less than a full one's mean.
+    assert [found.x1, found.x2, found.x3] == pytest.approx([x1, x2, x3], rel=0.12, abs=0.35)
+    assert found.trained == pytest.approx(x1 + x2 + x3, rel=0.06)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 300), st.booleans())
+def test_a_batch_has_all_that_is_eligible_up_to_its_capacity(signal, improved, replayable, capacity, reevaluates):
+    constants = replace(CONSTANTS, signal_share=signal, improved_share=improved, replayable_share=replayable)
+    settings = replace(SETTINGS, capacity=capacity)
+    found = groups_of_step(BA_PPO, settings, constants, reevaluates=reevaluates)
+    assert min(vars(found).values()) >= 0
+    replays = min(replayable * SETTINGS.prompts * SETTINGS.replay_steps, SETTINGS.replay_capacity)
+    eligible = signal * SETTINGS.prompts + improved * found.again + replays
+    assert found.trained == pytest.approx(min(capacity, eligible))
+
+
+def test_any_number_of_groups():
+    constants = replace(CONSTANTS, signal_share=30 / 256, replayable_share=9 / 768)
+    found = groups_of_step(BAPO_GRPO, SETTINGS, constants, reevaluates=False)
+    assert (found.x1, found.x3, found.trained) == pytest.approx((30, 9, 39))
+
+
+@pytest.mark.parametrize(("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.6), ("none", 1.0)])
+def test_filters(name, kept):
+    settings = replace(SETTINGS, filter=name, capacity=1000, replay_steps=0, uniform_fraction=0.6)
+    constants = replace(CONSTANTS, signal_share=0.4, gaussian_share=0.25)
+    assert groups_of_step(BA_PPO, settings, constants, reevaluates=False).trained == pytest.approx(256 * kept)
+
+
+# ── Shares of a record ──
+
+
+def row(step, prompt, mean, source="fresh"):
+    return {"step": step, "prompt": prompt, "source": source, "mean": mean}
+
+
+def test_shares_by_hand():
+    """c1 1/8; c2 = r 3/8 + 1/8 and c3 = r 3/8 + 2/8 (Table 3), r the mean of a step."""
+    rows = [row(1, "a", 0.0), row(1, "b", 0.25), row(1, "c", 0.25), row(1, "d", 1.0)]  # r 3/8: 0.266 to 0.391
+    rows += [row(2, "e", 0.375), row(2, "f", 0.375), row(2, "g", 0.0), row(2, "h", 0.125)]  # r 7/32: 0.207 to 0.332
+    rows += [row(3, "i", 0.5), row(3, "j", 0.5), row(3, "k", 0.25), row(3, "l", 0.25)]  # the same as step 1
+    found = measured.shares_of(rows, replace(SETTINGS, replay_steps=1))
+    assert found["signal_share"] == 9 / 12 and found["hard_share"] == 3 / 12
+    assert found["replayable_share"] == 0  # of step 1 none is inside its own limits, of step 2 none either
+    changed = [row(r["step"], r["prompt"], 0.3125 if r["prompt"] in "bc" else r["mean"]) for r in rows]
+    # Now r of step 1 is 13/32, 0.277 to 0.402: b and c are inside, and inside step 2's; of 8 that may be replayed.
+    assert measured.shares_of(changed, replace(SETTINGS, replay_steps=1))["replayable_share"] == 2 / 8
+    near = [0.25, 0.25, 0.375, 0.375, 0.125, 0.5, 0.5, 0.25, 0.25]
+    kept = sum(math.exp(-((m - 0.5) ** 2) / (2 * 0.2**2)) for m in near) / 9
+    assert found["gaussian_share"] == pytest.approx(kept) and "improved_share" not in found
+
+
+@pytest.mark.parametrize(("today", "share"), [(0.25, 1.0), (1.0, 0.0)])
+def test_todays_thresholds_decide_too(today, share):
+    """Groups of 1/4 are within c2 and c3 of their own step (r = 1/4: 0.219 to 0.344), not where r is 1 (1/2 to 5/8)."""
+    rows = [row(1, str(n), 0.25) for n in range(4)] + [row(2, f"{n} again", today) for n in range(4)]
+    assert measured.shares_of(rows, replace(SETTINGS, replay_steps=1))["replayable_share"] == share
+
+
+def test_what_came_of_hard_prompts():
+    rows = [row(1, "a", 0.0), row(1, "b", 0.0), row(1, "c", 0.125), row(1, "d", 0.5)]
+    rows += [row(2, "a", 1.0), row(2, "b", 0.25), row(2, "c", 0.0), row(2, "d", 0.75), row(3, "c", 0.125)]
+    found = measured.shares_of(rows, SETTINGS)  # tried again: a, b, c, c
+    assert (found["leaving_share"], found["improved_share"]) == (2 / 4, 1 / 4)
+    rows += [row(4, "a", 0.25, "reevaluated"), row(4, "b", 0.0, "reevaluated")]  # real ones say more
+    found = measured.shares_of(rows, SETTINGS)
+    assert (found["leaving_share"], found["improved_share"]) == (1 / 2, 1 / 2)
+
+
+def test_lengths_by_hand():
+    rows = [
+        {"tokens/generated": 100, "rollouts/step": 10, "total_length": 18.0, "response_length": 10.0},
+        {"tokens/generated": 200, "rollouts/step": 10, "total_length": 26.0, "response_length": 20.0},
+        {"skipped_update": 1},
+    ]
+    found = measured.lengths_of(rows, {"rollout.max_new_tokens": 60, "data.max_len": 74})
+    assert found == {"response_share": 15 / 60, "prompt_share": 7 / 14}
+    assert measured.lengths_of(rows, {}) == {}
+
+
+def test_lengths_of_a_plan():
+    found = times.lengths(SETTINGS, replace(CONSTANTS, response_share=0.25, prompt_share=0.5))
+    assert (found.prompt, found.response, found.longest, found.total) == (1024, 1024, 4096, 2048)
+
+
+# ── Time ──
+
+
+def test_decoding_is_a_simulated_engine():
+    """Equal responses in whole waves: each iteration reads all weights and each sequence's keys and values."""
+    shape, prompt, length, at_once, waves = SHAPES["7B"], 200, 400, 50, 3
+    settings = replace(SETTINGS, response_tokens=length, prompt_tokens=prompt)
+    constants = replace(CONSTANTS, response_share=1.0, prompt_share=1.0, peak_flops=1e30)
+    engine = costs(settings=settings, constants=constants, engine=2, cache=at_once * (prompt + length))
+    read = sum(
+        shape.weight_bytes + at_once * (prompt + token) * shape.cache_bytes
+        for _ in range(waves)
+        for token in range(length)
+    )
+    expected = read / (2 * 3.35e12 * 0.6)
+    assert engine.decode_seconds(at_once * waves, 1.0) == pytest.approx(expected, rel=2e-3)
+
+
+def test_decoding_takes_as_long_as_its_longest_response():
+    """One short response among few: still as many iterations as the longest may have."""
+    settings = replace(SETTINGS, response_tokens=1000)
+    constants = replace(CONSTANTS, response_share=0.1, peak_flops=1e30, prompt_share=0.0)
+    engine = costs(settings=settings, constants=constants)
+    weights = SHAPES["7B"].weight_bytes / (3.35e12 * 0.6)
+    cache = 100 * 50 * SHAPES["7B"].cache_bytes / (3.35e12 * 0.6)
+    assert engine.decode_seconds(1, 1.0) == pytest.approx(1000 * weights + cache)
+    assert engine.decode_seconds(1, 4.0) == pytest.approx(1300 * weights + cache)  # three rounds of 100 before it
+    assert engine.decode_seconds(0, 1.0) == 0
+
+
+def test_decoding_is_limited_by_compute_or_memory():
+    engine = costs(constants=replace(CONSTANTS, memory_bandwidth=1e30))
+    context = 0.1 * 2048 + 0.5 * 4096 / 2
+    operations = 100 * 0.5 * 4096 * SHAPES["7B"].forward_flops(context)
+    assert engine.decode_seconds(100, 1.0) == pytest.approx(operations / (989e12 * 0.3))
+
+
+def test_training_by_hand():
+    """7.07e9 products a token and attention; 4 passes with checkpointing, on 8 GPUs at 0.4 of the peak."""
+    shape, tokens = SHAPES["7B"], 0.1 * 2048 + 0.5 * 4096
+    met = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944) + 152064 * 3584
+    operations = 2048 * tokens * (2 * met + 4 * 28 * 3584 * tokens / 2)
+    found = costs(constants=FREE)
+    assert found.training(2048) == pytest.approx(4 * operations / (8 * 989e12 * 0.4))
+    assert found.experience(2048) == pytest.approx(2 * operations / (8 * 989e12 * 0.4))  # actor and reference
+    plain = replace(SETTINGS, checkpointing=False, reference=False, epochs=2)
+    found = costs(constants=FREE, settings=plain, method=PPO)
+    assert found.training(2048) == pytest.approx(2 * 2 * 3 * operations / (8 * 989e12 * 0.4))
+    assert found.experience(2048) == pytest.approx(2 * operations / (8 * 989e12 * 0.4))  # actor and critic
+    prefill = 2048 * 204.8 * (2 * met + 4 * 28 * 3584 * 102.4) / (989e12 * 0.5)
+    assert found.prefill_seconds(2048) == pytest.approx(prefill)
+    assert shape.forward_flops(0) == 2 * met
+
+
+def test_dapo_has_no_reference():
+    plain, without = (costs(method=method, constants=FREE).experience(2048) for method in (GRPO, DAPO))
+    assert without == pytest.approx(plain / 2)
+    assert DAPO not in [method for method in METHODS if SETTINGS.has_reference(method)]
+    assert not replace(SETTINGS, reference=False).has_reference(GRPO)
+
+
+def test_roles_with_gpus_of_their_own_work_at_once():
+    """Four roles on 16 GPUs: four each; the slowest counts, not the sum."""
+    assert [APART.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "reference", "engines")] == [4] * 4
+    assert [APART.gpus_of(role, GRPO, 16) for role in ("actor", "reference", "engines")] == [5] * 3
+    found = costs(settings=replace(APART, checkpointing=True), method=BA_PPO, gpus=16, constants=FREE)
+    shared = replace(APART, checkpointing=True, colocated=True)
+    together = costs(settings=shared, method=BA_PPO, gpus=16, constants=FREE)
+    assert found.training(64) == pytest.approx(4 * together.training(64) / 2)
+    assert found.experience(64) == pytest.approx(4 * together.experience(64) / 3)
+
+
+def test_a_reference_beside_the_actor():
+    settings = replace(APART, gpus={"actor": 2, "critic": 2, "engines": 4})
+    assert settings.gpus_of("reference", BA_PPO, 16) == settings.gpus_of("actor", BA_PPO, 16) == 4
+    assert [settings.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [4, 4, 4]
+
+
+def test_an_optimizer_step_is_for_the_ranks_of_all_trained_models():
+    settings = replace(APART, gpus={"actor": 1, "critic": 3, "engines": 4}, train_samples=23, micro_train=1)
+    assert [settings.ranks(model, BA_PPO, 64) for model in ("actor", "critic")] == [8, 24]
+    assert not memory.fills_step(settings, BA_PPO, 64) and memory.fills_step(settings, BAPO_GRPO, 64)
+    assert memory.fills_step(replace(settings, train_samples=24), BA_PPO, 64)
+
+
+def test_what_ranks_exchange():
+    weights = SHAPES["7B"].weight_bytes
+    inside, between = 0.7 * 450e9, 0.7 * 400e9
+    found = costs(gpus=8)  # 2048 samples = 256 micro-batches of 1 a rank
+    assert found.exchange_seconds("actor", 2048, 1, 4) == pytest.approx(256 * 4 * weights / inside)
+    found = costs(gpus=16)
+    assert found.exchange_seconds("actor", 2047, 1, 4) == pytest.approx(
+        128 * 4 * weights / between
+    )  # the last is ragged
+    second = replace(SETTINGS, zero_stage=2)  # 512 samples an optimizer step
+    assert costs(settings=second).exchange_seconds("actor", 2048, 1, 3) == pytest.approx(4 * 2 * weights / inside)
+    assert costs(settings=second).exchange_seconds("actor", 2048, 1, 1) == 0  # a forward pass
+    assert costs(gpus=1).exchange_seconds("actor", 2048, 1, 4) == 0
+    assert costs(gpus=8).sync() == pytest.approx(weights / inside)
+    assert costs(gpus=16).sync() == pytest.approx(weights / between)
+
+
+def test_exchange_is_added_or_hidden():
+    one, free = costs(gpus=16), costs(gpus=16, constants=FREE)
+    exchanged = one.exchange_seconds("actor", 2048, 1, 4)
+    assert one.training(2048) == pytest.approx(free.training(2048) + exchanged)
+    hidden = costs(gpus=16, settings=replace(SETTINGS, overlapped=True))
+    assert hidden.training(2048) == pytest.approx(max(free.training(2048), exchanged))
+
+
+@given(st.sampled_from(sorted(SHAPES)), st.sampled_from(METHODS), st.integers(0, 6), st.booleans())
+def test_more_gpus_are_never_slower_in_compute(size, method, power, colocated):
+    settings = replace(SETTINGS, colocated=colocated)
+    few, many = (costs(size, 8 * 2**p, settings, method, FREE) for p in (power, power + 1))
+    for phase in ("experience", "training"):
+        assert getattr(many, phase)(2048) <= getattr(few, phase)(2048) * (1 + 1e-12)
+    assert many.generation(2048, 1.0) <= few.generation(2048, 1.0) * (1 + 1e-12)
+
+
+# ── Memory ──
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_zero_as_its_paper_has_it(stage, gigabytes):
+    """arXiv 1910.02054, Fig. 1: 7.5B parameters, 64 ranks."""
+    assert memory.model_state_bytes(7_500_000_000, stage, 64) / 1e9 == pytest.approx(gigabytes, abs=0.05)
+
+
+def test_zero_with_the_optimizer_on_the_host():
+    assert memory.model_state_bytes(1000, 0, 4, optimizer_on_host=True) == 4000
+
+
+def test_memory_by_hand():
+    """BA-PPO, Qwen2.5-7B, ZeRO-3 on 8 GPUs of 80 GiB; engines and models sleep."""
+    n, tokens = 7_615_616_512, 6144
+    state, weights = 16 * n / 8, 2 * n / 8
+    trained = tokens * (2 * 3584 * 28 + 34 * 3584 + 10 * 152064)  # inputs of the layers, one layer, logits
+    found = memory.gpu_memory(SHAPES["7B"], SETTINGS, CONSTANTS, BA_PPO, 8)
+    assert found.word == "fits"
+    assert found.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
+    assert found.training == pytest.approx(state + trained + 2 * weights)  # the critic's and the reference's are there
+    assert found.experience == pytest.approx(2 * tokens * 6 * 152064 + 3 * weights)
+    awake = replace(SETTINGS, engine_sleeps=False, training_sleeps=False)
+    found = memory.gpu_memory(SHAPES["7B"], awake, CONSTANTS, BA_PPO, 8)
+    assert found.generation == pytest.approx(0.6 * 80 * GIB + 2 * state + weights)
+    assert found.training == pytest.approx(2 * state + trained + weights + 0.6 * 80 * GIB)
+    assert found.word == "together"
+
+
+def test_memory_of_roles_apart():
+    """4 GPUs, a role each, ZeRO-2 without sharing partners: 16 bytes a parameter, all layers' activations."""
+    shape, tokens = SHAPES["1.5B"], 16 * 48
+    trained = 16 * shape.parameters + tokens * (34 * 1536 * 28 + 10 * 151936)
+    found = memory.gpu_memory(shape, APART, CONSTANTS, BA_PPO, 4)
+    assert found.training == pytest.approx(trained) and found.generation == 0.5 * 80 * GIB
+    beside = replace(APART, gpus={"actor": 1, "critic": 1, "engines": 1})
+    found = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4)
+    assert found.training == pytest.approx(trained + 2 * shape.parameters)
+
+
+def test_engines():
+    """48 GiB less 3 of reserve for weights and cache; 70B takes 131.4 GiB: 4 GPUs an engine."""
+    assert memory.tensor_parallel(SHAPES["7B"], SETTINGS, CONSTANTS) == 1
+    assert memory.tensor_parallel(SHAPES["70B"], SETTINGS, CONSTANTS) == 4
+    assert memory.tensor_parallel(SHAPES["70B"], replace(SETTINGS, engine_share=0.28), CONSTANTS) == 8
+    free = 4 * (0.6 * 80 - 3) * GIB - 2 * 70_553_706_496
+    assert memory.cache_tokens(SHAPES["70B"], SETTINGS, CONSTANTS, 4) == pytest.approx(free / (320 * 1024))
+
+
+@pytest.mark.parametrize(
+    ("word", "size", "gpus", "changed"),
+    [
+        ("fits", "7B", 8, {}),
+        ("engine", "70B", 32, {"engine_share": 0.2}),
+        ("GPUs", "70B", 2, {}),
+        ("GPUs", "1.5B", 3, {"colocated": False}),
+        ("training", "70B", 8, {}),
+        ("together", "32B", 8, {}),
+        ("batch", "7B", 1024, {}),
+        ("fits", "7B", 64, {"capacity": 7, "micro_train": 1}),  # 56 samples on 64 ranks
+        ("batch", "7B", 64, {"train_samples": 63, "micro_train": 1}),
+        ("fits", "7B", 64, {"train_samples": 64, "micro_train": 1}),
+        ("batch", "7B", 64, {"train_samples": 64, "micro_train": 2}),
+    ],
+)
+def test_the_word_for_what_does_not_fit(word, size, gpus, changed):
+    settings = replace(SETTINGS, **changed)
+    assert memory.gpu_memory(SHAPES[size], settings, CONSTANTS, BA_PPO, gpus).word == word
+    entry = plan_entry(SHAPES[size], gpus, BA_PPO, settings, CONSTANTS, 10)
+    assert (entry.seconds is None) == (word != "fits") and word in memory.REASONS
+
+
+@given(st.sampled_from(sorted(SHAPES)), st.sampled_from(METHODS), st.integers(3, 9), st.integers(0, 3))
+def test_memory_never_grows_with_ranks(size, method, power, stage):
+    settings = replace(SETTINGS, zero_stage=stage)
+    few, many = (memory.gpu_memory(SHAPES[size], settings, CONSTANTS, method, 2**p) for p in (power, power + 1))
+    assert many.most <= few.most and many.state <= few.state
+    assert many.state == few.state if stage == 0 else many.state < few.state
+
+
+@given(st.integers(1, 10**9), st.integers(1, 1024), st.integers(0, 2))
+def test_a_higher_stage_never_takes_more(parameters, ranks, stage):
+    assert memory.model_state_bytes(parameters, stage + 1, ranks) <= memory.model_state_bytes(parameters, stage, ranks)
+
+
+def test_checkpointing_saves_activations():
+    kept, again = (
+        memory.activation_bytes(SHAPES["7B"], replace(SETTINGS, checkpointing=which), CONSTANTS, logits=False)
+        for which in (False, True)
+    )
+    assert kept == 6144 * 34 * 3584 * 28 and again == 6144 * (2 * 3584 * 28 + 34 * 3584)
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_replay_bytes_are_those_of_stored_groups(reference):
+    """Against groups as the buffer holds them: 512 tokens of prompt in 4096."""
+    settings = replace(SETTINGS, prompt_tokens=512, response_tokens=3584, replay_capacity=5, hard_capacity=10)
+    settings = replace(settings, reference=reference)
+    kept = {REFERENCE: ("a model", np.zeros(3584, np.float32))} if reference else {}
+    response = Response(np.zeros(4096, np.int32), ((512, 4096),), np.zeros(3584, np.float32), 1.0, kept)
+    group = Group(0, Prompt("x"), (response,) * 8, 0, 0)
+    assert memory.replay_bytes(settings, CONSTANTS) == pytest.approx(5 * group.nbytes, rel=0.01)
+    assert memory.replay_bytes(replace(settings, prompts=1), CONSTANTS) == pytest.approx(3 * group.nbytes, rel=0.01)
+    halves = replace(CONSTANTS, prompt_share=0.5, response_share=0.5)
+    assert memory.replay_bytes(settings, halves, groups=3) == pytest.approx(1.5 * group.nbytes, rel=0.01)
+    assert memory.hard_bytes(settings, halves) == 10 * 256 * 4
+
+
+def test_delayed_weights():
+    shape = SHAPES["4B"]
+    assert memory.delayed_weight_bytes(shape, SETTINGS, BA_PPO) == 0  # m is a multiple of v
+    assert memory.delayed_weight_bytes(shape, replace(SETTINGS, reevaluate_every=3), BA_PPO) == 2 * 4_022_468_096
+    assert memory.delayed_weight_bytes(shape, replace(SETTINGS, reevaluate_every=3), PPO) == 0
+
+
+# ── A whole entry ──
+
+
+def test_an_entry_by_hand():
+    constants = replace(CONSTANTS, signal_share=0.5, replayable_share=0.0, hard_share=1.0, improved_share=0.25)
+    entry = plan_entry(SHAPES["7B"], 8, BA_PPO, SETTINGS, constants, steps=21)
+    # 64 hard prompts every 5 steps: in 21 steps at t = 5, 10, 15, 20
+    assert entry.responses == pytest.approx(8 * (256 + 64 / 5))
+    assert entry.rollouts == 8 * (21 * 256 + 4 * 64)
+    assert entry.generated_tokens == pytest.approx(entry.responses * 2048)
+    assert entry.trained_tokens == pytest.approx(8 * (128 + 16 / 5) * 2048)
+    assert entry.syncs == 4 and entry.sync_bytes == 8 * 2 * 7_615_616_512
+    assert entry.step_seconds == pytest.approx(sum(entry.seconds.values())) and set(entry.seconds) == set(times.PHASES)
+
+
+# ── Constants ──
+
+
+def test_every_constant_has_its_source():
+    assert {name for name, *_ in CONSTANTS.rows()} == {item.name for item in fields(Constants)} - {"sources"}
+    for gpu in ("A100", "H100", "H200"):
+        for name, value, unit, meaning, source in constants_of(gpu).rows():
+            assert value > 0 and unit and meaning and source not in ("", "data sheet"), name
+    changed = CONSTANTS.replaced("a run", {"signal_share": 0.9})
+    assert {row[0]: row[4] for row in changed.rows() if row[4] == "a run"} == {"signal_share": "a run"}
+
+
+def test_measured_defaults_are_what_the_benchmarks_say():
+    results = ROOT / "benchmarks" / "results"
+    shares = json.loads((results / "plan.json").read_text())["shares"]
+    for name in ("signal_share", "gaussian_share", "replayable_share", "hard_share", "leaving_share", "improved_share"):
+        assert getattr(CONSTANTS, name) == pytest.approx(shares[name], abs=6e-4), name
+    stored = json.loads((results / "adaptation.json").read_text())["bytes_per_stored_token"]
+    assert CONSTANTS.stored_token_bytes == pytest.approx(stored, abs=0.05)

@@ -1,0 +1,570 @@
+"""`prepare`: from published rows to the files of a task, with a task made for the purpose."""
+
+import csv
+import itertools
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.cli.main import run
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.tasks import get_task, task_of
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key
+from bapo_openrlhf.workbench.prepare import build
+from bapo_openrlhf.workbench.prepare.build import Request, prepare, read_manifest
+from bapo_openrlhf.workbench.prepare.overlap import COMMON, NEAR, SHINGLE, TestIndex, shingles
+
+SHARED = Source("someone/shared", ("question", "gold"), rows=30)
+OTHER = Source("someone/other", ("question", "gold"), split="test")
+
+
+def problem(row):
+    question, gold = require(row, ("question", "gold"))
+    if not str(gold).isdecimal():
+        raise BadRow(f"label is no number: {gold!r}")
+    return Problem(question, str(gold), text_key(question))
+
+
+def generate(generator, part, size, seed):
+    if size > 100:
+        raise ValueError(f"there are 100 problems, not {size}")
+    numbers = random.Random(f"{seed}/{part}").sample(range(100), size)
+    return (Problem(f"{part} {number}", str(number), f"{part}{number}") for number in numbers)
+
+
+TASK = Task(
+    name="toy",
+    file=Path(__file__),
+    train=Part("train", SHARED, first=5, count=10, shuffled=True),
+    benchmarks={"held_out": Part("Held out", SHARED, count=5, shuffled=True), "other": Part("Other", OTHER)},
+    problem=problem,
+    prompts={"plain": lambda problem: problem.text, "loud": lambda problem: f"Solve: {problem.text}"},
+    generate=generate,
+    generators={"counting": "numbers"},
+    sizes={"counting": {"train": 20, "held_out": 4, "other": 3}},
+    compare_texts=True,
+)
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def shared(tmp_path):
+    rows = [{"question": f"question number {i}", "gold": i} for i in range(30)]
+    return jsonl(tmp_path / "shared.jsonl", rows)
+
+
+@pytest.fixture
+def other(tmp_path):
+    return jsonl(tmp_path / "other.jsonl", [{"question": f"another {i}", "gold": i} for i in range(4)])
+
+
+def request(tmp_path, shared, other, **changes):
+    local = {"train": shared, "held_out": shared, "other": other}
+    return Request(**{"out": tmp_path / "out", "local": local} | changes)
+
+
+# ── files ──
+
+
+def test_parts_of_one_source_share_it_out(tmp_path, shared, other):
+    manifest = prepare(TASK, request(tmp_path, shared, other))
+    train, held_out = lines(tmp_path / "out" / "train.jsonl"), lines(tmp_path / "out" / "held_out.jsonl")
+    assert (len(train), len(held_out)) == (10, 5)
+    questions = [row["input"] for row in train + held_out]
+    assert len(set(questions)) == 15
+    assert questions != sorted(questions)  # dealt in another order than published
+    for row in train + held_out:
+        number = int(row["id"].rsplit("-", 1)[1])
+        assert row["input"] == f"question number {number - 1}" and row["label"] == str(number - 1)
+        assert row["datasource"] == row["id"].split("-")[0]
+    assert manifest["parts"]["train"]["left_over"] == 20 and manifest["parts"]["held_out"]["left_over"] == 25
+    # another seed deals otherwise, the same one alike
+    again = prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "again"))
+    assert again["parts"]["train"]["sha256"] == manifest["parts"]["train"]["sha256"]
+    third = prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "third", seed=1))
+    assert third["parts"]["train"]["sha256"] != manifest["parts"]["train"]["sha256"]
+    assert third["parts"]["other"]["sha256"] == manifest["parts"]["other"]["sha256"]
+
+
+def test_prompt_and_limits(tmp_path, shared, other):
+    prepare(TASK, request(tmp_path, shared, other, style="loud", limits={"train": 3}))
+    rows = lines(tmp_path / "out" / "train.jsonl")
+    assert len(rows) == 3 and all(row["input"].startswith("Solve: question number") for row in rows)
+    assert len(lines(tmp_path / "out" / "held_out.jsonl")) == 5
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+def test_formats_give_the_same_rows(tmp_path, other, kind):
+    rows = [{"question": f"wie viel ist {i}, ü?\n{i}", "gold": str(i)} for i in range(30)]
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        jsonl(path, rows)
+    elif kind == "json":
+        path.write_text(json.dumps(rows))
+    elif kind == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["question", "gold"])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
+    found = lines(tmp_path / "out" / "other.jsonl")
+    assert [(row["input"], row["label"]) for row in found] == [(row["question"], row["gold"]) for row in rows]
+
+
+def test_odd_files_that_spreadsheets_write(tmp_path):
+    """A mark at the start, more cells than columns, and a cell of 200,000 characters."""
+    path = tmp_path / "rows.csv"
+    text = f"question,gold\none,1\ntwo,2,3\n{'x' * 200_000},4\n"
+    path.write_text(text, encoding="utf-8-sig")
+    manifest = prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
+    assert manifest["parts"]["other"]["rejected"] == {"more cells than columns": 1}
+    assert [len(row["input"]) for row in lines(tmp_path / "out" / "other.jsonl")] == [3, 200_000]
+
+
+def test_saved_folder_of_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"question": f"number {i}", "gold": i} for i in range(5)]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(rows[:3])}).save_to_disk(tmp_path / "splits")
+    for name, count in (("one", 5), ("splits", 3)):
+        out = tmp_path / f"out_{name}"
+        manifest = prepare(TASK, Request(out=out, local={"other": tmp_path / name}, parts=("other",)))
+        assert manifest["parts"]["other"]["written"] == count == len(lines(out / "other.jsonl"))
+
+
+# ── every row is counted ──
+
+ROWS = st.lists(
+    st.one_of(
+        st.builds(
+            lambda text, gold: json.dumps({"question": text, "gold": gold}),
+            st.sampled_from(["a b", "A  b", "c", "", None, "d"]),
+            st.sampled_from([1, 2, "x", None]),
+        ),
+        st.sampled_from(['{"question": 1', "[]", '{"gold": 3}', "", "\xff"]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=ROWS)
+def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("rows")
+    # the columns are checked on the first readable row
+    rows = [json.dumps({"question": "first", "gold": 7}), *rows]
+    (folder / "rows.jsonl").write_bytes("\n".join(rows).encode("latin-1") + b"\n")
+    manifest = prepare(TASK, Request(out=folder, local={"other": folder / "rows.jsonl"}, parts=("other",)))
+    entry = manifest["parts"]["other"]
+    written, rejected = lines(folder / "other.jsonl"), lines(folder / "other.rejected.jsonl")
+    # an independent count
+    expected, seen = Counter(), {}
+    for row in rows:
+        try:
+            row = json.loads(row)
+        except ValueError:
+            expected["no valid JSON"] += 1
+            continue
+        if not isinstance(row, dict):
+            expected["no JSON object"] += 1
+        elif "question" not in row:
+            expected["no column question"] += 1
+        elif not row["question"]:
+            expected["question is empty"] += 1
+        elif row["gold"] is None:
+            expected["gold is empty"] += 1
+        elif row["gold"] == "x":
+            expected["label is no number"] += 1
+        else:
+            key = row["question"].replace(" ", "").lower()
+            if key in seen:
+                expected["duplicate" if seen[key] == row["gold"] else "duplicate with another label"] += 1
+            else:
+                seen[key] = row["gold"]
+    assert entry["rejected"] == dict(expected)
+    assert len(written) == entry["written"] == len(seen)
+    assert entry["read"] == len(rows) == len(written) + len(rejected) + entry["left_over"]
+    numbers = sorted([int(row["id"].split("-")[1]) for row in written] + [row["row"] for row in rejected])
+    assert numbers == list(range(1, len(rows) + 1))
+
+
+def test_bad_row_is_named_and_can_be_fatal(tmp_path, shared, other):
+    with other.open("a") as file:
+        file.write(json.dumps({"question": "odd", "gold": "many"}) + "\n")
+    prepare(TASK, request(tmp_path, shared, other))
+    (rejected,) = lines(tmp_path / "out" / "other.rejected.jsonl")
+    assert rejected == {"row": 5, "kind": "label is no number", "reason": "label is no number: 'many'"}
+    with pytest.raises(ConfigError, match=r"other, row 5: label is no number: 'many'; --bad-rows skip"):
+        prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "strict", fail_on_bad=True))
+
+
+def test_long_prompts_are_left_out(tmp_path, shared, other):
+    manifest = prepare(TASK, request(tmp_path, shared, other, tokens=len, max_tokens=len("question number 9")))
+    short = {f"question number {i}" for i in range(10)}
+    assert {row["input"] for row in lines(tmp_path / "out" / "train.jsonl")} <= short
+    entry = manifest["parts"]["train"]
+    assert entry["rejected"]["prompt too long"] == 10 - entry["written"] > 0
+    assert "18 tokens, at most 17" in (tmp_path / "out" / "train.rejected.jsonl").read_text()
+
+
+def test_no_usable_row_is_an_error(tmp_path):
+    path = jsonl(tmp_path / "rows.jsonl", [{"question": "a", "gold": "x"}] * 3)
+    with pytest.raises(ConfigError, match=r"other: none of 3 rows of .* can be used: 3 x label is no number"):
+        prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
+    path = jsonl(tmp_path / "few.jsonl", [{"question": str(i), "gold": "1"} for i in range(4)])
+    with pytest.raises(ConfigError, match=r"train: none of 4 .*: 4 x not of this part, which takes .* the first 5$"):
+        prepare(TASK, Request(out=tmp_path / "out", local={"train": path}, parts=("train",)))
+    assert {file.name for file in (tmp_path / "out").iterdir()} <= {"other.rejected.jsonl", "train.rejected.jsonl"}
+
+
+# ── again, and after an interruption ──
+
+
+def test_second_call_changes_nothing(tmp_path, shared, other, monkeypatch):
+    first = prepare(TASK, request(tmp_path, shared, other))
+    stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.jsonl")}
+    monkeypatch.setattr(build, "_Build", None)  # nothing may be made
+    assert prepare(TASK, request(tmp_path, shared, other)) == first
+    parts = [f"{part}.jsonl" for part in TASK.parts]
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in parts} == {n: stamps[n] for n in parts}
+
+
+def test_changes_are_noticed(tmp_path, shared, other):
+    first = prepare(TASK, request(tmp_path, shared, other))
+    path = tmp_path / "out" / "other.jsonl"
+    path.write_text(path.read_text() + "\n")  # somebody edited the file
+    assert prepare(TASK, request(tmp_path, shared, other)) == first
+    assert len(path.read_text().splitlines()) == 4
+    jsonl(other, [{"question": "new", "gold": 1}])  # the data changed
+    assert prepare(TASK, request(tmp_path, shared, other))["parts"]["other"]["written"] == 1
+    # the data as it was, under another name: a copy is read for its digest, the hub is not asked
+    again = prepare(TASK, request(tmp_path, shared, other, limits={"train": 2}))
+    assert again["parts"]["train"]["written"] == 2
+    for change in ({"seed": 3}, {"style": "loud"}, {"limits": {"train": 3}}):
+        changed = prepare(TASK, request(tmp_path, shared, other, **change))
+        assert changed["parts"]["train"]["sha256"] != first["parts"]["train"]["sha256"], change
+
+
+def test_another_version_of_the_task_makes_its_files_anew(tmp_path, shared, other):
+    file = tmp_path / "task.py"
+    file.write_text("one")
+    task = Task(**{**vars(TASK), "file": file})
+    prepare(task, request(tmp_path, shared, other))
+    file.write_text("two")
+    task = Task(**{**vars(task), "prompts": {"plain": lambda problem: problem.text.upper()}})
+    prepare(task, request(tmp_path, shared, other))
+    assert lines(tmp_path / "out" / "other.jsonl")[0]["input"] == "ANOTHER 0"
+
+
+def test_copy_takes_the_place_of_the_hub(tmp_path, other, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([{"question": "of the hub", "gold": 1}])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: data)
+    prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
+    manifest = prepare(TASK, Request(out=tmp_path / "out", parts=("other",), local={"other": other}))
+    assert manifest["parts"]["other"]["origin"]["from"] == str(other)
+    assert len(lines(tmp_path / "out" / "other.jsonl")) == 4
+
+
+def test_interrupted_call_goes_on_to_the_same_files(tmp_path, shared, other, monkeypatch):
+    whole = prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "whole"))
+    real = build.os.replace
+    for stop in itertools.count(1):
+        left = iter(range(stop))
+
+        def replace(source, target, left=left):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            real(source, target)
+
+        out = tmp_path / f"stopped{stop}"
+        with monkeypatch.context() as patch:
+            patch.setattr(build.os, "replace", replace)
+            try:
+                prepare(TASK, request(tmp_path, shared, other, out=out))
+                break
+            except KeyboardInterrupt:
+                pass
+        assert prepare(TASK, request(tmp_path, shared, other, out=out)) == whole
+        for name in ("train.jsonl", "held_out.jsonl", "other.jsonl", "overlap.jsonl", "train.rejected.jsonl"):
+            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    # three parts with their rejected rows and a manifest each, overlap.jsonl and the last manifest
+    assert stop == 3 * 3 + 2
+
+
+# ── overlap ──
+
+
+def test_overlap_is_counted_and_can_be_dropped(tmp_path, shared):
+    words = "the quick brown fox jumps over the lazy dog while seven tired cats look on"
+    rows = [{"question": f"question number {i}", "gold": i} for i in range(29)] + [{"question": words, "gold": 1}]
+    jsonl(shared, rows)
+    other = jsonl(
+        tmp_path / "other.jsonl",
+        [
+            {"question": "Question  number 3.", "gold": 3},
+            {"question": words.replace("look on", "look away"), "gold": 1},
+            {"question": "something else altogether", "gold": 1},
+        ],
+    )
+    task = Task(**{**vars(TASK), "train": Part("train", SHARED), "benchmarks": {"other": Part("Other", OTHER)}})
+    local = {"train": shared, "other": other}
+    manifest = prepare(task, Request(out=tmp_path / "out", local=local))
+    assert manifest["overlap"]["benchmarks"] == {"other": {"same": 1, "near": 1}}
+    pairs = lines(tmp_path / "out" / "overlap.jsonl")
+    assert [(pair["train"], pair["test"]) for pair in pairs] == [("train-4", "other-1"), ("train-30", "other-2")]
+    assert pairs[0]["share"] == 1 and 0.5 <= pairs[1]["share"] < 1
+    assert len(lines(tmp_path / "out" / "train.jsonl")) == 30
+    dropped = prepare(task, Request(out=tmp_path / "out", local=local, drop_overlap=True))
+    assert dropped["overlap"]["benchmarks"] == {"other": {"same": 0, "near": 0}}
+    assert dropped["parts"]["train"]["rejected"] == {"in a benchmark": 2}
+    assert list(dropped["parts"]) == ["other", "train"]  # in one call: the benchmarks come first
+    at_once = prepare(task, Request(out=tmp_path / "at_once", local=local, drop_overlap=True))
+    assert at_once["parts"]["train"]["rejected"] == {"in a benchmark": 2}
+    assert at_once["parts"]["other"]["rejected"] == {}
+    # without comparing texts only the same problem is found
+    exact = Task(**{**vars(task), "compare_texts": False})
+    assert prepare(exact, Request(out=tmp_path / "exact", local=local))["overlap"]["benchmarks"] == {
+        "other": {"same": 1, "near": 0}
+    }
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=14).map(" ".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tests=st.lists(WORDS, max_size=5), train=WORDS)
+def test_near_problems_by_brute_force(tests, train):
+    def runs(text):
+        words = text.split()
+        return {tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1))}
+
+    rows = [{"id": f"t{i}", "key": text_key(text), "input": text} for i, text in enumerate(tests)]
+    found = TestIndex(rows, texts=True).matches({"id": "x", "key": text_key(train), "input": train})
+    common = Counter(run for text in tests for run in runs(text))
+    expected = set()
+    for i, text in enumerate(tests):
+        mine = {run for run in runs(text) if common[run] <= COMMON}
+        if text_key(text) == text_key(train):
+            expected.add((f"t{i}", True))
+        elif mine and len(mine & runs(train)) >= NEAR * len(mine):
+            expected.add((f"t{i}", False))
+    assert {(pair.test, pair.same) for pair in found} == expected
+    assert len(found) == len(expected)
+
+
+def near(train, *tests):
+    """Tests that a training problem is near to, by number."""
+    rows = [{"id": str(i), "key": f"test {i}", "input": text} for i, text in enumerate(tests)]
+    return [int(pair.test) for pair in TestIndex(rows, texts=True).matches({"id": "x", "key": "x", "input": train})]
+
+
+def test_half_of_the_runs_is_near_and_less_is_not():
+    letters = [chr(ord("a") + i) for i in range(15)]  # 15 words: 8 runs of 8
+    text = " ".join(letters)
+    assert near(" ".join(letters[:11]), text) == [0]  # 4 of them
+    assert near(" ".join(letters[:10]), text) == []  # 3
+    assert near(" ".join(letters[:8]), " ".join(letters[:8])) == [0]  # one run
+    assert near(" ".join(letters[:9]), " ".join(letters[:8])) == [0]
+    assert near(" ".join(letters[1:9]), " ".join(letters[:9])) == [0]  # the second of two
+    assert near(text.upper(), text) == [0]
+
+
+def test_phrases_of_the_prompt_are_no_overlap():
+    phrase = "please think step by step and put the final answer into a box"
+    rows = [{"id": str(i), "key": str(i), "input": f"problem {i} {phrase}"} for i in range(COMMON + 1)]
+    assert TestIndex(rows, texts=True).matches({"id": "x", "key": "x", "input": f"unrelated {phrase}"}) == []
+    phrases = [f"problem {phrase}"] * COMMON
+    assert near(f"unrelated {phrase}", *phrases) == list(range(COMMON))  # one test problem fewer: it may be a problem
+    assert shingles("") == set()
+
+
+# ── generated problems, images, tokens ──
+
+
+def test_generated_problems(tmp_path):
+    manifest = prepare(TASK, Request(out=tmp_path, generator="counting", limits={"train": 7}))
+    assert {part: entry["written"] for part, entry in manifest["parts"].items()} == {
+        "held_out": 4,
+        "other": 3,
+        "train": 7,
+    }
+    assert manifest["parts"]["train"]["origin"] == {"from": "generator counting"}
+    assert prepare(TASK, Request(out=tmp_path, generator="counting", limits={"train": 7})) == manifest
+    with pytest.raises(ConfigError, match="train: there are 100 problems, not 101"):
+        prepare(TASK, Request(out=tmp_path, generator="counting", limits={"train": 101}))
+
+
+def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    png, jpg = b"\x89PNG rest", b"\xff\xd8 rest"
+    task = Task(**{**vars(TASK), "problem": lambda row: Problem(row["question"], "1", row["question"], (png, jpg))})
+    path = jsonl(tmp_path / "rows.jsonl", [{"question": "a", "gold": 1}])
+    prepare(task, Request(out=Path("out"), local={"other": path}, parts=("other",)))
+    (row,) = lines(tmp_path / "out" / "other.jsonl")
+    first, second = map(Path, row["images"])
+    assert first.is_absolute() and first.name == "other-1-0.png" and first.read_bytes() == png
+    assert second.name == "other-1-1.jpg" and second.read_bytes() == jpg
+
+
+# ── bad input ──
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"parts": ("aime",)}, "part is 'aime'; toy has train, held_out, other"),
+        ({"style": "quiet"}, "prompt is 'quiet'; toy has plain, loud"),
+        ({"generator": "magic", "local": {}}, "generator is 'magic'; toy has counting"),
+        ({"generator": "counting"}, "local copies and a generator"),
+        ({"limits": {"test": 1}}, "part is 'test'"),
+    ],
+)
+def test_unknown_names(tmp_path, shared, other, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        prepare(TASK, request(tmp_path, shared, other, **changes))
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    def fails(name, content, says):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ConfigError, match=says):
+            prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
+
+    fails("none.jsonl", None, "other: local copy is .*none.jsonl; there is no such file")
+    fails("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .csv, .parquet")
+    fails("rows.json", b"{", "rows.json cannot be read")
+    fails("rows.json", b"{}", "a list of objects is needed, this is dict")
+    fails("rows.parquet", b"PAR1", "rows.parquet cannot be read")
+    fails("rows.csv", b"question,gold\n\xff,1\n", "rows.csv, after line")
+    wrong = json.dumps({"prompt": "a", "gold": 1}).encode()
+    fails("rows.jsonl", wrong, "has the columns prompt, gold; it must have question, gold, as someone/other has")
+
+
+def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(*args, **kwargs):
+        raise ConnectionError("Couldn't reach it")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    says = (
+        r"other: someone/other cannot be read from the model hub: ConnectionError: Couldn't reach it. Without the hub, "
+    )
+    with pytest.raises(ConfigError, match=says + r"give a copy: --local other=PATH.*question, gold"):
+        prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
+        prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
+
+
+def test_hub_rows_and_commit(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([{"question": f"number {i}", "gold": i} for i in range(5)])
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    data.info.download_checksums = {f"hf://datasets/someone/other@{commit}/data.parquet": {}}
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or data)
+    manifest = prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
+    assert asked == [(("someone/other", None), {"split": "test"})]
+    origin = {"from": "someone/other", "config": None, "split": "test", "commit": commit}
+    assert manifest["parts"]["other"]["origin"] == origin
+    assert len(lines(tmp_path / "out" / "other.jsonl")) == 5
+    prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
+    assert len(asked) == 1  # kept without asking the hub
+    prepare(TASK, Request(out=tmp_path / "out", parts=("other",), refresh=True))
+    assert len(asked) == 2
+
+
+def test_manifest_of_another_task(tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "task": "math"}))
+    with pytest.raises(ConfigError, match="is of task math, format 1; this is toy, format 1: choose another folder"):
+        read_manifest(tmp_path, "toy")
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ConfigError, match="no JSON"):
+        read_manifest(tmp_path, "toy")
+
+
+# ── the command ──
+
+
+def test_command(tmp_path, capsys):
+    task = tmp_path / "toy_task.py"
+    source = Path(__file__).read_text().split("def jsonl(")[0]
+    task.write_text(source.replace("import pytest\n", "").replace("from bapo_openrlhf.cli.main import run\n", ""))
+    rows = [{"question": f"question number {i}", "gold": i} for i in range(30)]
+    shared, out = jsonl(tmp_path / "shared.jsonl", [*rows, rows[3]]), tmp_path / "out"
+    words = ["prepare", str(task), "--out", str(out), "--parts", "held_out, train"]
+    assert run([*words, "--local", f"train={shared}", "--local", f"held_out={shared}", "--limit", "train=4"]) == 0
+    printed = capsys.readouterr().out
+    assert "toy in" in printed and "1 duplicate" in printed and "no problem of held_out" in printed
+    assert len(lines(out / "train.jsonl")) == 4
+    local = ["--local", f"train={shared}", "--local", f"held_out={shared}"]
+    (out / "train.rejected.jsonl").unlink()
+    assert run([*words, *local, "--limit", "train=4"]) == 0 and not (out / "train.rejected.jsonl").exists()
+    assert run([*words, *local, "--limit", "train=4", "--refresh"]) == 0 and (out / "train.rejected.jsonl").exists()
+    jsonl(shared, [*rows, {"question": "odd", "gold": "many"}])
+    assert run([*words, *local, "--bad-rows", "fail"]) == 2
+    assert "row 31: label is no number" in capsys.readouterr().err
+    jsonl(shared, rows)
+    other = jsonl(tmp_path / "other.jsonl", [rows[3]])
+    words[-1] = "other,train"
+    everything = ["--local", f"train={shared}", "--local", f"other={other}", "--seed", "3"]
+    assert run([*words, *everything, "--overlap", "drop"]) == 0
+    assert all(row["label"] != "3" for row in lines(out / "train.jsonl"))
+    assert run([*words, "--local", "train"]) == 2
+    assert "--local is 'train'; it must be PART=PATH" in capsys.readouterr().err
+    assert run([*words, "--limit", "train=0"]) == 2
+    assert "--limit is 'train=0'; it must be PART=N" in capsys.readouterr().err
+    assert run(["prepare", "chess"]) == 2
+    assert "task is 'chess'; it must be one of math, countdown, geometry" in capsys.readouterr().err
+    assert run(["prepare", str(tmp_path / "no.py")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_tokens_are_those_of_the_chat(tmp_path):
+    from bapo_openrlhf.cli.prepare import _token_counter
+    from bapo_openrlhf.workbench.quickstart.base_model import make_tokenizer
+
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "plain")
+    tokenizer.chat_template = "{% for message in messages %}(({{ message['content'] }})){% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "chat")
+    assert _token_counter(str(tmp_path / "plain"))("1+2=") == 4
+    assert _token_counter(str(tmp_path / "chat"))("1+2=") == 8
+    with pytest.raises(ConfigError, match=r"--tokenizer .*none cannot be loaded"):
+        _token_counter(str(tmp_path / "none"))
+
+
+def test_registered_tasks_and_benchmarks():
+    assert task_of("cd34") is get_task("countdown") and task_of("aime24") is get_task("math")
+    with pytest.raises(ConfigError, match="benchmark is 'gsm8k'; it must be one of aime24"):
+        task_of("gsm8k")
+
+
+def test_text_key_keeps_what_tells_problems_apart():
+    assert text_key(r"Find $ \dfrac{1}{2} \, x $.") == text_key(r"find \frac{1}{2}x")
+    assert text_key("Find 2 - 3") != text_key("Find 2 + 3")
+    assert text_key(r"$\left(1, 2\right)$") == text_key("(1,2)") != text_key("[1,2)")
+    assert text_key(r"\leftarrow") != text_key("arrow")

@@ -1,0 +1,58 @@
+"""What `python -m bapo_openrlhf.workbench.quickstart` makes before it trains."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bapo_openrlhf.tasks import countdown
+from bapo_openrlhf.workbench.quickstart import __main__ as quickstart
+
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def prepare(tmp_path, monkeypatch):
+    """Runs --only-prepare in an empty folder, without making a base model; returns the rows of the training data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(quickstart, "build", lambda folder: (folder, False))
+    config = yaml.safe_load((PROJECT / "configs" / "quickstart.yaml").read_text())
+
+    def run(*flags):
+        monkeypatch.setattr(sys, "argv", ["quickstart", "--only-prepare", *flags])
+        assert quickstart.main() == 0
+        rows = (tmp_path / config["data"]["prompt_dataset"]).read_text().splitlines()
+        return [json.loads(row) for row in rows], config
+
+    return run
+
+
+def test_data_is_what_the_preset_trains_on(prepare):
+    rows, config = prepare("--prompts", "40")
+    puzzles = countdown.make_puzzles("small", "train", 40, 0)
+    prompts = [row[config["data"]["input_key"]] for row in rows]
+    labels = [row[config["data"]["label_key"]] for row in rows]
+    assert prompts == [f"{puzzle.problem.text}=" for puzzle in puzzles]
+    assert all(len(prompt) + config["rollout"]["max_new_tokens"] <= config["data"]["max_len"] for prompt in prompts)
+
+    spec = importlib.util.spec_from_file_location("reward_func", PROJECT / config["reward"]["remote_url"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    queries = [prompt + puzzle.solution + "<eos>" for prompt, puzzle in zip(prompts, puzzles, strict=True)]
+    assert list(module.reward_func(queries, prompts, labels)["rewards"]) == [1.0] * 40
+
+
+def test_another_number_of_prompts_is_made_anew(prepare):
+    assert len(prepare("--prompts", "30")[0]) == 30
+    assert len(prepare("--prompts", "20")[0]) == 20
+    assert len(prepare()[0]) == 1536
+
+
+@pytest.mark.parametrize("number", ["0", "2501"])
+def test_numbers_of_prompts_that_cannot_be_made_are_refused(prepare, number, capsys):
+    with pytest.raises(SystemExit):
+        prepare("--prompts", number)
+    assert f"--prompts is {number}; it must be 1 to 2500" in capsys.readouterr().err

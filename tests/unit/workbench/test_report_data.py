@@ -1,0 +1,413 @@
+"""The numbers of the report's figures, against brute force."""
+
+import re
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.workbench.report import data
+from bapo_openrlhf.workbench.report.runs import Run
+
+G = 4
+
+
+@st.composite
+def records(draw):
+    """Groups of a few prompts over a few steps, as in groups.jsonl."""
+    rows = []
+    for step in range(1, draw(st.integers(1, 6)) + 1):
+        fresh = draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5))
+        again = draw(st.lists(st.sampled_from("abcdef"), max_size=3))
+        for source, prompts in (("fresh", fresh), ("reevaluated", again)):
+            for prompt in prompts:
+                mean = draw(st.sampled_from([None, *(k / G for k in range(G + 1))]))
+                rows.append({
+                    "step": step, "uid": len(rows), "prompt": prompt, "source": source, "mean": mean, "responses": G,
+                    "state": "failed" if mean is None else "fresh", "tokens": 7,
+                })  # fmt: skip
+    return rows
+
+
+def run_of(rows=(), groups=(), answers=(), summary=None, **config):
+    return Run("run", list(rows), {"config": config} if config else {}, list(groups), list(answers), summary or {})
+
+
+def curves(most=60):
+    return st.lists(st.floats(-10, 10), min_size=1, max_size=most).map(lambda ys: list(enumerate(ys, start=1)))
+
+
+# ── curves ──
+
+
+def test_points_are_the_finite_numbers():
+    values = [0.5, None, float("nan"), float("inf"), True, "x", 2]
+    rows = [{"step": step, "a": value} for step, value in enumerate(values, start=1)] + [{"step": 8}]
+    assert data.points(rows, "a") == [(1, 0.5), (7, 2.0)]
+
+
+@given(curves(), st.integers(1, 9))
+def test_a_bin_is_the_mean_of_its_steps(curve, width):
+    found = dict(data.binned(curve, width))
+    assert len(found) == -(-len(curve) // width)
+    for number in range(len(found)):
+        inside = [y for x, y in curve if number * width < x <= (number + 1) * width]
+        middle = np.mean(range(number * width + 1, (number + 1) * width + 1))
+        assert found[middle] == pytest.approx(np.mean(inside))
+        assert dict(data.binned(curve, width, peaks=True))[middle] == max(inside)
+
+
+def test_a_bin_without_points_is_left_out():
+    assert data.binned([(1, 2.0), (2, 4.0), (9, 1.0)], 4) == [(2.5, 3.0), (10.5, 1.0)]
+
+
+@given(st.integers(1, 100_000), st.integers(1, 300))
+def test_bins_are_as_few_as_asked_for_and_no_fewer_than_needed(last, most):
+    width = data.bin_width(last, most)
+    assert -(-last // width) <= most
+    assert width == 1 or -(-last // (width - 1)) > most
+
+
+@given(curves())
+def test_smoothing_is_a_centred_average_of_a_tenth(curve):
+    width = data.smoothing_width(len(curve))
+    assert width % 2 == 1 and width >= 3 and (width == 3 or width <= len(curve) // 10 + 1)
+    half = width // 2
+    values = np.array([y for _, y in curve])
+    for place, (x, y) in enumerate(data.smoothed(curve)):
+        assert x == curve[place][0]
+        assert y == pytest.approx(values[max(0, place - half) : place + half + 1].mean())
+
+
+@given(curves(), st.integers(1, 20))
+def test_chunks_keep_the_mean(curve, most):
+    found = data.chunk_means(curve, most)
+    assert len(found) <= most and [x for x, _ in found] == sorted(x for x, _ in found)
+    size = -(-len(curve) // most)
+    for place, (x, y) in enumerate(found):
+        chunk = np.array(curve[place * size : (place + 1) * size])
+        assert (x, y) == pytest.approx(chunk.mean(axis=0))
+
+
+def test_hours_add_up_until_one_is_missing():
+    rows = [{"step": k, "timing/step_total": seconds} for k, seconds in enumerate((1800, 5400, None, 60), start=1)]
+    assert [row["hours"] for row in data.spending(rows)] == [0.5, 2.0, None, None]
+
+
+def test_stacked_heights_add_what_is_there():
+    assert sorted(data.stacked_heights([[(1, 2.0), (2, 3.0)], [(2, 4.0)]])) == [2.0, 7.0]
+    assert data.stacked_heights([]) == []
+
+
+# ── accuracy ──
+
+
+def latest(groups, step):
+    """Bins of each prompt's groups until a step, oldest first."""
+    found = {}
+    for group in groups:
+        if group["step"] <= step and group["mean"] is not None:
+            found.setdefault(group["prompt"], []).append(round(group["mean"] * G))
+    return found
+
+
+@given(records())
+def test_passes_against_counting_again_from_the_start(groups):
+    found = data.passes(groups)
+    prompts = len({group["prompt"] for group in groups if group["source"] == "fresh"})
+    first = [bins[0] for bins in latest(groups, 99).values()]
+    expected = [("first", first)]
+    ended, steps = 0, sorted({group["step"] for group in groups})
+    for step in steps:
+        fresh = sum(group["source"] == "fresh" and group["step"] <= step for group in groups)
+        if fresh // prompts > ended or step == steps[-1]:
+            name = str(fresh // prompts) if fresh // prompts > ended else f"{fresh / prompts:.1f}"
+            ended = fresh // prompts
+            expected.append((name, [bins[-1] for bins in latest(groups, step).values()]))
+    kept = [expected[0], *(expected[1:][place] for place in data.evenly(len(expected) - 1, data.MAX_PASSES))]
+    assert found.names == [name for name, _ in kept]
+    assert found.counts == [[bins.count(k) for k in range(G + 1)] for _, bins in kept]
+    assert len(set(found.names)) == len(found.names)
+
+
+@given(st.integers(1, 200), st.integers(1, 20))
+def test_evenly_spaced_places_end_with_the_last(count, most):
+    found = data.evenly(count, most)
+    assert found[-1] == count - 1 and len(found) == len(set(found)) == min(count, most)
+    gaps = np.diff([-1, *found])
+    assert max(gaps) - min(gaps) <= 1 or count <= most
+
+
+@given(records(), st.lists(st.integers(1, 7), min_size=1, max_size=3, unique=True).map(sorted))
+def test_migration_against_counting_again_from_the_start(groups, at):
+    for found, step in zip(data.migrations(groups, at), at, strict=True):
+        cells = Counter((bins[0], bins[-1]) for bins in latest(groups, step).values() if len(bins) > 1)
+        assert found.step == step
+        assert found.counts == [[cells[row, column] for column in range(G + 1)] for row in range(G + 1)]
+        worse, same, better = found.moved
+        assert worse == sum(count for (row, column), count in cells.items() if column < row)
+        assert same == sum(count for (row, column), count in cells.items() if column == row)
+        assert better == sum(count for (row, column), count in cells.items() if column > row)
+
+
+@pytest.mark.parametrize(("last", "steps"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (471, [157, 314, 471])])
+def test_thirds(last, steps):
+    assert data.thirds(last) == steps
+
+
+@given(records())
+def test_unlocked_prompts(groups):
+    hard = [bins for bins in latest(groups, 99).values() if bins[0] == 0]
+    assert data.unlocked(groups) == data.Unlocked(
+        len(hard), sum(any(bins) for bins in hard), sum(bins[-1] > 0 for bins in hard)
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean", "size", "expected"), [(0, 8, 0), (1, 8, 8), (0.125, 8, 1), (0.0624, 8, 0), (0.5, 4, 2)]
+)
+def test_bins(mean, size, expected):
+    assert data.accuracy_bin(mean, size) == expected
+
+
+def test_bins_are_for_rewards_between_0_and_1():
+    assert data.rewards_fit_bins([{"mean": 0}, {"mean": None}, {"mean": 1}])
+    assert not data.rewards_fit_bins([{"mean": -0.1}])
+    assert not data.rewards_fit_bins([{"mean": 1.5}])
+
+
+@settings(deadline=None)
+@given(records(), records())
+def test_pairs_against_counting(groups_a, groups_b):
+    a, b = latest(groups_a, 99), latest(groups_b, 99)
+    both = a.keys() & b.keys()
+    found = data.paired(groups_a, groups_b)
+    if not both:
+        assert found is None
+        return
+    change = [b[prompt][-1] - a[prompt][-1] for prompt in both]
+    assert found.prompts == len(both)
+    assert found.mean_b - found.mean_a == pytest.approx(np.mean(change) / G)
+    assert found.low - 1e-9 <= np.mean(change) / G <= found.high + 1e-9
+    assert (found.better, found.equal, found.worse) == (
+        sum(by > 0 for by in change), sum(by == 0 for by in change), sum(by < 0 for by in change)
+    )  # fmt: skip
+    assert found.only_a == sum(any(a[prompt]) and not any(b[prompt]) for prompt in both)
+    assert found.only_b == sum(any(b[prompt]) and not any(a[prompt]) for prompt in both)
+
+
+def test_the_interval_of_pairs_narrows_with_more_prompts():
+    def groups(count, mean):
+        return [{"prompt": str(k), "mean": mean(k)} for k in range(count)]
+
+    few, many = (
+        data.paired(groups(count, lambda k: 0.0), groups(count, lambda k: float(k % 2))) for count in (20, 2000)
+    )
+    # The standard error of a share of 1/2 among n is 1 / (2 sqrt(n)).
+    assert many.high - many.low == pytest.approx(2 * 1.96 / (2 * 2000**0.5), rel=0.15)
+    assert few.high - few.low > 5 * (many.high - many.low)
+
+
+# ── groups and cost ──
+
+
+def test_reasons_come_from_the_metrics_then_from_the_groups_then_are_unknown():
+    row = {"step": 1, "groups/fresh": 3, "groups/filtered": 4, "groups/failed": 1, "groups/generated": 8}
+    metrics = row | {"filtered/none_right": 1, "filtered/all_right": 2, "filtered/by_draw": 1}
+    groups = [{"state": "filtered", "mean": mean} for mean in (0.0, 0.0, 1.0, 0.5)] + [{"state": "fresh", "mean": 0.5}]
+    assert data.outcomes(run_of([metrics])) == {
+        "fresh": 3, "none_right": 1, "all_right": 2, "by_draw": 1, "failed": 1
+    }  # fmt: skip
+    assert data.outcomes(run_of([row], groups)) == {
+        "fresh": 3, "none_right": 2, "all_right": 1, "by_draw": 1, "failed": 1
+    }  # fmt: skip
+    assert data.outcomes(run_of([row, row])) == {"fresh": 6, "filtered": 8, "failed": 2}
+
+
+def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
+    rows = [
+        {"step": 1, "rollouts/total": 8, "timing/generation": 2.0, "timing/step_total": 3.0, "groups/fresh": 2},
+        {"step": 2, "rollouts/total": 24, "timing/generation": 1.0, "timing/ppo_train": 4.0, "timing/step_total": 5.0,
+         "groups/fresh": 1, "groups/replayed": 1, "tokens/generated_total": 90, "tokens/trained_total": 40},
+    ]  # fmt: skip
+    found = data.cost(run_of(rows, summary={"seconds": {"whole_run": 20.0, "generation": 99}}))
+    assert found == data.Cost(2, 4, 24, 90, 40, {"generation": 3.0, "ppo_train": 4.0}, 8.0, 20.0)
+    empty = data.cost(run_of([{"step": 1}]))
+    assert empty == data.Cost(1, 0, None, None, None, {}, None, None)
+
+
+def test_what_was_spent_until_a_reward_was_reached():
+    rows = [{"step": k, "rollouts/total": 10 * k, "reward/fresh_mean": k / 10} for k in range(1, 10)]
+    assert data.best_smoothed(rows) == pytest.approx(0.85)  # the mean of the last two: 0.8 and 0.9
+    assert data.spent_until(rows, "rollouts/total", 0.5) == 50
+    assert data.spent_until(rows, "rollouts/total", 0.86) is None
+    assert data.spent_until(rows, "hours", 0.1) is None
+    assert data.best_smoothed([{"step": 1}]) is None
+
+
+# ── the theorem's conditions ──
+
+
+def theory_rows(count=4, **changes):
+    rows = [
+        {"step": k, "theory/k1": 2.0, "theory/k2": 2.0, "theory/k3": 1.2, "threshold/c2": 0.2, "threshold/c3": 0.4,
+         "tv/fresh": 0.1 * k, "tv/replayed": 0.05, "reward/fresh_mean": 0.5}
+        for k in range(1, count + 1)
+    ]  # fmt: skip
+    for key, values in changes.items():
+        for row, value in zip(rows, values, strict=True):
+            row[key] = value
+    return rows
+
+
+FLAGS = {"adapt.c1": "1/8", "adapt.filter": "range", "adapt.method": "bapo", "adapt.max_tv_fresh": 0.25}
+
+
+def judged(rows, groups=(), **config):
+    """By a word of the condition: held, and the steps where not."""
+    found = data.conditions(run_of(rows, groups, **(FLAGS | config)))
+    words = ("Rewards", "c1 is above", "c2 and c3", "on X1", "on X3", "X2 was", "K1, K2", "range filter", "at most 1/G")
+    assert all(word in one.what for word, one in zip(words, found, strict=True))
+    return {word: (one.held, list(one.steps)) for word, one in zip(words, found, strict=True)}
+
+
+def test_conditions_name_the_steps_where_they_did_not_hold():
+    found = judged(theory_rows())
+    assert found["on X1"] == (False, [3, 4])  # TV 0.3 and 0.4 against 0.25
+    assert found["on X3"] == (None, [])  # no limit
+    assert found["X2 was"] == (None, [])  # no step trained on it
+    assert found["Rewards"] == found["c1 is above"] == found["c2 and c3"] == found["K1, K2"] == (True, [])
+    assert found["range filter"] == (True, [])
+    assert found["at most 1/G"] == (None, [])  # G is not known without groups
+
+
+def test_a_limit_itself_is_allowed():
+    assert judged(theory_rows(), **{"adapt.max_tv_fresh": 0.4})["on X1"] == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("c2", "c3", "steps"),
+    [
+        ((0.2, 0.2, 0.2, 0.2), (0.4, 0.2, 0.1, 0.4), [2, 3]),
+        ((0.0, 0.1, 0.1, 0.1), (0.4, 0.4, 1.0, 0.4), [1, 3]),
+    ],
+)
+def test_thresholds_must_be_inside_and_in_order(c2, c3, steps):
+    rows = theory_rows(**{"threshold/c2": c2, "threshold/c3": c3})
+    assert judged(rows)["c2 and c3"] == (False, steps)
+
+
+def test_the_mini_test_has_no_c1_above_0():
+    rows = theory_rows()
+    assert judged(rows, **{"adapt.method": "bapo_mini_test"})["c1 is above"] == (False, [1, 2, 3, 4])
+    assert judged(rows, **{"adapt.c1": "0"})["c1 is above"][0] is False
+    assert judged(rows, **{"adapt.c1": "1"})["c1 is above"][0] is False
+
+
+def test_constants_must_be_finite_and_positive():
+    rows = theory_rows(**{"theory/k2": (2.0, None, -1.0, 0.0)})
+    assert judged(rows)["K1, K2"] == (False, [2, 3, 4])
+
+
+def test_k1_and_k2_say_when_they_do_not_apply():
+    groups = [{"step": 1, "prompt": "a", "mean": 0.5, "responses": 8}]
+    assert judged(theory_rows(), groups)["at most 1/G"] == (True, [])
+    assert judged(theory_rows(), groups, **{"adapt.c1": "2/8"})["at most 1/G"][0] is False
+    assert judged(theory_rows(), **{"adapt.filter": "none"})["range filter"] == (False, [1, 2, 3, 4])
+
+
+def test_rewards_outside_are_found_by_step():
+    groups = [{"step": step, "prompt": "a", "mean": mean, "responses": 8} for step, mean in ((1, 1), (2, 1.5), (3, -1))]
+    assert judged(theory_rows(), [*groups, groups[1]])["Rewards"] == (False, [2, 3])
+    assert judged(theory_rows(**{"reward/fresh_mean": (0.0, 1.0, 2.0, None)}))["Rewards"] == (False, [3])
+
+
+def test_a_run_without_constants_has_no_conditions():
+    assert data.conditions(run_of([{"step": 1, "reward/fresh_mean": 0.5}])) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"adapt.c1": "1/8"}, Fraction(1, 8)),
+        ({"adapt.c1": "0.1"}, Fraction(1, 10)),
+        ({}, None),
+        ({"adapt.c1": "x"}, None),
+    ],
+)
+def test_c1_of_a_run(config, expected):
+    assert data.c1_of(config) == expected
+
+
+@given(st.sets(st.integers(1, 60), min_size=1))
+def test_step_ranges_say_every_step(steps):
+    text = data.step_ranges(steps, most=100)
+    told = set()
+    for low, high in re.findall(r"(\d+)(?:–(\d+))?", text):
+        told |= set(range(int(low), int(high or low) + 1))
+    assert told == steps
+    short = data.step_ranges(steps, most=2)
+    more = int((re.findall(r"and (\d+) more", short) or ["0"])[0])
+    shown = sum(int(h or l) - int(l) + 1 for l, h in re.findall(r"(\d+)(?:–(\d+))?", short.split(" and ")[0]))  # noqa: E741
+    assert shown + more == len(steps)
+
+
+# ── prompts and configuration ──
+
+
+def answer(prompt, kind, step, text="text"):
+    reward = float(kind == "solved")
+    return {"step": step, "prompt": prompt, "kind": kind, "text": text, "label": 7, "response": "r", "reward": reward}
+
+
+def test_prompts_that_were_solved_after_a_failure_and_those_that_never_were():
+    answers = [
+        answer("a", "failed", 1), answer("b", "failed", 1), answer("c", "failed", 2), answer("d", "failed", 3),
+        answer("b", "solved", 4), answer("a", "solved", 9), answer("e", "failed", 5),
+    ]  # fmt: skip
+    means = {"a": (0, 0, 1), "b": (0, 0.5), "c": (0,), "d": (1, 0, 0), "e": (0, 0, None, 0)}
+    groups = [{"prompt": prompt, "mean": mean} for prompt, found in means.items() for mean in found]
+    run = run_of(groups=groups, answers=answers)
+    assert [(one.failed["prompt"], one.solved["step"], one.groups) for one in data.newly_solved(run)] == [
+        ("a", 9, 3), ("b", 4, 2)
+    ]  # fmt: skip
+    # d was solved before it failed; e was tried more often than c
+    assert [(one.failed["prompt"], one.groups) for one in data.never_solved(run)] == [("e", 3), ("c", 1)]
+    assert data.never_solved(run)[0].label == "7"
+    without_groups = data.never_solved(run_of(answers=answers))
+    assert [(one.failed["prompt"], one.groups) for one in without_groups] == [("c", None), ("d", None), ("e", None)]
+
+
+@given(
+    st.text("ab", max_size=4), st.lists(st.text("abc", max_size=4), min_size=2, unique=True), st.text("ab", max_size=4)
+)
+def test_what_tells_texts_apart(start, middles, end):
+    texts = [start + middle + end for middle in middles]
+    parts = data.telling_parts(texts)
+    cut = len(texts[0]) - len(parts[0])
+    left = next(n for n in range(cut + 1) if texts[0][n:].startswith(parts[0]) and rebuilt(texts, parts, n, cut - n))
+    assert rebuilt(texts, parts, left, cut - left)
+    assert len(set(parts)) == len(texts)
+    assert "" in parts or (len({part[0] for part in parts}) > 1 and len({part[-1] for part in parts}) > 1)
+
+
+def rebuilt(texts, parts, left, right):
+    """Whether each text is its part between the same beginning and end."""
+    start, end = texts[0][:left], texts[0][len(texts[0]) - right :]
+    return [start + part + end for part in parts] == texts
+
+
+def test_alone_a_text_is_told_whole():
+    assert data.telling_parts(["same"]) == ["same"]
+    assert data.telling_parts(["same", "same"]) == ["same", "same"]
+    assert data.telling_parts([]) == []
+    assert data.telling_parts(["<s>Use 1 2 = 3</s>", "<s>Use 4 5 = 9</s>"]) == ["1 2 = 3", "4 5 = 9"]
+
+
+def test_flags_that_differ():
+    runs = [{"a": 1, "b": 2, "c": None}, {"a": 1, "b": 3}]
+    assert data.differing(runs) == ["b", "c"]
+    assert data.differing(runs[:1]) == []

@@ -1,0 +1,452 @@
+"""The report as a page: one file that loads nothing, says everything in words too, and shows hostile text as text."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.cli.main import run as command
+from bapo_openrlhf.record.run_record import SOURCES
+from bapo_openrlhf.workbench.report import charts, page, sections
+from bapo_openrlhf.workbench.report.runs import read_runs
+
+sys.path.insert(0, str(Path(__file__).parent))
+from page_parts import Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> <!-- & "
+    "\u2028 \u202e {{ 7 * 7 }} {% for %} \"'><svg onload=alert(1)> \x00\x1b\ud800"
+)
+SHOWN = page.clean(HOSTILE)
+
+
+def write_run(folder, *, steps=6, size=4, adapted=True, critic=True, groups=True, answers=True, about=True, name=None):
+    """A small made-up run as it lies on disk."""
+    folder.mkdir(parents=True)
+    rows, generated = [], []
+    for step in range(1, steps + 1):
+        row = {
+            "step": step, "reward/fresh_mean": step / (steps + 1), "rollouts/total": 32 * step, "response_length": 7.0,
+            "groups/fresh": 4, "groups/reevaluated": 0, "groups/replayed": 0, "groups/capacity": 8,
+            "tokens/generated_total": 200 * step, "tokens/trained_total": 100 * step, "entropy_loss": 0.5,
+            "actor_grad_norm": float("nan") if step == 2 else 1.0, "timing/generation": 2.0, "timing/step_total": 3.0,
+        }  # fmt: skip
+        if adapted:
+            row |= {
+                "groups/replayed": 2, "groups/filtered": 3, "filtered/none_right": 2, "filtered/all_right": 1,
+                "filtered/by_draw": 0, "groups/capacity_used": 0.75, "buffer/hard": step, "buffer/replay": 2 * step,
+                "threshold/c2": 0.2, "threshold/c3": 0.4, "threshold/average_reward": 0.3, "theory/k1": 2.0,
+                "theory/k2": 2.0, "theory/k3": 1.2, "theory/bound": -0.1,
+            }  # fmt: skip
+            for source in ("fresh", "replayed"):
+                row |= {f"tv/{source}": 0.1, f"theory/bound_{source}": -0.1, f"clip/{source}": 0.01}
+                if critic:
+                    row |= {f"value/{source}_error": 0.2, f"value/{source}_bias": -0.1}
+        rows.append(row)
+        for prompt in range(8):
+            mean = (prompt % 3 if step < 3 else 1) / 4
+            generated.append({
+                "step": step, "uid": len(generated), "prompt": f"p{prompt}", "source": "fresh", "state": "fresh",
+                "mean": None if prompt == 7 else mean, "responses": size, "tokens": 9,
+            })  # fmt: skip
+    told = [
+        {"step": 1, "prompt": prompt, "kind": "failed", "text": f"{prompt} {HOSTILE}", "label": HOSTILE,
+         "response": HOSTILE + "long " * 200, "reward": 0.0}
+        for prompt in ("p0", "p3", "never")
+    ]  # fmt: skip
+    told.append({**told[0], "step": 3, "kind": "solved", "reward": 1.0})
+    info = {
+        "name": name or folder.name, "algorithm": "ba_ppo", "seed": 1, "total_steps": steps, "started": "2026-01-01",
+        "commit": "c0ffee", "command": f"train {HOSTILE}", "versions": {"python": "3.11"},
+        "config": {"adapt.method": "bapo", "adapt.c1": "1/8", "data.prompt_dataset": HOSTILE, "actor.adam.lr": 1e-6},
+    }  # fmt: skip
+    for file, lines, wanted in (
+        ("metrics.jsonl", rows, True),
+        ("groups.jsonl", generated, groups),
+        ("answers.jsonl", told, answers),
+    ):
+        if wanted:
+            (folder / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if about:
+        (folder / "run.json").write_text(json.dumps(info))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    second = write_run(folder / "plain", adapted=False, critic=False, name=f"plain {HOSTILE}", steps=4)
+    return page.make_page(read_runs([write_run(folder / "adapted"), second]))
+
+
+@pytest.fixture(scope="module")
+def parsed(html):
+    return Page(html)
+
+
+def made(*folders):
+    text = page.make_page(read_runs(folders))
+    return Page(text), text
+
+
+# ── one file, well made ──
+
+
+def test_everything_is_closed_and_nothing_is_a_comment(parsed):
+    assert parsed.declared == "doctype html" and parsed.open == []
+
+
+def test_nothing_is_loaded(parsed, html):
+    assert not {tag for tag, _ in parsed.elements} & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+        "image",
+    }
+    for tag, attributes in parsed.elements:
+        assert "src" not in attributes and "srcset" not in attributes, tag
+        for name in ("href", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#"), attributes
+        assert not [name for name in attributes if name.startswith("on")], attributes
+        assert "url(" not in (attributes.get("style") or "") and "javascript:" not in str(attributes).lower()
+    style = "".join(parsed.words("style"))
+    assert "url(" not in style and "@import" not in style
+    assert "http://" not in html and "https://" not in html
+
+
+def test_only_the_pages_own_script_may_run(parsed):
+    (meta,) = [meta for meta in parsed.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    (index,) = [k for k, (tag, _) in enumerate(parsed.elements) if tag == "script"]
+    digest = base64.b64encode(hashlib.sha256(parsed.texts[index].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in meta["content"]
+    assert "default-src 'none'" in meta["content"]
+
+
+def test_headings_are_in_order_with_one_at_the_top(parsed):
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch(r"h\d", tag)]
+    assert levels.count(1) == 1 and levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all(parsed.words(f"h{level}").count("") == 0 for level in (1, 2, 3))
+
+
+def test_what_is_pointed_to_is_there_once(parsed):
+    ids = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    pointed = [a["href"][1:] for a in parsed.all("a")]
+    pointed += [
+        a[key] for _, a in parsed.elements for key in ("aria-labelledby", "aria-describedby", "for") if key in a
+    ]
+    assert pointed and set(pointed) <= set(ids)
+    assert {section.anchor for section in sections.build([_run()])} <= set(ids)
+
+
+def _run():
+    from bapo_openrlhf.workbench.report.runs import Run
+
+    return Run("r", [{"step": 1}])
+
+
+def test_charts_speak(parsed):
+    pictures = [a for a in parsed.all("svg") if a.get("class") != "swatch"]
+    assert len(pictures) > 30
+    for attributes in pictures:
+        assert attributes["role"] == "img" and len(attributes["aria-label"]) > 20
+        assert "viewbox" in attributes
+    inside = [a for tag, a in parsed.elements if tag in ("g", "path", "text", "rect")]
+    assert not [a for a in inside if "role" in a or "aria-label" in a]
+    assert all(a.get("aria-hidden") == "true" for a in parsed.all("svg") if a.get("class") == "swatch")
+
+
+def test_each_chart_says_in_a_sentence_what_it_shows_and_has_its_numbers(parsed):
+    assert len(parsed.all("figure")) == len(parsed.all("figcaption")) > 30
+    for words in parsed.words("figcaption"):
+        assert re.search(r"\w{3}.*\.", words)
+    figures = [k for k, (tag, _) in enumerate(parsed.elements) if tag == "figure"]
+    for start, end in zip(figures, [*figures[1:], len(parsed.elements)], strict=True):
+        tags = [tag for tag, _ in parsed.elements[start:end]]
+        assert "table" in tags and "details" in tags
+
+
+def test_landmarks_and_a_way_past_them(parsed):
+    tags = [tag for tag, _ in parsed.elements]
+    assert tags.count("main") == tags.count("nav") == tags.count("header") == tags.count("footer") == 1
+    assert parsed.all("html") == [{"lang": "en"}]
+    assert parsed.all("a")[0] == {"class": "skip", "href": "#main"}
+    assert len(parsed.words("title")[0]) > 5
+
+
+# ── hostile text ──
+
+
+def test_texts_of_models_and_data_sets_are_shown_as_text(parsed, html):
+    assert "\x00" not in html and "\x1b" not in html
+    html.encode("utf-8")  # no lone surrogate
+    shown = " ".join(SHOWN.split())
+    assert sum(shown in words for words in parsed.words("pre")) >= 4  # prompt, label, response
+    assert any(shown in words for words in parsed.words("td"))  # configuration, command
+    assert shown in parsed.words("h1")[0] and shown in parsed.words("title")[0]
+    assert len(parsed.all("script")) == 1
+    assert "49" not in " ".join(parsed.words("pre"))  # no template in a text is run
+
+
+def test_names_of_runs_never_reach_a_drawing(tmp_path, monkeypatch):
+    specs = []
+    monkeypatch.setattr(
+        page.vl_convert, "vegalite_to_svg", lambda spec: specs.append(json.dumps(spec)) or "<svg></svg>"
+    )
+    made(write_run(tmp_path / "a", name="run <one>"), write_run(tmp_path / "b", name="run <two>"))
+    assert specs and not [spec for spec in specs if "run <" in spec]
+
+
+# ── what may be missing ──
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        {"about": False, "groups": False, "answers": False},
+        {"adapted": False, "critic": False},
+        {"critic": False},
+        {"steps": 1},
+        {"steps": 1, "adapted": False, "groups": False},
+        {"answers": False},
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_said(tmp_path, undrawn, missing):
+    found, text = made(write_run(tmp_path / "run", **missing))
+    words = " ".join(text.split())
+    assert found.open == []
+    assert ("older version" in words) is (missing != {"steps": 1, "critic": True})
+    if not missing.get("groups", True):
+        assert "Prompts by accuracy over the passes (Fig. 7, 13)" in words and "there is no groups.jsonl" in words
+    if not missing.get("critic", True):
+        assert "the run has no critic" in words
+    if not missing.get("answers", True):
+        assert "answers.jsonl is not there or is empty" in words
+    if not missing.get("about", True):
+        assert "has no run.json" in words
+
+
+def test_a_row_with_nothing_but_its_step_is_a_run(tmp_path, undrawn):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    found, _ = made(tmp_path)
+    assert found.all("figure") == [] and len(found.words("h2")) == 12
+
+
+def test_numbers_that_are_none(tmp_path, undrawn):
+    folder = write_run(tmp_path / "run")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    nothing = [{key: value if key == "step" else None for key, value in row.items()} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nothing))
+    groups = [json.loads(line) | {"mean": float("nan")} for line in (folder / "groups.jsonl").read_text().splitlines()]
+    (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in groups))
+    found, text = made(folder)
+    assert found.all("figure") == [] and "no group of the run has a mean reward" in text
+
+
+def test_rewards_outside_0_and_1_have_no_bins(tmp_path, undrawn):
+    folder = write_run(tmp_path / "run")
+    path = folder / "groups.jsonl"
+    path.write_text(path.read_text().replace('"mean": 0.5', '"mean": -2.5'))
+    assert "mean rewards are not between 0 and 1" in made(folder)[1]
+
+
+def test_an_interrupted_and_a_resumed_run_say_so(tmp_path, undrawn):
+    folder = write_run(tmp_path / "run", steps=3)
+    info = json.loads((folder / "run.json").read_text()) | {"total_steps": 9, "resumed": ["2026-01-02T03:04"]}
+    (folder / "run.json").write_text(json.dumps(info))
+    (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text() + '{"step": 4, "rew')
+    words = " ".join(made(folder)[0].words("section"))
+    assert (
+        "3 of 9" in words and "has no summary.json" in words and "resumed 1 time(s), last at 2026-01-02T03:04" in words
+    )
+
+
+# ── several runs ──
+
+
+def test_runs_share_axes_and_keep_their_colours(tmp_path, undrawn):
+    folders = [write_run(tmp_path / "b", steps=3), write_run(tmp_path / "a", steps=6)]
+    path = folders[0] / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"tv/fresh": 0.1', '"tv/fresh": 0.7', 1))
+    runs = read_runs(folders)
+    found = {(chart.title, chart.run): chart for section in sections.build(runs) for chart in section.charts}
+    short, long = found["Distance to today's policy", "b"], found["Distance to today's policy", "a"]
+    assert short.spec["encoding"]["x"] == long.spec["encoding"]["x"]
+    assert short.domain == long.domain == (1, 6)
+    assert short.spec["encoding"]["y"]["scale"]["domain"] == [0, 0.7] == long.spec["encoding"]["y"]["scale"]["domain"]
+    stacked = [found["Batch composition", name].spec["layer"][0]["encoding"] for name in "ab"]
+    assert stacked[0]["y"]["scale"] == stacked[1]["y"]["scale"] and stacked[0]["x"] == stacked[1]["x"]
+    colours = {
+        tuple(key.colour for key in chart.keys) for (_, run), chart in found.items() if not run and len(chart.keys) == 2
+    }
+    assert colours == {charts.PALETTE[:2]}
+    rows = page.rows_of([found[title, name] for title in ("Batch composition", "Clipped tokens") for name in "ab"])
+    assert [[chart.run for chart in row] for row in rows] == [["a", "b"], ["a", "b"]]
+    assert found["Batch composition", "a"].domain == (0.5, 6.5)
+
+
+def test_differences_of_the_flags_come_first(tmp_path, undrawn):
+    folders = [write_run(tmp_path / name) for name in "ab"]
+    info = json.loads((folders[1] / "run.json").read_text())
+    info["config"] |= {"actor.adam.lr": 5e-6, "new.flag": 1}
+    (folders[1] / "run.json").write_text(json.dumps(info))
+    (section,) = [section for section in sections.build(read_runs(folders)) if section.anchor == "configuration"]
+    assert [row[0] for row in section.tables[0].rows] == ["actor.adam.lr", "new.flag"]
+    assert section.tables[0].rows[1][1:] == ["(no such flag)", "1"]
+    assert len(section.folded[0].rows) == 5
+
+
+def test_the_cost_of_others_is_a_ratio_to_the_first(tmp_path, undrawn):
+    runs = read_runs([write_run(tmp_path / "a", steps=4), write_run(tmp_path / "b", steps=6)])
+    (section,) = [section for section in sections.build(runs) if section.anchor == "cost"]
+    rows = {row[0]: row[1:] for row in section.tables[0].rows}
+    assert rows["responses generated"] == ["128", "192 (× 1.50)"]
+    assert rows["seconds: generation"] == ["8 (66.7%)", "12 (66.7%, × 1.50)"]
+
+
+def test_long_runs_are_thinned_before_they_are_embedded(tmp_path, undrawn):
+    folder = write_run(tmp_path / "run", steps=1000, groups=False, answers=False)
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"actor_grad_norm": 1.0', '"actor_grad_norm": 77', 1))
+    runs = read_runs([folder])
+    drawn = [chart for section in sections.build(runs) for chart in section.charts if chart.spec]
+    assert max(len(chart.table.rows) for chart in drawn) <= charts.MAX_POINTS
+    (norm,) = [chart for chart in drawn if chart.title == "Gradient norm"]
+    assert "A point is the largest of 5 steps." in norm.says
+    assert norm.table.rows[0] == [3, 77]
+
+
+def test_the_table_has_the_numbers_that_are_drawn(tmp_path, undrawn):
+    (chart,) = [
+        chart
+        for section in sections.build(read_runs([write_run(tmp_path / "run")]))
+        for chart in section.charts
+        if chart.title == "Hard buffer"
+    ]
+    assert [tuple(row) for row in chart.table.rows] == [(row["x"], row["y"]) for row in chart.spec["data"]["values"]]
+    assert [tuple(row) for row in chart.table.rows] == [(step, step) for step in range(1, 7)]
+    assert chart.summary == "run: 1 at step 1, 6 at step 6; between 1 and 6."
+
+
+def test_stacks_end_where_the_next_begins():
+    keys = [charts.Key(source, "red", shape="area") for source in SOURCES]
+    curves = [
+        charts.Curve(key, points)
+        for key, points in zip(keys, ([(1, 2.0), (2, 3.0)], [(2, 4.0)], [(1, 5.0)]), strict=True)
+    ]
+    values = charts.areas(curves, width=1, last_step=2, y="groups", top=9)["data"]["values"]
+    ranges = {(row["s"], row["x"]): (row["y"], row["y2"]) for row in values}
+    assert ranges["0", 0.5] == ranges["0", 1.5 - 1] == (0, 2.0)
+    assert (ranges["1", 0.5], ranges["2", 0.5]) == ((2.0, 2.0), (2.0, 7.0))
+    assert (ranges["0", 2.5], ranges["1", 2.5], ranges["2", 2.5]) == ((0, 3.0), (3.0, 7.0), (7.0, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("values", "log", "kind"), [([1.0, 9.0], True, "log"), ([0.0, 9.0], True, None), ([1.0, 9.0], False, None)]
+)
+def test_a_logarithmic_axis_is_for_positive_values(values, log, kind):
+    curve = charts.Curve(charts.Key("K2", "red"), list(enumerate(values, start=1)))
+    spec = charts.lines([curve], x="trainer step", y="K", x_domain=(1, 2), log=log)
+    assert spec["encoding"]["y"]["scale"].get("type") == kind
+
+
+def test_what_all_runs_lack_is_said_once(tmp_path, undrawn):
+    text = made(*(write_run(tmp_path / name, adapted=False) for name in "ab"))[1]
+    assert "Not there: Hard buffer, Replay buffer, Age of the rollout weights – it is not recorded" in text
+
+
+def test_a_matrix_shades_by_the_share_of_the_row():
+    cells = {(c["row"], c["column"]): c for c in charts.matrix([[1, 3], [5, 0]], x="x", y="y")["data"]["values"]}
+    assert [cells[0, k]["share"] for k in (0, 1)] == [0.25, 0.75]
+    assert (cells[1, 0]["share"], cells[1, 1]["share"], cells[0, 1]["n"]) == (1, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0, "0"), (3.0, "3"), (1234567, "1,234,567"), (0.123456, "0.1235"), (1234.5, "1,234"), ("a", "a"),
+     (float("nan"), "–"), (-0.5, "-0.5")],
+)  # fmt: skip
+def test_numbers_for_people(value, text):
+    assert charts.number(value) == text
+
+
+# ── the command ──
+
+
+def test_the_command_writes_the_page(tmp_path, undrawn, capsys):
+    folder = write_run(tmp_path / "run")
+    assert command(["report", str(folder)]) == 0
+    assert str(folder / "report.html") in capsys.readouterr().out
+    target = tmp_path / "new" / "page.html"
+    assert command(["report", str(folder), "--output", str(target)]) == 0
+    assert target.read_text(encoding="utf-8") == (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path):
+    folders = [write_run(tmp_path / name, name="same") for name in "ab"]
+    assert [run.name for run in read_runs(folders)] == [str(folder) for folder in folders]
+
+
+def test_errors_name_the_folder_and_what_is_missing(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    broken = write_run(tmp_path / "broken")
+    (broken / "groups.jsonl").write_text("no json\n")
+    spoiled = write_run(tmp_path / "spoiled")
+    (spoiled / "run.json").write_text("{")
+    for arguments, words in (
+        ([tmp_path / "nowhere"], ("nowhere", "no folder", "runs/NAME")),
+        ([tmp_path / "empty"], ("empty", "metrics.jsonl")),
+        ([run, run], ("run", "twice")),
+        ([broken], ("broken", "groups.jsonl, line 1")),
+        ([spoiled], ("spoiled", "cannot be read")),
+        ([run, "--output", tmp_path], ("--output", "folder", "PAGE.html")),
+        ([], ("RUN",)),
+    ):
+        assert command(["report", *map(str, arguments)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert all(word in line for word in words), line
+
+
+def test_nothing_of_the_training_stack_is_imported():
+    stack = "{'torch', 'ray', 'vllm', 'openrlhf', 'deepspeed'}"
+    code = f"import sys, bapo_openrlhf.workbench.report.page; print(*{stack} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+# ── in a browser ──
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here to open the page in")
+def test_in_a_browser_the_script_runs_and_nothing_else_does(html, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(html, encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+    flags += [
+        "--disable-background-networking",
+        "--disable-component-update",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    done = subprocess.run(
+        [CHROMIUM, *flags, "--enable-logging=stderr", "--dump-dom", f"file://{path}"],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    assert "<title>owned" not in done.stdout
+    assert done.stdout.count('type="range"') == html.count("data-from=") > 20
+    assert '<button type="button">' in done.stdout

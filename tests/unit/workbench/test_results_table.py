@@ -1,0 +1,234 @@
+"""The paper's table as data, and this run beside it."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.tasks import TASKS, get_task
+from bapo_openrlhf.workbench.evaluation import paper, plots, results, run, store
+from bapo_openrlhf.workbench.evaluation.generate import Sampling
+from bapo_openrlhf.workbench.evaluation.problems import Benchmark, Problem
+from bapo_openrlhf.workbench.evaluation.tables import Table, markdown, rich_table, show
+
+MATHEMATICS, PLANNING, GEOMETRY = paper.BLOCKS
+
+
+# ── the paper's rows ──
+
+
+def test_the_paper_has_all_its_rows():
+    assert [len(block.rows) for block in paper.BLOCKS] == [8, 10, 10]
+    assert all(len(row.values) == len(block.benchmarks) for block in paper.BLOCKS for row in block.rows)
+    assert [row.rollouts for row in MATHEMATICS.rows] == ["-", "677k", "1921k", "737k", "677k", "677k", "-", "733k"]
+    assert [row.kind for row in MATHEMATICS.rows] == ["-", "on", "on", "on", "off", "off", "off", "off"]
+
+
+def test_printed_averages_are_the_means_but_for_two():
+    """A check of every number's digits; the text has those two so."""
+    odd = [
+        (row.method, row.average)
+        for block in paper.BLOCKS
+        for row in block.rows
+        if abs(np.mean(row.values) - row.average) > 0.011
+    ]
+    assert odd == [("DeepSeek R1 Distill Qwen 1.5B", 48.90), ("+GRPO (v = 5) (Mroueh et al., 2025)", 51.57)]
+
+
+def test_columns_are_the_tasks_benchmarks():
+    """Names and titles, in the same order; the table shortens two with a point."""
+    for task, block in zip(TASKS, paper.BLOCKS, strict=True):
+        titles = [(name, part.title) for name, part in get_task(task).benchmarks.items()]
+        assert titles == [(name, head.removesuffix(".")) for name, head in block.benchmarks.items()]
+
+
+# ── this run beside them ──
+
+
+@pytest.fixture
+def written(tmp_path):
+    """written({benchmark: [solved of 4 responses, ...]}, ...) -> content of results.json, from rows on disk."""
+
+    def write(right, *, ks=(1, 4), name="mine", sizes=None, too_long=(), rows=None, generators=None):
+        benchmarks = []
+        for benchmark, counts in right.items():
+            problems = tuple(Problem(f"{benchmark}-{i}", f"text {i}", "7") for i in range(len(counts)))
+            for problem, count in zip(problems, counts, strict=True):
+                row = {
+                    "id": problem.id, "input": problem.input, "prompt": f"<user>{problem.input}",
+                    "scores": [1.0] * count + [0.0] * (4 - count), "failures": [None] * 4, "answers": None,
+                    "tokens": [10, 20, 30, 41], "truncated": [False, False, False, True],
+                }  # fmt: skip
+                store.append_row(tmp_path, benchmark, row | (rows or {}))
+            size = (sizes or {}).get(benchmark, len(counts))
+            title = paper.BENCHMARKS.get(benchmark, benchmark)
+            generator = (generators or {}).get(benchmark)
+            benchmarks.append(Benchmark(benchmark, title, Path("f"), "0", Path("r"), problems, size, generator))
+        sampling = Sampling(4, 1.0, 1.0, -1, 8192, 42)
+        request = run.Request("some/model", name, list(right), tmp_path, sampling, list(ks))
+        settings = {"model": {"path": "some/model"}, "sampling": {"runs": 4, "seed": 42}}
+        return results.write(request, benchmarks, settings, list(too_long))
+
+    return write
+
+
+def row_of_this_run(table):
+    (row,) = [row for row in table.rows if row[0] == "this run"]
+    assert table.rows.index(row) in table.strong and len(table.strong) == 1
+    return row
+
+
+def test_a_block_has_the_papers_rows_then_this_run(written):
+    found = written({"aime24": [4, 0, 1], "math500": [4, 4]})
+    table, metrics = results.tables(found)
+    assert table.columns == (
+        "",
+        "Method",
+        "AIME24",
+        "AMC",
+        "MATH500",
+        "Minerva.",
+        "Olympiad.",
+        "Avg.",
+        "Rollouts",
+        "Type",
+    )
+    assert table.rows[7] == (
+        "paper", "+BAPO (Ours)", "38.54", "72.74", "89.18", "29.55", "50.06", "56.01", "733k", "off",
+    )  # fmt: skip
+    assert table.rows[0][:4] == ("paper", "DeepSeek R1 Distill Qwen 1.5B", "28.80", "62.90")
+    row = row_of_this_run(table)
+    assert row == (
+        "this run", "mine", "41.67 [0.00, 100.00]", "-", "100.00 [100.00, 100.00]", "-", "-", "-", "-", "-",
+    )  # fmt: skip
+    assert metrics.columns == ("", "AIME24", "MATH500")
+    cells = {row[0]: row[1:] for row in metrics.rows}
+    assert list(cells) == ["avg@4", "pass@1", "pass@4", "truncated", "tokens", "problems", "unjudged"]
+    assert cells["pass@4"] == ("66.67 [0.00, 100.00]", "100.00 [100.00, 100.00]")
+    assert cells["truncated"][0] == "25.00 [25.00, 25.00]" and cells["tokens"] == ("25.2", "25.2")
+    assert cells["problems"] == ("3", "2") and cells["unjudged"] == ("0", "0")
+
+
+def test_average_is_there_when_all_of_the_block_was_run(written):
+    found = written({"cd34": [4, 0], "cd4": [4, 4], "geo3k_val": [2]})
+    planning, geometry, _ = results.tables(found)
+    assert row_of_this_run(planning)[-1].startswith("75.00 [")  # each benchmark weighs the same
+    assert row_of_this_run(geometry)[-1] == "-"
+    assert list(found["averages"]) == ["Planning"]
+    assert planning.title == "Table 1 (b): Planning" and planning.columns[-1] == "Avg"
+
+
+def test_benchmarks_are_resampled_independently(written):
+    """The mean of two alike has an interval narrower by the square root of two, and so has no common draw."""
+    found = written({"cd34": [0, 4] * 60, "cd4": [0, 4] * 60})
+    alone = found["benchmarks"]["cd34"]["metrics"]["avg@4"]
+    both = found["averages"]["Planning"]
+    ratio = (both["high"] - both["low"]) / (alone["high"] - alone["low"])
+    assert ratio == pytest.approx(2**-0.5, abs=0.05)
+    assert alone["high"] - alone["low"] == pytest.approx(2 * 1.96 * 50 / 120**0.5, rel=0.05)
+
+
+def test_a_benchmark_of_ones_own_gets_a_plain_table(written):
+    (table,) = results.tables(written({"own": [4, 0]}))
+    assert table.title == "mine: every metric" and table.columns == ("", "own")
+
+
+NOTES = {
+    "only the first 2 of 30 problems": {"sizes": {"aime24": 30}},
+    "1 problems are left out, too long for the model": {"sizes": {"aime24": 3}, "too_long": [("aime24", "x")]},
+    "4 of 8 responses unjudged, counted as wrong": {"rows": {"failures": [None, "timeout", None, "crashed"]}},
+    "prompts are the problems' text as it is": {"rows": {"prompt": "q", "input": "q"}},
+    "generated problems (drawn), not the paper's": {"generators": {"aime24": "drawn"}},
+}
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_what_a_reader_must_know_is_below_each_table_and_nothing_else(written, note):
+    found = written({"aime24": [4, 0]}, **NOTES[note])
+    for table in results.tables(found):
+        assert [line for line in table.notes if line.startswith("AIME24: ")] == [
+            line for line in table.notes if note in line
+        ]
+        assert sum(note in line for line in table.notes) == 1
+
+
+def test_the_papers_numbers_and_this_runs_are_told_apart(written):
+    table, _ = results.tables(written({"cd34": [4, 0]}))
+    assert "paper: arXiv 2602.20722, Table 1 (b), percent, mean of 32 runs" in table.notes
+    assert "this run: avg@4 in percent, [95% bootstrap over problems]" in table.notes
+
+
+# ── files ──
+
+
+def test_csv_has_a_line_for_each_number(written, tmp_path):
+    written({"cd34": [4, 0], "cd4": [4, 4], "own": [1]})
+    with (tmp_path / "results.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    of_paper = [line for line in lines if line["source"] == "paper"]
+    assert len(of_paper) == 30  # the block that was run, averages included
+    bapo = {"base": "Qwen2.5 Math 7B", "method": "+BAPO (Ours)", "benchmark": "cd4", "metric": "avg@32"}
+    (line,) = [line for line in of_paper if bapo.items() <= line.items()]
+    assert (line["value"], line["low"], line["runs"]) == ("57.13", "", "32")
+    mine = {(line["benchmark"], line["metric"]): line for line in lines if line["source"] == "this run"}
+    assert (mine["cd34", "avg@4"]["value"], mine["cd34", "avg@4"]["problems"]) == ("50", "2")
+    assert mine["Planning average", "avg@4"]["value"] == "75" and mine["own", "tokens"]["value"] == "25.25"
+    assert len(mine) == 3 * 5 + 1
+
+
+def test_markdown_has_the_tables_and_how_it_was_made(written, tmp_path):
+    found = written({"aime24": [4, 0]})
+    text = (tmp_path / "results.md").read_text()
+    for table in results.tables(found):
+        assert markdown(table) in text
+    assert f"`{found['command']}`" in text and "- seed: 42" in text and "![results](results.png)" in text
+    assert json.loads((tmp_path / "results.json").read_text()) == found
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_markdown_of_a_table():
+    table = Table("T", ("", "M", "A|B"), [("x", "y", "1"), ("p", "q", "2")], frozenset({1}), words=2, notes=["n"])
+    assert markdown(table).splitlines() == [
+        "## T", "", "|  | M | A\\|B |", "| --- | --- | ---: |", "| x | y | 1 |", "| **p** | **q** | **2** |", "", "- n",
+    ]  # fmt: skip
+
+
+def test_names_of_users_are_no_markup(capsys):
+    show([Table("[red]T", ("", "A"), [("[bold]name[/x]", "1.00 [0.00, 2.00]")], notes=["[note]"])], "[last]")
+    printed = capsys.readouterr().out
+    for text in ("[red]T", "[bold]name[/x]", "[0.00, 2.00]", "  [note]", "[last]"):
+        assert text in printed
+    assert rich_table(Table("T", ("", "A"), [("x", "1 [0, 2]")])).columns[1]._cells == ["1\n[0, 2]"]
+
+
+# ── the picture ──
+
+
+def test_the_picture_has_the_papers_marks_and_this_run(written):
+    from matplotlib.figure import Figure
+
+    found = written({"cd34": [4, 0], "cd4": [4, 4]})
+    axes = Figure().subplots()
+    plots._draw_panel(axes, found, PLANNING, ["cd34", "cd4", "Avg"])
+    drawn = sorted(tuple(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) == 3)
+    expected = sorted((*row.values, row.average) for row in PLANNING.rows)
+    assert [line for line in drawn if line in expected] == expected
+    assert [bar.get_height() for bar in axes.patches] == [50, 100, 75]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["CD-34", "CD-4", "Avg"]
+
+
+def test_part_of_a_benchmark_is_marked_in_the_picture(written):
+    from matplotlib.figure import Figure
+
+    found = written({"aime24": [4, 0]}, sizes={"aime24": 30})
+    axes = Figure().subplots()
+    plots._draw_panel(axes, found, MATHEMATICS, ["aime24"])
+    assert axes.get_xticklabels()[0].get_text() == "AIME24\n(2 of 30 problems)"
+
+
+@pytest.mark.parametrize("names", [["own"], ["aime24"], ["cd34", "cd4", "own"], [*paper.BENCHMARKS, "own"]])
+def test_every_choice_of_benchmarks_can_be_drawn(written, tmp_path, names):
+    written({name: [1, 2, 3] for name in names})
+    assert (tmp_path / "results.png").stat().st_size > 5000

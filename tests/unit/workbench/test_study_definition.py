@@ -1,0 +1,179 @@
+"""A study's YAML file: what it becomes, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.workbench.study.definition import Arm, Claim, Study, read_study
+
+STUDIES = Path(__file__).parents[3] / "configs" / "studies"
+WHOLE = {
+    "name": "tiny",
+    "config": "base.yaml",
+    "prepare": [["python", "-m", "make_it"]],
+    "flags": {"eval.steps": 4, "train": {"num_episodes": 2, "micro_batch_size": 8}},
+    "seeds": [1, 2],
+    "evaluations": ["cd34"],
+    "targets": [0.25, 0.5],
+    "parallel": 3,
+    "methods": {
+        "plain": {"arms": {"group": "GRPO", "critic": "PPO"}, "flags": {"adapt.method": "none", "eval.steps": 5}},
+        "bapo": {"arms": {"group": "BAPO-GRPO"}, "config": ["more.yaml"]},
+    },
+    "claims": [{"says": "better", "source": "A.9", "better": "bapo-group", "than": "plain-group"}],
+    "smoke": {"methods": ["bapo"], "flags": {"train.num_episodes": 1}},
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(field=value, ...): WHOLE with fields changed (None: left out), as a file."""
+    for name in ("base.yaml", "more.yaml"):
+        (tmp_path / name).write_text("")
+
+    def made(**changed):
+        content = {name: value for name, value in {**WHOLE, **changed}.items() if value is not None}
+        path = tmp_path / "study.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return made
+
+
+def test_a_whole_file(write, tmp_path):
+    base, more = str(tmp_path / "base.yaml"), str(tmp_path / "more.yaml")
+    flags = {"eval.steps": 4, "train.num_episodes": 2, "train.micro_batch_size": 8}
+    plain = {"adapt.method": "none", "eval.steps": 5}
+    assert read_study(write()) == Study(
+        name="tiny",
+        arms=(
+            Arm("plain", "group", "GRPO", plain),
+            Arm("plain", "critic", "PPO", plain),
+            Arm("bapo", "group", "BAPO-GRPO", {}, (more,)),
+        ),
+        seeds=(1, 2),
+        evaluations=("cd34",),
+        targets=(0.25, 0.5),
+        claims=(Claim("better", "A.9", "bapo-group", "plain-group"),),
+        config=(base,),
+        flags=flags,
+        prepare=(("python", "-m", "make_it"),),
+        parallel=3,
+    )
+
+
+def test_the_words_of_a_run(write, tmp_path):
+    study = read_study(write())
+    base, more = str(tmp_path / "base.yaml"), str(tmp_path / "more.yaml")
+    common = ["--train.num_episodes=2", "--train.micro_batch_size=8"]
+    words = [study.words(arm, 7) for arm in study.arms]
+    end = ["--train.seed", "7"]
+    plain = ["--config", base, "--eval.steps=5", *common, "--adapt.method=none", *end]
+    assert words[0] == ["--algorithm", "grpo", *plain]
+    assert words[1] == ["--algorithm", "ppo", *plain]
+    assert words[2] == ["--algorithm", "bapo_grpo", "--config", base, more, "--eval.steps=4", *common, *end]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (True, ["--a.b"]),
+        (None, ["--a.b"]),
+        (False, []),
+        ([1, "2/8"], ["--a.b", "1", "2/8"]),
+        (-1e-6, ["--a.b=-1e-06"]),
+        ("x y", ["--a.b=x y"]),
+    ],
+)
+def test_a_flag_as_words(write, value, words):
+    methods = {"bapo": {"arms": {"critic": "BA-PPO"}}}
+    study = read_study(write(flags={"a.b": value}, config=None, methods=methods, claims=None, smoke=None))
+    assert study.words(study.arms[0], 0) == ["--algorithm", "ba_ppo", *words, "--train.seed", "0"]
+
+
+def test_smoke_is_the_first_seed_of_some_methods(write):
+    study = read_study(write(), smoke=True)
+    assert (study.name, study.seeds, [arm.name for arm in study.arms]) == ("tiny_smoke", (1,), ["bapo-group"])
+    assert study.flags == {"eval.steps": 4, "train.num_episodes": 1, "train.micro_batch_size": 8}
+
+
+ARMS = {"group": "x"}
+BAD = {
+    "unknown field": ({"sedes": [1]}, "the file has sedes; it takes claims, config"),
+    "no seeds": ({"seeds": None}, "the file lacks seeds"),
+    "no methods": ({"methods": None}, "the file lacks methods"),
+    "empty methods": ({"methods": []}, "methods must map at least one name"),
+    "name": ({"name": "a/b"}, "name is 'a/b'"),
+    "seed twice": ({"seeds": [1, 1]}, r"seeds is \[1, 1\]; it must hold different"),
+    "seed below 0": ({"seeds": [-1]}, r"seeds is \[-1\]"),
+    "seed a word": ({"seeds": ["x"]}, "seeds is .*; it must be a list of numbers"),
+    "seeds no list": ({"seeds": 3}, "seeds is 3; it must be a list"),
+    "targets fall": ({"targets": [0.5, 0.25]}, "targets is .*rising numbers"),
+    "target 0": ({"targets": [0.0]}, "targets is"),
+    "target above 1": ({"targets": [1.5]}, "targets is"),
+    "parallel 0": ({"parallel": 0}, "parallel is 0; it must be a whole number from 1"),
+    "parallel true": ({"parallel": True}, "parallel is True"),
+    "evaluations": ({"evaluations": "cd34"}, "evaluations is 'cd34'; it must be a list"),
+    "config": ({"config": "gone.yaml"}, "config names gone.yaml; there is no such file"),
+    "prepare": ({"prepare": ["make it"]}, "prepare is 'make it'; it must be a list"),
+    "method's name": ({"methods": {"a-b": {"arms": ARMS}}}, "methods: a-b: a method's name"),
+    "no arms": ({"methods": {"a": {}}}, "methods: a lacks arms"),
+    "method's field": ({"methods": {"a": {"arms": ARMS, "flag": {}}}}, "methods: a has flag; it takes arms"),
+    "path": ({"methods": {"a": {"arms": {"both": "x"}}}}, "methods: a: arms is .*; it must map group or critic"),
+    "method's config": ({"methods": {"a": {"arms": ARMS, "config": "no.yaml"}}}, "methods: a: config names no.yaml"),
+    "flags": ({"flags": [1]}, "flags must hold `name: value`; found list"),
+    "claim lacks": ({"claims": [{"says": "x"}]}, "claims lacks source, better, than"),
+    "claim's arm": ({"claims": [WHOLE["claims"][0] | {"than": "x-group"}]}, "claims: than is 'x-group'; it must"),
+    "claim's measure": ({"claims": [WHOLE["claims"][0] | {"measure": "x"}]}, "claims: measure is 'x'; it must"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_refused(write, case):
+    changed, message = BAD[case]
+    with pytest.raises(ConfigError, match=r"^study .*study\.yaml: " + message):
+        read_study(write(**changed))
+
+
+@pytest.mark.parametrize(
+    ("smoke", "message"),
+    [(None, "smoke must hold"), ({"methods": ["x"]}, "smoke: methods has x; the study has none"), ({}, "smoke lacks")],
+)
+def test_a_smoke_that_is_refused(write, smoke, message):
+    path = write(smoke=smoke)
+    read_study(path)
+    with pytest.raises(ConfigError, match=message):
+        read_study(path, smoke=True)
+
+
+def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.yaml cannot be read: No such file"):
+        read_study(tmp_path / "gone.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"bad\.yaml is no valid YAML"):
+        read_study(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("[]")
+    with pytest.raises(ConfigError, match="the file must hold `name: value`; found list"):
+        read_study(tmp_path / "list.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_studies_that_come_with_the_project(path):
+    """Each arm's flags parse, on its path, and all arms take the same number of steps but for DAPO."""
+    prompts, expected = (10_000, 120) if path.stem == "countdown_gpu" else (1536, 96)
+    study, steps = read_study(path), {}
+    assert read_study(path, smoke=True).arms
+    for arm in study.arms:
+        args = arguments.parse(study.words(arm, 1))
+        assert (args.algo.advantage.estimator == "gae") is (arm.path == "critic")
+        if args.adapt.enabled:
+            method = args.adapt.make_method(batch_arithmetic(args), 1)
+            args.adapt.candidates = method.candidates
+        if not args.algo.dynamic_filtering_enable:
+            used = min(prompts, args.data.max_samples)
+            steps[arm.name] = epoch_steps(args, used) * args.train.num_episodes
+    assert set(steps.values()) == {expected}, steps

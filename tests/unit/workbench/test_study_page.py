@@ -1,0 +1,529 @@
+"""A study's numbers, verdicts and page, of made-up runs; also where most of them are missing."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.workbench.report import data as run_data
+from bapo_openrlhf.workbench.report.runs import Run
+from bapo_openrlhf.workbench.study import claims, data, figures, page, tables
+from bapo_openrlhf.workbench.study.data import Results, StudyRun
+from bapo_openrlhf.workbench.study.definition import Arm, Claim
+from bapo_openrlhf.workbench.study.summary import summary
+
+sys.path.insert(0, str(Path(__file__).parent))
+from made_study import make_arms, make_run, make_study
+from page_parts import Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PLAIN, BAPO = Arm("plain", "group", "GRPO", {}), Arm("bapo", "group", "BAPO-GRPO", {"adapt.method": "bapo"})
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)> {{ 7 * 7 }} ']\"+\x00 \u202e"
+
+
+def run_of(arm, seed, accuracies, *, rollouts=100, groups=(), steps=4, planned=None, trained=10, **about):
+    """A run whose held-out accuracies are these, at steps 1, 2, ..., on the one benchmark b; totals grow evenly."""
+    rows = [
+        {"step": step, "rollouts/total": rollouts * step, "tokens/trained_total": trained * step}
+        for step in range(1, steps + 1)
+    ]
+    held_out = [{"step": step, "eval_b_pass1": value} for step, value in enumerate(accuracies, start=1)]
+    return StudyRun(
+        arm, seed, Run(f"{arm.name}-{seed}", rows, {"total_steps": planned or steps, **about}, groups), held_out
+    )
+
+
+def study_of(*claims_, targets=(), arms=(PLAIN, BAPO), seeds=(1, 2, 3, 4, 5)):
+    return make_study(arms, seeds, claims=claims_, targets=targets, evaluations=("b",))
+
+
+def verdict(claim, runs, **others):
+    (found,) = claims.judge(Results(study_of(claim, **others), runs))
+    return found
+
+
+ABOVE = Claim("BAPO ends above GRPO", "Table 1", "bapo-group", "plain-group", "accuracy")
+
+
+# ── numbers ──
+
+
+def test_bands_are_medians_and_quartiles_where_half_of_the_seeds_are():
+    curves = [[(0, 0.0), (12, 12.0)], [(0, 1.0), (5, 1.0)], [(0, 2.0), (10, 2.0)], [(0, 5.0)]]
+    found = data.band(curves, [0, 4, 5, 8, 10, 11])
+    assert [spread.x for spread in found] == [0, 4, 5, 8, 10]
+    assert (found[0].low, found[0].median, found[0].high) == tuple(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
+    assert (found[1].low, found[1].median, found[1].high) == tuple(np.quantile([4, 1, 2], [0.25, 0.5, 0.75]))
+    assert (found[3].median, found[3].low) == (5, 3.5)  # 8 and 2
+    assert data.band([], [1]) == [] and data.band([[]], [1]) == []
+
+
+def test_pooled_seeds_are_means_of_metrics_and_all_groups():
+    first = replace(run_of(PLAIN, 1, []), run=Run("a", [{"step": 1, "x": 1.0, "y": 4}, {"step": 2, "x": None}], {}, [
+        {"step": 1, "prompt": "p", "mean": 0.0}, {"step": 2, "prompt": "p", "mean": 1.0}]))  # fmt: skip
+    second = replace(run_of(PLAIN, 2, []), run=Run("b", [{"step": 1, "x": 3.0}, {"step": 2, "x": 5.0}], {}, [
+        {"step": 1, "prompt": "p", "mean": 0.5}]))  # fmt: skip
+    found = data.pool("both", [first, second])
+    assert found.rows == [{"step": 1, "x": 2.0, "y": 4.0}, {"step": 2, "x": 5.0}]
+    assert [(group["step"], group["prompt"]) for group in found.groups] == [(1, "1 p"), (1, "2 p"), (2, "1 p")]
+    assert run_data.unlocked(found.groups) == run_data.Unlocked(1, 1, 1)
+
+
+def test_a_target_is_reached_at_the_first_evaluation_at_or_above_it():
+    found = run_of(PLAIN, 1, [0.1, 0.2, 0.15, 0.3], rollouts=50)
+    results = Results(study_of(), [found])
+    assert [results.until(found, target, "rollouts/total") for target in (0.05, 0.2, 0.21, 0.31)] == [
+        50,
+        100,
+        200,
+        None,
+    ]
+    before = replace(found, evaluations=[{"step": 0, "eval_b_pass1": 0.9}])
+    assert results.until(before, 0.5, "rollouts/total") == 0
+
+
+def test_update_tokens_count_the_epochs():
+    found = run_of(PLAIN, 1, [], trained=7, config={"train.max_epochs": 3})
+    assert Results(study_of(), [found]).update_tokens(found) == 4 * 7 * 3
+    plain = run_of(PLAIN, 1, [], trained=7)
+    assert Results(study_of(), [plain]).update_tokens(plain) == 28
+
+
+def test_the_baseline_is_the_plain_method_or_the_first_arm():
+    arms = (BAPO, PLAIN, Arm("mopps", "critic", "MoPPS", {}), Arm("dots", "critic", "DOTS", {}))
+    results = Results(study_of(arms=arms), [run_of(arm, 1, [0.1]) for arm in arms])
+    assert [arm.name for arm in results.of_path("group")] == ["plain-group", "bapo-group"]
+    assert [arm.name for arm in results.of_path("critic")] == ["mopps-critic", "dots-critic"]
+    without = Results(study_of(arms=arms), [run_of(BAPO, 1, [0.1])])
+    assert [arm.name for arm in without.of_path("group")] == ["bapo-group"] and without.paths == ["group"]
+
+
+def test_labels_that_are_the_same_are_told_apart():
+    results = Results(make_study(make_arms(("plain", "mopps"))), [])
+    assert set(results.labels.values()) == {"GRPO", "PPO", "MoPPS (group)", "MoPPS (critic)"}
+    same = (Arm("a", "group", "X", {}), Arm("b", "group", "X", {}))
+    assert Results(study_of(arms=same), []).labels == {"a-group": "X (a-group)", "b-group": "X (b-group)"}
+
+
+def test_an_interrupted_run_has_no_final_accuracy():
+    halfway = run_of(PLAIN, 1, [0.1, 0.9], planned=9)
+    results = Results(study_of(seeds=(1, 2)), [halfway])
+    assert results.final(halfway) is None and results.scores(PLAIN).shape == (0, 1)
+    assert results.accuracy(halfway) == [(1, 0.1), (2, 0.9)]
+    words = " ".join(data.missing(results))
+    assert "GRPO, seed 1: stopped at step 4 of 9" in words and "GRPO: no run of seed 2" in words
+    assert "BAPO-GRPO: no run of seed 1, 2" in words
+    ended = replace(halfway, run=replace(halfway.run, summary={"steps": 4}))
+    assert results.final(ended) == [0.9]
+
+
+def test_a_run_given_twice_is_refused():
+    with pytest.raises(ValueError, match="plain-group"):
+        Results(study_of(), [run_of(PLAIN, 1, []), run_of(PLAIN, 1, [])])
+
+
+# ── verdicts ──
+
+
+def accuracies(ours, theirs):
+    return [run_of(arm, seed, [value]) for arm, values in ((BAPO, ours), (PLAIN, theirs))
+            for seed, value in enumerate(values, start=1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ours", "holds"),
+    [([0.31, 0.33, 0.32], True), ([0.1, 0.12, 0.09], False), ([0.1, 0.4, 0.25], None), ([0.3], None), ([], None)],
+)
+def test_a_claim_of_higher_accuracy(ours, holds):
+    found = verdict(ABOVE, accuracies(ours, [0.2, 0.21, 0.22]))
+    assert found.holds is holds
+    assert (found.effect.count if found.effect else 0) == len(ours)
+    if len(ours) == 3:
+        differences = np.array(ours) - [0.2, 0.21, 0.22]
+        assert found.effect.value == pytest.approx(differences.mean())
+        half = 4.302653 * differences.std(ddof=1) / 3**0.5
+        assert found.effect.low == pytest.approx(differences.mean() - half, abs=1e-6)
+    assert bool(found.notes) is (len(ours) < 2)
+
+
+def test_pairs_are_of_the_same_seed():
+    runs = [run_of(BAPO, seed, [0.5 + seed / 10]) for seed in (2, 3, 4)]
+    runs += [run_of(PLAIN, seed, [0.1 + seed / 10]) for seed in (4, 3, 1)]
+    found = verdict(ABOVE, runs)
+    assert found.effect.count == 2 and found.effect.value == pytest.approx(0.4)
+    assert (found.better, found.than) == (pytest.approx(0.85), pytest.approx(0.45))
+    assert found.holds is None and "all pairs differ by the same" in found.notes[0]
+
+
+def test_about_equal_needs_the_interval_within_the_margin():
+    about = replace(ABOVE, margin=0.05)
+    assert verdict(about, accuracies([0.21, 0.2, 0.215], [0.2, 0.21, 0.22])).holds is True
+    assert verdict(about, accuracies([0.3, 0.31, 0.325], [0.2, 0.21, 0.22])).holds is False
+    assert verdict(about, accuracies([0.1, 0.3, 0.2], [0.2, 0.21, 0.22])).holds is None
+    assert verdict(about, accuracies([0.1, 0.105, 0.12], [0.2, 0.21, 0.22])).holds is False
+
+
+def rollouts(ours, theirs):
+    return [run_of(arm, seed, [], rollouts=value) for arm, values in ((BAPO, ours), (PLAIN, theirs))
+            for seed, value in enumerate(values, start=1)]  # fmt: skip
+
+
+def test_claims_of_rollouts_are_ratios_and_fewer_is_better():
+    fewer = replace(ABOVE, measure="rollouts", ratio=0.4)
+    found = verdict(fewer, rollouts([40, 44, 41], [100, 100, 100]))
+    assert found.holds is True and found.effect.value == pytest.approx((0.4 * 0.44 * 0.41) ** (1 / 3))
+    assert verdict(fewer, rollouts([140, 144, 141], [100, 100, 100])).holds is False
+    assert verdict(fewer, rollouts([100, 100, 100], [100, 100, 100])).holds is False  # exactly as many: not fewer
+    assert verdict(fewer, rollouts([50, 200, 100], [100, 100, 100])).holds is None
+    halfway = [run_of(BAPO, 4, [], rollouts=1, planned=9), run_of(PLAIN, 4, [], rollouts=100)]
+    assert verdict(fewer, [*rollouts([40, 44, 41], [100, 100, 100]), *halfway]).effect.count == 3
+    equal = replace(fewer, margin=0.1)
+    assert verdict(equal, rollouts([100, 100, 100], [100, 100, 100])).holds is True
+    assert verdict(equal, rollouts([100, 101, 99], [100, 100, 100])).holds is True
+    assert verdict(equal, rollouts([120, 121, 119], [100, 100, 100])).holds is False
+
+
+def solving(arm, seed, right):
+    """Four prompts of which none is solved at first, and `right` are later."""
+    groups = [{"step": 1, "prompt": str(k), "mean": 0.0, "responses": 8, "source": "fresh"} for k in range(4)]
+    groups += [{"step": 2, "prompt": str(k), "mean": k < right, "responses": 8, "source": "fresh"} for k in range(4)]
+    groups += [{**group, "step": 3} for group in groups[:4]]  # and forgotten again
+    return run_of(arm, seed, [], groups=groups)
+
+
+def test_claims_of_solved_prompts():
+    runs = [solving(BAPO, 1, 3), solving(BAPO, 2, 4), solving(BAPO, 3, 3), run_of(BAPO, 4, [])]
+    runs += [solving(PLAIN, 1, 1), solving(PLAIN, 2, 0), solving(PLAIN, 3, 0), solving(PLAIN, 4, 1)]
+    found = verdict(replace(ABOVE, measure="solved"), runs)
+    assert found.effect.value == pytest.approx((0.5 + 1 + 0.75) / 3) and found.effect.count == 3
+    assert found.holds is True
+
+
+SOONER = replace(ABOVE, measure="rollouts_to")
+
+
+def test_a_claim_of_getting_there_sooner_is_judged_for_each_target():
+    runs = [run_of(BAPO, seed, [0.1, 0.3, 0.5], rollouts=10 + seed) for seed in (1, 2)]
+    runs += [run_of(PLAIN, seed, [0.1, 0.2, 0.3], rollouts=10 + seed) for seed in (1, 2)]
+    found = claims.judge(Results(study_of(SOONER, targets=(0.3, 0.5)), runs))
+    assert [one.target for one in found] == [0.3, 0.5]
+    assert found[0].effect.value == pytest.approx(2 / 3) and found[0].holds is True
+    # PLAIN never got to 0.5: its 4 steps' rollouts stand for it, BAPO needed 3 of its own.
+    assert found[1].effect.value == pytest.approx(3 / 4) and found[1].holds is True
+    assert any("GRPO did not get there in 2 pair(s)" in note for note in found[1].notes)
+
+
+def test_an_arm_that_did_not_get_there_is_never_the_sooner_one():
+    runs = [run_of(BAPO, seed, [0.1], rollouts=10, steps=1) for seed in (1, 2)]  # stops early, without arriving
+    runs += [run_of(PLAIN, seed, [0.1, 0.5], rollouts=100) for seed in (1, 2)]
+    found = verdict(SOONER, runs, targets=(0.5,))
+    assert found.effect.value == pytest.approx(10 / 200) and found.holds is None
+    other = verdict(replace(SOONER, better="plain-group", than="bapo-group"), runs, targets=(0.5,))
+    assert other.effect.value == pytest.approx(200 / 10) and other.holds is None
+
+
+def test_about_as_soon_is_not_decided_by_runs_that_did_not_get_there():
+    runs = [run_of(BAPO, seed, [0.1, 0.5], steps=2) for seed in (1, 2)]
+    runs += [run_of(PLAIN, seed, [0.1, 0.2], steps=2) for seed in (1, 2)]
+    found = verdict(replace(SOONER, margin=0.1), runs, targets=(0.5,))
+    assert found.effect.value == pytest.approx(1) and found.holds is None
+
+
+def test_a_run_that_was_interrupted_says_nothing_of_getting_there():
+    runs = [run_of(BAPO, seed, [0.1, 0.5]) for seed in (1, 2, 3)]
+    runs += [run_of(PLAIN, 1, [0.1, 0.5]), run_of(PLAIN, 2, [0.5]), run_of(PLAIN, 3, [0.1], planned=9)]
+    assert verdict(SOONER, runs, targets=(0.5,)).effect.count == 2
+
+
+def test_pairs_that_both_did_not_get_there_are_left_out():
+    runs = [run_of(arm, seed, [0.1]) for arm in (PLAIN, BAPO) for seed in (1, 2)]
+    found = verdict(SOONER, runs, targets=(0.5,))
+    assert found.effect is None and found.holds is None
+    assert any("neither got there in 2 pair(s)" in note for note in found.notes)
+
+
+def test_a_claim_about_an_arm_that_is_not_there():
+    found = verdict(replace(ABOVE, better="nothing-group"), accuracies([0.1], [0.2]))
+    assert found.holds is None and "nothing-group" in found.notes[0]
+
+
+def test_the_table_of_claims():
+    table = claims.table_of(Results(study_of(ABOVE), accuracies([0.31, 0.33, 0.32], [0.2, 0.21, 0.22])))
+    assert all(len(row) == len(table.head) for row in table.rows)
+    row = dict(zip(table.head, table.rows[0], strict=True))
+    assert (row["claim"], row["verdict"], row["measured"], row["pairs"]) == (
+        "BAPO ends above GRPO", "holds", "+11.0 points", "3",
+    )  # fmt: skip
+    assert row["95 % interval"] == "+8.5 to +13.5" and row["better"] == "BAPO-GRPO: 32.0%"
+
+
+# ── tables ──
+
+
+def test_the_tests_against_the_baseline():
+    others = [Arm(name, "group", name, {}) for name in "xy"]
+    runs = [run_of(PLAIN, seed, [0.2]) for seed in (1, 2, 3)]
+    runs += [run_of(others[0], seed, [0.2 + seed / 100]) for seed in (1, 2, 3)]
+    runs += [run_of(others[1], seed, [0.2 + (-1) ** seed / 100]) for seed in (1, 2, 3)]
+    (table,) = tables.tests(Results(study_of(arms=(PLAIN, *others)), runs))
+    rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    assert rows["x"]["difference, points"] == "+2.0 [-0.5, +4.5]" and rows["x"]["better / equal / worse"] == "3 / 0 / 0"
+    assert (rows["x"]["p"], rows["x"]["p, Holm"]) == ("0.250", "0.500")
+    assert (rows["y"]["p"], rows["y"]["p, Holm"], rows["y"]["b, points"]) == ("1.000", "1.000", "-0.3")
+    assert "3 pairs can reach no p below 0.25" in table.title and "2 arms none below 0.5" in table.title
+
+
+def test_summary_has_the_tables_as_markdown():
+    runs = [run_of(PLAIN, seed, [0.2], rollouts=1000) for seed in (1, 2, 4)] + [
+        run_of(BAPO, 1, [0.3], rollouts=1500)
+    ]  # a step, of 4
+    text = summary(Results(study_of(ABOVE), runs), {"commit": "0123abc", "versions": {"torch": "2"}})
+    assert "- commit: 0123abc\n" in text and "versions" not in text
+    assert "- GRPO: no run of seed 3, 5.\n" in text and "- BAPO-GRPO: no run of seed 2, 3, 4, 5.\n" in text
+    rows = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, body = section.partition("\n")
+        cells = [line[2:-2].split(" | ") for line in body.splitlines() if line.startswith("| ")]
+        head, below, *content = cells
+        assert all(len(row) == len(head) for row in cells) and set("".join(below)) <= set("-:")
+        rows[title] = [dict(zip(head, row, strict=True)) for row in content]
+    arms = {row["arm"]: row for row in rows["Arms"]}
+    assert arms["GRPO"]["seeds"] == "3 of 5" and arms["GRPO"]["responses generated"] == "4,000"
+    assert arms["GRPO"]["final accuracy, mean of the benchmarks, %"].startswith("20.0")
+    assert arms["BAPO-GRPO"]["responses generated"] == "6,000"
+    (claim,) = rows["Claims"]
+    assert (claim["claim"], claim["measured"], claim["pairs"]) == ("BAPO ends above GRPO", "+10.0 points", "1")
+    assert len(rows["Runs"]) == 4 and set(rows) == {"Arms", "Claims", "Where the groups came from", "Seconds", "Runs"}
+
+
+def test_no_minus_before_a_zero():
+    assert [tables.signed(value) for value in (-0.04, 0.0, 0.06, -0.06)] == ["+0.0", "+0.0", "+0.1", "-0.1"]
+
+
+def test_what_was_spent_until_the_target():
+    runs = [run_of(PLAIN, 1, [0.1, 0.3]), run_of(PLAIN, 2, [0.3]), run_of(PLAIN, 3, [0.1])]
+    runs += [run_of(BAPO, 1, [0.3], config={"train.max_epochs": 2}), run_of(BAPO, 2, [0.1, 0.3])]
+    (table,) = tables.targets(Results(study_of(targets=(0.3,)), runs))
+    rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    assert rows["GRPO"]["seeds that got there"] == "2 of 3"
+    assert rows["GRPO"]["responses generated, median"] == 150 and rows["GRPO"]["update tokens, median"] == 15
+    assert rows["BAPO-GRPO"]["update tokens, median"] == 20
+    assert rows["BAPO-GRPO"]["responses, ratio to the baseline"].startswith("× 1.00 [")  # 1/2 and 2
+    assert rows["BAPO-GRPO"]["pairs"] == 2
+
+
+def test_the_overview_leaves_out_what_is_not_finished():
+    runs = [run_of(PLAIN, 1, [0.2]), run_of(PLAIN, 2, [0.4]), run_of(PLAIN, 3, [0.9], planned=9, rollouts=999)]
+    table = tables.overview(Results(study_of(), runs))
+    row = dict(zip(table.head, table.rows[0], strict=True))
+    assert row["seeds"] == "2 of 5" and row["b, %"] == "30.0" and row["responses generated"] == 400
+    assert row["final accuracy, mean of the benchmarks, %"].startswith("30.0 [")
+
+
+# ── figures ──
+
+
+def test_many_arms_are_shared_out_over_charts_with_their_baseline():
+    arms = make_arms(paths=("group",))
+    results = Results(make_study(arms), [make_run(arm, 1, steps=3) for arm in arms])
+    parts = figures.few_arms(results)
+    assert all(of_part[0].method == "plain" and len(of_part) <= 1 + figures.FEW for _, of_part in parts)
+    assert [arm.name for _, of_part in parts for arm in of_part[1:]] == [arm.name for arm in arms[1:]]
+    assert max(len(part) for _, part in parts) - min(len(part) for _, part in parts) <= 1
+    drawn = figures.compared(results, "entropy_loss")
+    assert {chart.keys[0].colour for chart in drawn} == {"var(--muted)"}
+    (domain,) = {tuple(chart.spec["encoding"]["y"]["scale"]["domain"]) for chart in drawn}
+    values = [row["y"] for chart in drawn for row in chart.spec["data"]["values"]]
+    assert domain == (0, max(values))
+    for chart in drawn:
+        looks = [(key.colour, key.dash) for key in chart.keys]
+        assert len(set(looks)) == len(looks)
+
+
+def test_small_multiples_share_axes_and_show_the_band():
+    study = make_study()
+    results = Results(study, [make_run(arm, seed) for arm in study.arms for seed in study.seeds])
+    drawn = figures.against_baseline(results, figures.accuracy_kind(results))
+    assert [chart.run for chart in drawn] == ["BAPO-GRPO", "MoPPS (group)", "BA-PPO", "MoPPS (critic)"]
+    assert len({json.dumps(chart.spec["encoding"]["y"]["scale"]) for chart in drawn}) == 1
+    assert len({json.dumps(chart.spec["encoding"]["x"]["scale"]) for chart in drawn}) == 1
+    found = [results.accuracy(one) for one in results.by_arm["bapo-group"]]
+    band = [layer for layer in drawn[0].spec["layer"] if layer["mark"]["type"] == "area"][1]["data"]["values"]
+    at_end = [curve[-1][1] * 100 for curve in found]
+    low, median, high = np.quantile(at_end, [0.25, 0.5, 0.75])
+    assert (band[-1]["y"], band[-1]["y2"]) == pytest.approx((low, high))
+    assert drawn[0].table.rows[-1][3] == pytest.approx(median)
+    assert [key.name for key in drawn[0].keys] == ["GRPO", "BAPO-GRPO"]
+
+
+def test_over_what_was_spent_a_curve_keeps_its_points():
+    runs = [run_of(BAPO, seed, [0.1, 0.2 + seed / 100], rollouts=value) for seed, value in ((1, 10), (2, 12), (3, 50))]
+    results = Results(study_of(arms=(BAPO,), seeds=(1, 2, 3)), runs)
+    (drawn,) = figures.against_baseline(results, figures.accuracy_kind(results, "rollouts/total"))
+    places, medians = zip(*((row[0], row[1]) for row in drawn.table.rows), strict=True)
+    assert places == (12, 24) and medians == pytest.approx((10, 22))  # medians of 10, 12, 50 and of 20, 24, 100
+    assert drawn.domain == (0, 24)
+
+
+def test_intervals_and_times_are_of_finished_runs_and_share_axes():
+    study = make_study(seeds=(1, 2))
+    runs = [make_run(arm, seed, gain=0.3 * (arm.method != "plain")) for arm in study.arms for seed in study.seeds]
+    runs.append(replace(make_run(PLAIN, 3, planned=99), arm=study.arms[0]))
+    results = Results(study, runs)
+    final = figures.final_accuracy(results)
+    assert [chart.run for chart in final] == ["group-relative advantages", "critic (GAE)"]
+    of_seeds = [np.mean(results.final(found)) * 100 for found in results.by_arm["bapo-group"]]
+    assert final[0].table.rows[1][:2] == ["BAPO-GRPO", pytest.approx(np.mean(of_seeds))]
+    assert final[0].table.rows[0][4] == 2  # the third run of GRPO has not finished
+    chances = figures.improvements(results)
+    for chart, baseline in ((final[0], True), (chances[0], False)):
+        assert [row[0] for row in chart.table.rows] == ["GRPO", "BAPO-GRPO", "MoPPS (group)"][not baseline :]
+    domains = [
+        [layer["encoding"]["x"]["scale"]["domain"] for layer in chart.spec["layer"]] for chart in (*final, *chances)
+    ]
+    assert domains[0] == domains[1] and domains[2][0] == [0, 1]
+    finished = [run_data.cost(found.run).seconds["generation"] for found in results.by_arm["plain-group"][:2]]
+    assert figures.mean_seconds(results, study.arms[0])["generation"] == pytest.approx(np.mean(finished))
+
+
+def test_names_never_reach_an_expression():
+    arms = (PLAIN, Arm("x", "group", HOSTILE, {}))
+    results = Results(study_of(arms=arms), [run_of(arm, seed, [0.1 * seed]) for arm in arms for seed in (1, 2)])
+    spec = json.dumps(figures.final_accuracy(results)[0].spec)
+    assert "script" in spec  # as data
+    for expression in re.findall(r'"(?:labelExpr|filter)": "((?:[^"\\]|\\.)*)"', spec):
+        assert "script" not in expression
+
+
+# ── the page ──
+
+
+@pytest.fixture(scope="module")
+def html():
+    study = make_study(make_arms(("plain", "bapo")), seeds=(1, 2))
+    study = replace(study, name=f"study {HOSTILE}", arms=(*study.arms, Arm("x", "group", HOSTILE, {"a.b": HOSTILE})))
+    runs = [make_run(arm, seed, steps=6) for arm in study.arms for seed in study.seeds]
+    return page.make_study_page(study, runs, {"commit": HOSTILE, "versions": {"numpy": "2"}})
+
+
+def test_one_file_that_loads_nothing_and_shows_text_as_text(html):
+    found = Page(html)
+    assert not {tag for tag, _ in found.elements} & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+        "image",
+    }
+    for tag, attributes in found.elements:
+        assert "src" not in attributes and not [name for name in attributes if name.startswith("on")], tag
+    assert len(found.all("script")) == 1 and "\x00" not in html
+    assert "http://" not in html and "https://" not in html
+    assert "owned" in found.words("h1")[0] and found.words("title")[0].endswith(": study")
+    assert found.words("footer")[0].startswith("Made by bapo-openrlhf study.")
+    assert any("</script>" in text for text in found.words("text"))  # an axis of a drawing
+
+
+def test_headings_anchors_and_what_charts_say(html):
+    found = Page(html)
+    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch(r"h\d", tag)]
+    assert levels.count(1) == 1 and all(after <= before + 1 for before, after in pairwise(levels))
+    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
+    pointed = [a["href"][1:] for a in found.all("a")] + [a["aria-labelledby"] for a in found.all("section")]
+    assert len(ids) == len(set(ids)) and set(pointed) <= set(ids)
+    assert found.words("h2")[:2] == ["Claims", "At a glance"] and len(found.words("h2")) == 13
+    pictures = [a for a in found.all("svg") if a.get("class") != "swatch"]
+    assert len(pictures) > 40
+    assert all(a["role"] == "img" and len(a["aria-label"]) > 30 for a in pictures)
+    figures_ = [k for k, (tag, _) in enumerate(found.elements) if tag == "figure"]
+    for start, end in zip(figures_, [*figures_[1:], len(found.elements)], strict=True):
+        assert "table" in [tag for tag, _ in found.elements[start:end]]
+
+
+def test_verdicts_are_plain_and_on_top(undrawn):
+    study = make_study()
+    runs = [make_run(arm, seed, gain=0.1 * (arm.method == "bapo")) for arm in study.arms for seed in study.seeds]
+    found = Page(page.make_study_page(study, runs, {}))
+    verdicts = [words for words in found.words("li") if re.match("Holds|Does not hold|Undecided", words)]
+    assert len(verdicts) == 5 and verdicts[0].startswith("Holds: BA-PPO ends above PPO (A.9).")
+    assert "3 pairs" in verdicts[0] and "95 % interval" in verdicts[0]
+
+
+@pytest.mark.parametrize("case", ["none", "one", "no groups", "no evaluations", "bare", "one path", "first failed"])
+def test_the_page_of_an_unfinished_study(undrawn, case):
+    study = make_study()
+    every = [(arm, seed) for arm in study.arms for seed in study.seeds]
+    runs = {
+        "none": lambda: [],
+        "one": lambda: [make_run(study.arms[1], 2, steps=1)],
+        "no groups": lambda: [make_run(*one, groups=False) for one in every],
+        "no evaluations": lambda: [make_run(*one, evaluations=False) for one in every],
+        "bare": lambda: [StudyRun(*one, Run("r", [{"step": 1}]), []) for one in every],
+        "one path": lambda: [make_run(*one) for one in every if one[0].path == "critic"],
+        "first failed": lambda: [make_run(*one, planned=99 if one[1] == 1 else None) for one in every[1:]],
+    }[case]()
+    words = " ".join(Page(page.make_study_page(study, runs, {})).words("main")[0].split())
+    assert f"{len(runs)} of 18 runs are there" in words
+    expected = {
+        "none": "Undecided: BA-PPO ends above PPO",
+        "one": "GRPO: no run of seed 1, 2, 3.",
+        "no groups": "there is no groups.jsonl",
+        "no evaluations": "no evaluation was recorded",
+        "bare": "no run has a final accuracy",
+        "one path": "GRPO: no run of seed 1, 2, 3.",
+        "first failed": "stopped at step 12 of 99",
+    }[case]
+    assert expected in words
+
+
+def test_values_that_are_no_numbers(undrawn):
+    study = make_study(make_arms(("plain", "bapo"), ("group",)))
+    runs = [make_run(arm, seed) for arm in study.arms for seed in study.seeds]
+    spoiled = [{key: value if key == "step" else None for key, value in row.items()} for row in runs[0].run.rows]
+    evaluations = [{**row, "eval_cd4_pass1": float("nan")} for row in runs[1].evaluations]
+    runs[0] = replace(runs[0], run=replace(runs[0].run, rows=spoiled))
+    runs[1] = replace(runs[1], evaluations=evaluations)
+    words = Page(page.make_study_page(study, runs, {})).words("main")[0]
+    assert "GRPO: no final accuracy of seed 2." in words and "nan" not in words.lower().split()
+
+
+def test_a_large_study_stays_small(undrawn):
+    arms = make_arms()
+    study = make_study(arms, seeds=(1, 2))
+    runs = [make_run(arm, seed, steps=96, prompts=8) for arm in arms for seed in study.seeds]
+    drawn = [chart for section in page.build(study, runs, {}) for chart in section.charts if chart.spec]
+    assert len(drawn) < 270
+    assert max(len(chart.table.rows) for chart in drawn) <= figures.MAX_POINTS + 1
+    assert all(chart.run for chart in drawn)  # says of which arm, or arms
+
+
+def test_nothing_of_the_training_stack_is_imported():
+    stack = "{'torch', 'ray', 'vllm', 'openrlhf', 'deepspeed'}"
+    code = f"import sys, bapo_openrlhf.workbench.study.page; print(*{stack} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here to open the page in")
+def test_in_a_browser_the_script_runs_and_nothing_else_does(html, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(html, encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--disable-quic"]
+    flags += ["--disable-background-networking", "--disable-component-update"]
+    flags += [f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [CHROMIUM, *flags, "--enable-logging=stderr", "--dump-dom", f"file://{path}"],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr and "<title>owned" not in done.stdout
+    assert done.stdout.count('type="range"') == html.count("data-from=") > 15

@@ -1,0 +1,219 @@
+"""A study's runs: begun several at a time, counted, gone on with. Processes are real, training is a short script."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record.run_record import RunRecord, write_summary
+from bapo_openrlhf.workbench.study import runner
+from bapo_openrlhf.workbench.study.definition import Arm, Study
+from bapo_openrlhf.workbench.study.progress import Watching, on_terminal
+from bapo_openrlhf.workbench.study.runner import Planned, Running, only_one, plan, require_same, run_all
+from bapo_openrlhf.workbench.study.tidy import study_table, write_table
+
+ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
+STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})
+# Writes when it began and ended, and a summary, into the folder that its flags name; --fail: no summary.
+SCRIPT = """
+import json, os, sys, time
+from pathlib import Path
+flags = dict(word[2:].split("=", 1) for word in sys.argv[1:] if "=" in word)
+folder = Path(flags["run.dir"]) / flags["run.name"]
+began = time.time()
+time.sleep(float(os.environ["SECONDS"]))
+(folder / "times").write_text(json.dumps([began, time.time()]))
+if os.environ.get("FAIL") == folder.name:
+    sys.exit("broken")
+seconds = {"whole_run": 1.0}
+(folder / "summary.json").write_text(json.dumps({"reward_start": 0.25, "reward_end": 0.5, "seconds": seconds}))
+sys.exit(int(os.environ.get("STATUS", 0)))
+"""
+COMMAND = (sys.executable, "-c", SCRIPT)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(runner, "POLL", 0.01)
+
+
+def go(planned, parallel=2, until=None, **environment):
+    environment = {"SECONDS": "0"} | environment
+    return run_all(planned, parallel=parallel, environment=environment, until=until, command=COMMAND)
+
+
+def test_the_plan_goes_seed_by_seed(tmp_path):
+    planned = plan(STUDY, tmp_path)
+    assert [run.name for run in planned] == ["plain-group-s3", "bapo-critic-s3", "plain-group-s1", "bapo-critic-s1"]
+    run = planned[1]
+    assert run.folder == tmp_path / "runs" / "bapo-critic-s3"
+    assert run.words == (
+        *("--algorithm", "ba_ppo", "--eval.steps=4", "--train.seed", "3"),
+        *(f"--run.dir={tmp_path}/runs", "--run.name=bapo-critic-s3", "--run.logs=progress"),
+        *(f"--ckpt.path={run.folder}/checkpoints", f"--ckpt.output_dir={run.folder}/model", "--ckpt.load_enable"),
+    )
+
+
+def test_all_are_run_and_none_twice(tmp_path):
+    planned = plan(STUDY, tmp_path)
+    outcome = go(planned)
+    assert (outcome.done, outcome.failed, outcome.left) == (4, [], 0)
+    before = [(run.folder / "times").read_text() for run in planned]
+    assert json.loads((planned[0].folder / "command.json").read_text()) == list(planned[0].words)
+    assert go(planned).done == 4
+    assert [(run.folder / "times").read_text() for run in planned] == before
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 3])
+def test_so_many_at_a_time(tmp_path, parallel):
+    planned = plan(STUDY, tmp_path)
+    most = []
+    run_all(
+        planned,
+        parallel=parallel,
+        environment={"SECONDS": "0.2"},
+        until=None,
+        seen=lambda running, ended: most.append(len(running)),
+        command=COMMAND,
+    )
+    times = [json.loads((run.folder / "times").read_text()) for run in planned]
+    at_once = max(sum(a <= start < b for a, b in times) for start, _ in times)
+    assert at_once <= parallel and max(most) == parallel
+    assert parallel > 1 or times == sorted(times)  # one at a time: in the plan's order
+
+
+def test_a_run_that_fails_is_named_and_tried_again(tmp_path):
+    planned = plan(STUDY, tmp_path)
+    outcome = go(planned, FAIL="bapo-critic-s3")
+    assert (outcome.done, outcome.failed, outcome.left) == (3, ["bapo-critic-s3"], 0)
+    assert "broken" in (planned[1].folder / "output.log").read_text()
+    outcome = go(planned)
+    assert (outcome.done, outcome.failed) == (4, [])
+
+
+def test_a_status_other_than_0_is_a_failure_whatever_was_written(tmp_path):
+    assert go(plan(STUDY, tmp_path)[:1], STATUS="1").failed == ["plain-group-s3"]
+
+
+def test_time_runs_out(tmp_path):
+    planned = plan(STUDY, tmp_path)
+    outcome = go(planned, until=time.monotonic() - 1)
+    assert (outcome.done, outcome.left) == (0, 4)
+    until = time.monotonic() + 0.3  # a run that goes on then is not stopped
+    outcome = go(planned, parallel=1, until=until, SECONDS="0.5")
+    assert (outcome.done, outcome.left) == (1, 3)
+
+
+def test_a_run_begun_with_other_flags_is_refused(tmp_path):
+    planned = plan(STUDY, tmp_path)
+    go(planned[:1])
+    require_same(planned)
+    changed = plan(Study("tiny", ARMS, seeds=(3,), flags={"eval.steps": 8}), tmp_path)
+    with pytest.raises(ConfigError, match=r"plain-group-s3 .* begun with --eval.steps=4, now there is --eval.steps=8"):
+        require_same(changed)
+    require_same(changed[1:])  # not begun
+
+
+def test_a_study_may_be_moved(tmp_path):
+    """Its folder, and the project's with its configuration files."""
+    go(plan(Study("tiny", ARMS, seeds=(3,), config=("/here/quickstart.yaml",)), tmp_path / "old"))
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/quickstart.yaml",)), tmp_path / "new")
+    require_same(moved)
+    assert all(run.done for run in moved)
+    other = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/other.yaml",)), tmp_path / "new")
+    with pytest.raises(ConfigError, match=r"begun with quickstart\.yaml, now there is other\.yaml"):
+        require_same(other)
+
+
+def test_one_process_at_a_time(tmp_path):
+    refused = pytest.raises(ConfigError, match="being run by another process")
+    with only_one(tmp_path / "new"), refused, only_one(tmp_path / "new"):
+        pass
+    with only_one(tmp_path / "new"):
+        pass
+
+
+def test_what_was_started_is_stopped_with_the_study(tmp_path):
+    planned = plan(STUDY, tmp_path)[:1]
+    processes = []
+
+    def interrupt(running, ended):
+        processes.extend(one.process for one in running)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(planned, parallel=1, environment={"SECONDS": "60"}, until=None, seen=interrupt, command=COMMAND)
+    assert processes[0].poll() is not None
+
+
+# ── progress ──
+
+
+def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch):
+    planned = plan(STUDY, tmp_path)
+    write_summary(planned[0].folder, {"seconds": {"whole_run": 1}})
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    watching = Watching("tiny", {run.name: 50 for run in planned}, planned)
+    assert watching.left(50) == "time left: not known yet"  # the 50 steps were made before
+    record = RunRecord(planned[1].folder)
+    for step in range(10):
+        record.append(step, {})
+    made = watching.made([Running(planned[1], None)])
+    assert made == {"bapo-critic-s3": 10} and watching.completed(made) == 60
+    clock[0] += 120  # 10 steps in 2 minutes: 140 more in 28
+    assert watching.left(60) == "28 min left"
+    clock[0] += 1080  # 10 in 20 minutes: 140 in 280
+    assert watching.left(60) == "4.7 h left"
+
+
+def test_a_line_for_each_run_that_ends(tmp_path, capsys):
+    planned = plan(STUDY, tmp_path)
+    watching = Watching("tiny", {run.name: 2 for run in planned}, planned)
+    summary = {"reward_start": 0.25, "reward_end": None, "seconds": {"whole_run": 61.6}}
+    write_summary(planned[0].folder, summary)
+    with on_terminal(watching) as seen:
+        seen([], [])
+        seen([], [planned[0], planned[1]])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("tiny: 1/4 runs, 0 min left; plain-group-s3: reward 0.250 to 0.000, 62 s")
+    assert f"bapo-critic-s3: failed; its output is in {planned[1].folder}" in lines[1]
+
+
+# ── table ──
+
+
+def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
+    import pandas
+
+    planned = plan(STUDY, tmp_path)
+    for number, run in enumerate(planned[:2]):
+        record = RunRecord(run.folder)
+        for step in (1, 2):
+            record.append(step, {"reward/fresh_mean": step / 4 + number, "rollouts/total": 8 * step})
+        if number == 0:
+            record.append_evaluation(2, {"eval_cd4_pass1": 0.125})
+            write_summary(run.folder, {})
+    paths = write_table(planned, tmp_path)
+    assert [path.name for path in paths] == ["table.parquet", "table.csv"]
+    for table in (pandas.read_parquet(paths[0]), pandas.read_csv(paths[1])):
+        assert list(table.columns)[:6] == ["method", "path", "label", "seed", "step", "done"]
+        assert table[["method", "path", "label", "seed", "step", "done"]].to_numpy().tolist() == [
+            ["plain", "group", "GRPO", 3, 1, True],
+            ["plain", "group", "GRPO", 3, 2, True],
+            ["bapo", "critic", "BA-PPO", 3, 1, False],
+            ["bapo", "critic", "BA-PPO", 3, 2, False],
+        ]
+        assert table["reward/fresh_mean"].tolist() == [0.25, 0.5, 1.25, 1.5]
+        assert table["eval_cd4_pass1"].isna().tolist() == [True, False, True, True]
+        assert table["eval_cd4_pass1"][1] == 0.125
+
+
+def test_a_study_without_a_step_has_an_empty_table(tmp_path):
+    planned = [Planned(ARMS[0], 1, Path(tmp_path / "x"), ())]
+    assert list(study_table(planned).columns) == ["method", "path", "label", "seed", "step", "done"]

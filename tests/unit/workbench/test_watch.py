@@ -1,0 +1,510 @@
+"""The picture of a run in the terminal, and the command that shows it."""
+
+import codecs
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from fcntl import ioctl
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bapo_openrlhf.cli import main as cli
+from bapo_openrlhf.workbench.watch import ASCII, UNICODE, Seen, curve, duration, picture, step_line, warnings
+
+WIDTHS = (60, 80, 200)
+
+
+def make_rows(count, **extra):
+    """Rows of a run whose numbers can be told apart."""
+    rows = []
+    for step in range(1, count + 1):
+        rows.append(
+            {
+                "step": step,
+                "reward/fresh_mean": step / count,
+                "groups/fresh": 8,
+                "groups/reevaluated": 4,
+                "groups/replayed": 12,
+                "groups/capacity": 32,
+                "groups/generated": 30,
+                "groups/filtered": 16,
+                "groups/unimproved": 2,
+                "groups/cut": 0,
+                "groups/failed": 0,
+                "filtered/none_right": 10,
+                "filtered/all_right": 6,
+                "buffer/hard": 61,
+                "buffer/hard_age_mean": 17.25,
+                "buffer/replay": 5,
+                "buffer/replay_age_mean": 1.5,
+                "buffer/replay_bytes": 3 * 2**20,
+                "threshold/c2": 0.285,
+                "threshold/c3": 0.41,
+                "threshold/average_reward": 0.426,
+                "rollouts/total": 240 * step,
+                "tokens/generated": 5000,
+                "timing/generation": 1.5,
+                "timing/ppo_train": 0.5,
+                "timing/step_total": 2.0,
+                "staleness/rollout_policy": 1,
+                "staleness/replayed_steps_mean": 2.25,
+                "staleness/replayed_syncs_mean": 1.0,
+                "tv/fresh": 0.013,
+                "importance/fresh_mean": 1.012,
+                "importance/fresh_max": 1.13,
+                "clip/fresh": 0.016,
+                "tv/replayed": 0.109,
+                "importance/replayed_mean": 0.939,
+                "importance/replayed_max": 1.19,
+                **extra,
+            }
+        )
+    return rows
+
+
+RUN = {"name": "night", "algorithm": "ba_ppo", "seed": 7, "total_steps": 60}
+
+
+def shown(seen, width=80, height=None, signs=UNICODE):
+    """What a terminal of this width shows, as lines."""
+    console = Console(file=io.StringIO(), width=width, height=height or 100, legacy_windows=False, _environ={})
+    console.print(picture(seen, width, height, signs))
+    return console.file.getvalue().rstrip("\n").split("\n")
+
+
+def section(lines, label):
+    """The lines from the one that begins with `label` to the next that begins with a word, as one text."""
+    start = next(i for i, line in enumerate(lines) if line.startswith(label))
+    end = next((i for i in range(start + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
+    return " ".join(" ".join(lines[start:end]).split())
+
+
+# ── The picture ──
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("signs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_everything_is_said_at_every_width(width, signs):
+    dot = "·" if signs is UNICODE else "|"
+    lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0), width, signs=signs)
+    assert max(map(len, lines)) <= width
+    assert re.fullmatch(rf"night {re.escape(dot)} ba_ppo {re.escape(dot)} seed 7 +running", lines[0])
+    assert lines[1].endswith(f"  24/60 steps {dot} 1m 12s left")  # 36 steps of 2 s
+    means = f"last 8 steps {np.mean([s / 24 for s in range(17, 25)]):.3f} {dot} first 8 {np.mean(range(1, 9)) / 24:.3f}"
+    assert section(lines, "reward").startswith(f"reward now 1.000 {dot} {means}")
+    assert section(lines, "batches").split("unused")[1].startswith(" of 32 ")
+    filtered = f"generated 210 groups in 7 steps {dot} 112 filtered (70 none right, 42 all right) {dot} 14 unimproved"
+    assert section(lines, "generated").replace(dot, "").split() == filtered.replace(dot, "").split()
+    parts = {
+        "buffers": ["hard 61, 17.2 steps old", "replay 5, 1.5 steps old, 3.0 MiB"],
+        "thresholds": ["c2 0.285", "c3 0.410", "average reward 0.426"],
+        "rates": ["120 responses/s", "2,500 tokens/s", "5,760 responses so far"],
+        "step": ["2.00 s", "generation 1.50", "ppo train 0.50"],
+        "policy": ["rollout weights 1 step old", "replayed groups 2.2 steps old", "1.0 syncs"],
+    }
+    for label, facts in parts.items():
+        for fact in facts:
+            assert fact in section(lines, label), (label, fact)
+    table = lines[next(i for i, line in enumerate(lines) if line.startswith("source")) :]
+    assert table[0].split() == ["source", "groups", "TV", "weight", "max", "clipped", "step"]
+    assert table[1].split() == ["fresh", "8", "0.013", "1.012", "1.13", "1.6%", "24"]
+    assert table[2].split() == ["replayed", "12", "0.109", "0.939", "1.19", "-", "24"]
+    assert len(table) == 3
+    if signs is ASCII:
+        assert "\n".join(lines).isascii()
+
+
+@pytest.mark.parametrize("height", range(12, 60))
+def test_the_picture_fits_the_terminal(height):
+    for width in WIDTHS:
+        lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0, ["cannot be reached " * 5]), width, height)
+        text = "\n".join(lines)
+        assert lines[0].startswith("night") and "cannot be reached" in text
+        assert "\nreward " in text and "\nbatches " in text
+        if height >= 22:
+            assert len(lines) <= height and "\nbuffers " in text
+        if height >= 40:
+            assert lines[-1].startswith("replayed ")
+
+
+def test_bars_show_where_the_batch_came_from():
+    rows = make_rows(3)
+    rows[1] |= {"groups/fresh": 0, "groups/reevaluated": 0, "groups/replayed": 0}
+    rows[2] |= {"groups/fresh": 32, "groups/reevaluated": 0, "groups/replayed": 0}
+    lines = shown(Seen("folder", rows, RUN), 80, signs=ASCII)
+    bars = [line.split() for line in lines if re.match(r" +\d+  [#=+.]", line)]
+    assert [bar[0] for bar in bars] == ["1", "2", "3"]
+    assert [bar[2] for bar in bars] == ["8+4+12", "0+0+0", "32+0+0"]
+    cells = 80 - 11 - len("8+4+12") - 2
+    assert all(len(bar[1]) == cells for bar in bars)
+    for sign, share in (("#", 8 / 32), ("=", 4 / 32), ("+", 12 / 32), (".", 8 / 32)):
+        assert abs(bars[0][1].count(sign) - share * cells) <= 1
+    assert bars[0][1] == "".join(sorted(bars[0][1], key="#=+.".index))
+    assert set(bars[1][1]) == {"."} and set(bars[2][1]) == {"#"}
+
+
+def test_a_run_without_batch_adaptation_has_less_to_say():
+    rows = [{"step": 1, "reward/fresh_mean": 0.5, "groups/fresh": 4, "groups/generated": 4, "groups/capacity": 4}]
+    text = "\n".join(shown(Seen("plain", rows)))
+    assert text.startswith("plain") and "1 steps" in text and "4+0+0" in text and "now 0.500" in text
+    assert not re.search(r"^(buffers|thresholds|step|policy|source|rates) ", text, re.M)
+    assert "\n".join(shown(Seen("plain", [{"step": 1}]))).startswith("plain")
+    assert "\n".join(shown(Seen("plain", [{"step": 1, "reward/fresh_mean": None, "tv/fresh": None}])))
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [
+        (Seen("x"), "no run here yet"),
+        (Seen("x", [], RUN, {}, 30.0), "starting"),
+        (Seen("x", [], RUN, {}, 700.0), "silent"),
+        (Seen("x", make_rows(3), RUN, {}, 100.0), "running"),
+        (Seen("x", make_rows(3), RUN, {}, 121.0), "silent"),
+        (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 590.0), "running"),
+        (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 610.0), "silent"),
+        (Seen("x", make_rows(60), RUN, {}, 1.0), "finishing"),
+        (Seen("x", make_rows(60), RUN, {"steps": 60}, 9999.0), "finished"),
+        (Seen("x", make_rows(5), RUN, {"steps": 60}, 1.0), "running"),  # the summary is of an earlier run
+    ],
+)
+def test_state(seen, state):
+    assert shown(seen)[0].endswith(f" {state}")
+    assert seen.ended == (state == "finished")
+    silent = [text for text in warnings(seen) if "may have stopped" in text]
+    assert bool(silent) == (state == "silent")
+
+
+def test_a_finished_run_of_before_run_json():
+    seen = Seen("old", make_rows(4), {}, {"steps": 4, "algorithm": "grpo", "seed": 0, "seconds": {"whole_run": 185.6}})
+    lines = shown(seen)
+    assert lines[0].startswith("old · grpo · seed 0") and lines[1].endswith("  4/4 steps · took 3m 06s")
+    assert "░" not in lines[1]
+
+
+def test_warnings_that_matter():
+    rows = make_rows(30)
+    assert warnings(Seen("x", rows, RUN, {}, 1.0)) == []
+    rows[2]["skipped_update"] = rows[20]["skipped_update"] = 1
+    rows[3]["groups/failed"] = 5  # too long ago
+    rows[12]["groups/failed"] = 2
+    rows[13]["groups/failed"] = 1
+    rows[13]["groups/nonfinite"] = 1
+    seen = Seen("x", rows, RUN, {}, 1000.0, ["connection lost"])
+    assert warnings(seen) == [
+        "connection lost",
+        "no new step for 16m 40s, where a step takes 2 s: the run may have stopped; see its output (train.log)",
+        "2 of 30 updates skipped, the last in step 21: the batch was empty",
+        "3 groups left out in the last 20 steps: no reward",
+        "1 group left out in the last 20 steps: log-probs that are no finite numbers",
+    ]
+    for width in WIDTHS:
+        lines = shown(seen, width)
+        text = " ".join(" ".join(line.split()) for line in lines)
+        assert all(warning in text for warning in warnings(seen))
+        assert lines[2].startswith("! connection lost")
+
+
+def test_what_others_wrote_cannot_steer_the_terminal():
+    seen = Seen(
+        "x\x1b[2J", make_rows(1), {"name": "\x1b]0;title\x07[bold red]n[/]", "algorithm": "a\nb"}, {}, 1, ["\x1b[H"]
+    )
+    text = "".join(shown(seen))
+    assert "\x1b[2J" not in text and "\x1b]" not in text and "\x07" not in text and "\x1b[H" not in text
+    assert "[bold red]n[/]" in text and "a b" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.57, "1.6 s"), (42.4, "42 s"), (59.6, "1m 00s"), (185.6, "3m 06s"), (3599.6, "1h 00m"), (7512, "2h 05m"),
+     (97200, "1d 03h"), (0.0312, "0.031 s")],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+# ── The curve ──
+
+
+def dots(lines, braille):
+    """Heights of the dots in each column, from above."""
+    found = {}
+    for row, text in enumerate(lines):
+        for column, char in enumerate(text):
+            if not braille:
+                if char == "*":
+                    found.setdefault(column, set()).add(row)
+                continue
+            bits = ord(char) - 0x2800 if char != " " else 0
+            # Unicode 2800: dots 1-3 and 7 are the left column from above, 4-6 and 8 the right one.
+            for bit, (x, y) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]):
+                if bits >> bit & 1:
+                    found.setdefault(2 * column + x, set()).add(4 * row + y)
+    return found
+
+
+@pytest.mark.parametrize("braille", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 7, 500])
+def test_the_curve_goes_through_the_values(braille, count):
+    rng = np.random.default_rng(count)
+    values = rng.random(count).tolist()
+    columns, height = 40, 6
+    wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
+    found = dots(curve(values, 0.0, 1.0, columns, height, braille=braille), braille)
+    assert sorted(found) == list(range(wide))
+    expected = np.interp(np.linspace(0, count - 1, wide), range(count), values)
+    for x, value in enumerate(expected):
+        exact = (1 - value) * (tall - 1)
+        assert any(abs(y - exact) <= 0.5 + 1e-9 for y in found[x])
+        heights = sorted(found[x])
+        assert heights == list(range(heights[0], heights[-1] + 1)), "no gaps"
+        if x:
+            gap = min(abs(a - b) for a in found[x] for b in found[x - 1])
+            assert gap <= 1
+
+
+def test_axes_of_the_curve():
+    lines = shown(Seen("x", make_rows(48), RUN), 80)
+    labelled = [line for line in lines if "┤" in line]
+    values = [float(line.split("┤")[0]) for line in labelled]
+    assert values == sorted(values, reverse=True) and len(labelled) >= 3
+    smoothed = [s / 48 for s in range(2, 48)]
+    assert min(smoothed) - 0.05 < values[-1] < values[0] < max(smoothed) + 0.05
+    assert np.allclose(np.diff(values), np.diff(values)[0], atol=0.006)
+    # A straight line up: the first column has its dots at the bottom, the last at the top.
+    assert labelled[-1].split("┤")[1][0] not in " \u2800" and labelled[0][-1] not in " \u2800┤"
+    assert len(labelled[0]) == 80
+    below = lines[lines.index(labelled[-1]) + 2].split()
+    assert below == ["1", "48"]
+
+
+def test_a_flat_curve_and_a_long_one():
+    flat = shown(Seen("x", make_rows(5, **{"reward/fresh_mean": 0.25}), RUN))
+    assert any("0.250" in line or "0.25" in line for line in flat)
+    assert len([line for line in flat if "┤" in line]) >= 3
+    long = make_rows(10_000)
+    labelled = [line for line in shown(Seen("x", long, RUN)) if "┤" in line]
+    assert 0 <= float(labelled[-1].split("┤")[0]) < 0.2 and 0.8 < float(labelled[0].split("┤")[0]) <= 1
+
+
+def test_step_line():
+    rows = make_rows(2)
+    assert step_line(Seen("x", rows, RUN)) == "step 2/60, reward 1.000, groups 8+4+12 of 32, 2.00 s, 1m 56s left"
+    bare = [{"step": 9, "skipped_update": 1}]
+    assert step_line(Seen("x", bare)) == "step 9, reward -, groups 0+0+0, update skipped"
+
+
+# ── The command ──
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run of 5 steps, of which 2 are made."""
+    run = tmp_path / "runs" / "night"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps(RUN | {"total_steps": 5}))
+    write(run, make_rows(2), "w")
+    return run
+
+
+def write(run, rows, mode="a"):
+    with (run / "metrics.jsonl").open(mode) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def finish(run):
+    steps = len((run / "metrics.jsonl").read_text().splitlines())
+    (run / "summary.json").write_text(json.dumps({"steps": steps, "seconds": {"whole_run": 11}}))
+
+
+COMMAND = [sys.executable, "-m", "bapo_openrlhf.cli.watch"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"TERM": "dumb"}, {"NO_COLOR": "1"}, {"COLUMNS": "60"}])
+def test_once_is_one_picture(folder, environment):
+    done = subprocess.run(
+        [*COMMAND, str(folder), "--once"], capture_output=True, text=True, env=os.environ | environment, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.isascii() and "\x1b" not in done.stdout
+    assert "2/5 steps" in done.stdout and max(map(len, done.stdout.splitlines())) <= int(environment.get("COLUMNS", 80))
+
+
+def test_a_finished_run_is_shown_and_ends(folder):
+    write(folder, make_rows(5)[2:])
+    finish(folder)
+    done = subprocess.run([*COMMAND, str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "finished" in done.stdout and "took 11 s" in done.stdout
+    assert len(done.stdout.splitlines()) < 60
+
+
+def test_no_run_yet(tmp_path):
+    done = subprocess.run([*COMMAND, str(tmp_path), "--once"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "no run here yet" in done.stdout and "waiting" in done.stdout
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    assert cli.run(["watch", str(tmp_path / "none")]) == 2
+    assert cli.run(["watch"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2 and errors[0].endswith("/none' does not exist; give the folder of a run, DIR/NAME")
+
+
+def lines_until(process, text, seconds=60):
+    """Lines of its output, up to one with this text."""
+    found, deadline = [], time.monotonic() + seconds
+    while not found or text not in found[-1]:
+        assert time.monotonic() < deadline, found
+        ready, _, _ = select.select([process.stdout], [], [], 1)
+        if ready:
+            found.append(process.stdout.readline().decode())
+            assert found[-1], f"ended without {text!r}: {found}"
+    return found
+
+
+def test_lines_where_there_is_no_terminal(folder):
+    """Steps, a warning, a resume that drops a step, and the end."""
+    process = subprocess.Popen([*COMMAND, str(folder)], stdout=subprocess.PIPE, bufsize=0)
+    lines_until(process, "2/5 steps")
+    lines_until(process, "replayed   ")
+    third = make_rows(3)[2] | {"skipped_update": 1}
+    write(folder, [third])
+    assert "update skipped" in lines_until(process, "step 3/5")[-1]
+    assert lines_until(process, "! ")[-1].startswith("! 1 of 3 updates skipped")
+    write(folder, make_rows(1), "w")
+    assert lines_until(process, "goes on")[-1] == "goes on after step 1\n"
+    write(folder, make_rows(5)[1:])
+    assert [line.split(",")[0] for line in lines_until(process, "step 5/5")] == [f"step {i}/5" for i in range(2, 6)]
+    finish(folder)
+    assert lines_until(process, "finished")[-1] == "finished\n"
+    assert process.wait(60) == 0
+    process.stdout.close()
+
+
+class Terminal:
+    """A command in a terminal of its own."""
+
+    def __init__(self, command, columns, rows, **environment):
+        self.master, slave = pty.openpty()
+        ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        without = {"NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR"}
+        env = {key: value for key, value in os.environ.items() if key not in without}
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            env=env | {"TERM": "xterm-256color"} | environment,
+            preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(slave)
+        self.output, self.decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
+
+    def until(self, pattern, seconds=60):
+        """Read until the pattern is in what came since the last call; returns that."""
+        start, deadline = len(self.output), time.monotonic() + seconds
+        while not re.search(pattern, self.output[start:]):
+            assert time.monotonic() < deadline, self.output[start:]
+            ready, _, _ = select.select([self.master], [], [], 0.5)
+            try:
+                self.output += self.decoder.decode(os.read(self.master, 65536)) if ready else ""
+            except OSError:  # the other side is closed
+                assert re.search(pattern, self.output[start:]), self.output[start:]
+        return self.output[start:]
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait(60)
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def start(command, columns=80, rows=45, **environment):
+        opened.append(Terminal(command, columns, rows, **environment))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(60, 24), (120, 50)])
+def test_live(terminal, folder, columns, rows):
+    """The picture follows the file, in place and without the alternate screen; Ctrl-C ends it."""
+    shell = terminal([*COMMAND, str(folder)], columns, rows)
+    first = shell.until(r"2/5 steps.*left")
+    assert "█" in first
+    write(folder, make_rows(3)[2:])
+    assert "\x1b[1A" in shell.until(r"3/5 steps")
+    write(folder, make_rows(1), "w")
+    shell.until(r"1/5 steps")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shell.output)
+    longest = max(re.split("[\r\n]", plain), key=len)
+    assert len(longest) <= columns, longest
+    os.write(shell.master, b"\x03")
+    shell.until(re.escape("\x1b[?25h"))  # the cursor is back
+    assert shell.process.wait(60) == 0
+    assert "Traceback" not in shell.output and "\x1b[?1049h" not in shell.output
+
+
+def test_live_until_the_end(terminal, folder):
+    shell = terminal([*COMMAND, str(folder)])
+    shell.until(r"2/5 steps")
+    write(folder, make_rows(5)[2:])
+    finish(folder)
+    assert "finished" in shell.until(r"5/5 steps.*took 11 s")
+    assert shell.process.wait(60) == 0
+
+
+def test_live_waits_for_a_run(terminal, tmp_path):
+    shell = terminal([*COMMAND, str(tmp_path)])
+    shell.until(r"waiting for a run")
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    shell.until(r"0/60 steps")
+    write(tmp_path, make_rows(1))
+    shell.until(r"1/60 steps")
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+def test_a_terminal_that_is_to_stay_plain(terminal, folder, environment):
+    shell = terminal([*COMMAND, str(folder)], **environment)
+    shell.until(r"2/5 steps")
+    write(folder, make_rows(3)[2:])
+    shell.until(r"step 3/5, reward")
+    os.write(shell.master, b"\x03")
+    assert shell.process.wait(60) == 0
+    assert "\x1b" not in shell.output and shell.output.isascii() and "Traceback" not in shell.output
+
+
+def test_live_over_ssh(terminal, folder, tmp_path):
+    """A connection that drops is named in the picture, and made again."""
+    stub = tmp_path / "bin"
+    stub.mkdir()
+    (stub / "ssh").write_text(
+        '#!/bin/sh\nif [ -e "$DOWN" ]; then echo "no route" >&2; exit 255; fi\n'
+        'for command; do :; done\necho $$ > "$PID"\nexec sh -c "$command"\n'
+    )
+    (stub / "ssh").chmod(0o755)
+    down, pid = tmp_path / "down", tmp_path / "pid"
+    path = f"{stub}:{os.environ['PATH']}"
+    shell = terminal([*COMMAND, f"far:{folder}"], 100, 50, PATH=path, DOWN=str(down), PID=str(pid))
+    shell.until(r"2/5 steps")
+    down.touch()
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    shell.until(r"connection to far lost \(ssh says: no route\); trying again in")
+    write(folder, make_rows(3)[2:])
+    down.unlink()
+    shell.until(r"3/5 steps")
+    os.write(shell.master, b"\x03")
+    assert shell.process.wait(60) == 0
