@@ -284,7 +284,8 @@ def test_the_progress_bar_follows(tmp_path):
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from bapo_openrlhf.run import progress, record\n"
+        "from bapo_openrlhf.record import progress\n"
+        "from bapo_openrlhf.record import run_record as record\n"
         "record.read_metrics = None\n"
         "folder = Path(sys.argv[1])\n"
         "with progress.progress_bar(folder, 20, 'night'):\n"
