@@ -24,7 +24,7 @@ VARIABLES = list(cpu._defaults())
 
 @pytest.fixture(autouse=True)
 def untouched_process(monkeypatch):
-    """No variable of a CPU run is set, the right versions are installed, and there is nothing to patch. Tests are undone."""
+    """A process without variables of a CPU run and without patches, but with the right versions. Changes are undone."""
     for name in [*VARIABLES, "RAY_ADDRESS", client.ADDRESS]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(patching, "PATCHES", {})
