@@ -47,34 +47,11 @@ REBOUND = {
     "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
 }
 
-# Names that are bound to other objects if there is no GPU (cpu/stack.py), by the module whose functions read them.
-REBOUND_ON_CPU = {
-    "openrlhf.utils.deepspeed.deepspeed": ("init_device_mesh", "get_train_ds_config"),
-    "openrlhf.trainer.ray.ppo_actor": ("stateless_init_process_group",),
-    "openrlhf.trainer.ray.vllm_worker_wrap": ("stateless_init_process_group",),
-    "deepspeed.comm.torch": ("build_shm_op",),
-    "vllm.model_executor.layers.linear": ("dispatch_cpu_unquantized_gemm",),
-    "vllm.model_executor.layers.vocab_parallel_embedding": ("dispatch_cpu_unquantized_gemm",),
-}
-
-# Functions that are replaced if there is no GPU (cpu/stack.py), by module.
-REPLACED_ON_CPU = {
-    "deepspeed.comm.torch": ("build_shm_op",),
-    "openrlhf.utils.deepspeed.deepspeed": ("DeepspeedStrategy.moving_average",),
-    "openrlhf.utils.distributed_util": ("stateless_init_process_group",),
-    "openrlhf.trainer.ppo_utils.replay_buffer": ("NaiveReplayBuffer.__init__",),
-    "openrlhf.trainer.ray.ppo_actor": ("ActorPPOTrainer._init_vllm_sync_group",),
-    "openrlhf.trainer.ray.vllm_worker_wrap": ("WorkerWrap.update_weight",),
-    "vllm.model_executor.layers.utils": ("dispatch_cpu_unquantized_gemm",),
-    "vllm.model_executor.layers.fused_moe.experts.cpu_moe": ("CPUUnquantizedExperts.process_weights_after_loading",),
-    "vllm.v1.worker.cpu_worker": ("CPUWorker.determine_available_memory",),
-}
-
 # Functions that are called, or whose private attributes are used, although they are no public interface.
 CALLED = {
     "openrlhf.cli.train_ppo_ray:__main__": "launch/openrlhf_cli.py runs its statements",
     "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",
-    "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/stack.py calls it",
+    "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/patches_openrlhf.py calls it",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key": "the trainer calls it",
     "openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors": "_actor_handlers is read",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group": "weight_sync.py uses _model_update_group",
@@ -189,19 +166,24 @@ def overrides() -> dict[tuple[type, type], set[str]]:
 
 def reasons(roots: dict[str, Path]) -> dict[str, list[str]]:
     """Each function on which this project depends, as module:name, with the reasons."""
+    from bapo_openrlhf.cpu import patching
+
     found: dict[str, list[str]] = defaultdict(list)
     for (own, base), names in overrides().items():
         where = own.__module__.removeprefix("bapo_openrlhf.").replace(".", "/") + ".py"
         for name in names:
             found[f"{base.__module__}:{base.__qualname__}.{name}"].append(f"{own.__name__} in {where} overrides it")
-    for table, when in ((REBOUND, ""), (REBOUND_ON_CPU, " if there is no GPU")):
-        for module, names in table.items():
-            for name in names:
-                for function in readers(module, name, roots):
-                    found[f"{module}:{function}"].append(f"reads {name}, which is rebound{when}")
-    for module, names in REPLACED_ON_CPU.items():
+    for module, names in REBOUND.items():
         for name in names:
-            found[f"{module}:{name}"].append("cpu/stack.py replaces it if there is no GPU")
+            for function in readers(module, name, roots):
+                found[f"{module}:{function}"].append(f"reads {name}, which is rebound")
+    for module, names in patching.REPLACED.items():
+        for name in names if module.partition(".")[0] in PACKAGES else ():
+            if name in functions(file_of(module, roots)):
+                found[f"{module}:{name}"].append("it is replaced if there is no GPU")
+            elif "." not in name:  # the module imports it
+                for function in readers(module, name, roots):
+                    found[f"{module}:{function}"].append(f"reads {name}, which is rebound if there is no GPU")
     for name, reason in CALLED.items():
         found[name].append(reason)
     return {name: sorted(set(found[name])) for name in sorted(found)}
@@ -255,11 +237,17 @@ def changes(entries: dict[str, dict], roots: dict[str, Path]) -> list[str]:
     return messages
 
 
-def main() -> int:
-    """Compare or write."""
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--source", type=Path, help="folder with another version's packages, for example openrlhf/")
     parser.add_argument("--write", action="store_true", help="record the installed packages")
+    return parser
+
+
+def main() -> int:
+    """Compare or write."""
+    parser = build_parser()
     args = parser.parse_args()
     if args.write:
         from bapo_openrlhf.cpu import stack as cpu
