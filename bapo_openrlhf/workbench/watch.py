@@ -10,9 +10,11 @@ from typing import Any
 from rich.text import Text
 
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
-from bapo_openrlhf.workbench.plot import COLOURS, FAINT, LINE, smooth
+from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
+from bapo_openrlhf.workbench.pages.text import smooth
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
+LINE, FAINT = "#D55E00", "#A6A6A6"
 WARNING = "bold red"
 RECENT = 20  # steps that rates, times and warnings speak of
 LABEL = 11  # columns of the words on the left
