@@ -112,7 +112,7 @@ def test_a_run_begun_with_other_flags_is_refused(tmp_path):
     go(planned[:1])
     require_same(planned)
     changed = plan(Study("tiny", ARMS, seeds=(3,), flags={"eval.steps": 8}), tmp_path)
-    with pytest.raises(ConfigError, match=r"plain-group-s3 .* begun with --eval.steps=4, now there is --eval.steps=8"):
+    with pytest.raises(ConfigError, match=r"plain-group-s3 .* started with --eval.steps=4, but now has --eval.steps=8"):
         require_same(changed)
     require_same(changed[1:])  # not begun
 
@@ -125,7 +125,7 @@ def test_a_study_may_be_moved(tmp_path):
     require_same(moved)
     assert all(run.done for run in moved)
     other = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/other.yaml",)), tmp_path / "new")
-    with pytest.raises(ConfigError, match=r"begun with quickstart\.yaml, now there is other\.yaml"):
+    with pytest.raises(ConfigError, match=r"started with quickstart\.yaml, but now has other\.yaml"):
         require_same(other)
 
 
