@@ -129,16 +129,15 @@ def _write(study, planned: Sequence, out: Path) -> int:
     from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.workbench.report.runs import read_run
     from bapo_openrlhf.workbench.study.claims import table_of
-    from bapo_openrlhf.workbench.study.data import Results, StudyRun
+    from bapo_openrlhf.workbench.study.data import Results
     from bapo_openrlhf.workbench.study.page import make_study_page
+    from bapo_openrlhf.workbench.study.steps import StudyRun, write_table
     from bapo_openrlhf.workbench.study.summary import summary
-    from bapo_openrlhf.workbench.study.tidy import write_table
 
     begun = [run for run in planned if record.read_metrics(run.folder)]
     if not begun:
         raise ConfigError(f"study: no run in {out}/runs has made a step yet")
     runs = [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in begun]
-    paths = write_table(planned, out)
     commits = sorted({str(found.run.fact("commit")) for found in runs})
     about = {
         **record.provenance(),
@@ -146,9 +145,9 @@ def _write(study, planned: Sequence, out: Path) -> int:
         "seeds": ", ".join(map(str, study.seeds)),
     }
     results = Results(study, runs)
-    paths += [out / "summary.md", out / "report.html"]
+    paths = [*write_table(results.table, out), out / "summary.md", out / "report.html"]
     paths[-2].write_text(summary(results, about), encoding="utf-8")
-    paths[-1].write_text(make_study_page(study, runs, about, progress=charts_bar), encoding="utf-8")
+    paths[-1].write_text(make_study_page(results, about, progress=charts_bar), encoding="utf-8")
     for row in table_of(results).rows:
         says, source, verdict, measured, interval, *_ = row
         print(f"{verdict:<15} {says} ({source}): {measured}, 95 % {interval}")

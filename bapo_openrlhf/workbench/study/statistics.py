@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 LEVEL = 0.95
@@ -31,7 +32,7 @@ class Estimate:
     count: int
 
 
-def mean_interval(values: Sequence[float]) -> Estimate | None:
+def mean_interval(values: ArrayLike) -> Estimate | None:
     """Mean with Student's interval, mean +- t(n - 1) s / sqrt(n). The result is None if there is no value.
 
     The interval is exact for normal values, and nearly exact for accuracies, which are means over many questions. With
@@ -48,7 +49,7 @@ def mean_interval(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, mean - half, mean + half, count)
 
 
-def ratio_interval(ratios: Sequence[float]) -> Estimate | None:
+def ratio_interval(ratios: ArrayLike) -> Estimate | None:
     """Geometric mean of ratios above 0, with the interval of `mean_interval` on their logarithms.
 
     A doubling weighs as much as a halving.
@@ -127,7 +128,7 @@ def _improvements(drawn: list[np.ndarray]) -> np.ndarray:
 # ── paired tests ──
 
 
-def sign_flip_p(differences: Sequence[float]) -> float | None:
+def sign_flip_p(differences: ArrayLike) -> float | None:
     """Two-sided p value of Fisher's randomisation test on paired differences. None if there is no pair.
 
     If both arms were equal, each difference could also have had the other sign. p is the share of the 2^n possible
