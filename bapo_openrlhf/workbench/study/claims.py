@@ -105,14 +105,11 @@ def _judge_reaching(results: Results, claim: Claim, target: float) -> Verdict:
 def _compare(claim: Claim, target: float | None, pairs: pandas.DataFrame) -> Verdict:
     """The verdict by the interval of the pairs' differences or ratios."""
     if claim.measure in DIFFERENCES:
-        effect = mean_interval(pairs["better"] - pairs["than"])
-        sides = [mean_interval(pairs[side]) for side in ("better", "than")]
-        equal, sign = 0.0, 1
+        interval, effects, equal, sign = mean_interval, pairs["better"] - pairs["than"], 0.0, 1
     else:
         pairs = pairs[(pairs > 0).all(axis=1)]  # 0: the target was reached before training
-        effect = ratio_interval(pairs["better"] / pairs["than"])
-        sides = [ratio_interval(pairs[side]) for side in ("better", "than")]
-        equal, sign = 1.0, -1
+        interval, effects, equal, sign = ratio_interval, pairs["better"] / pairs["than"], 1.0, -1
+    effect, *sides = (interval(values) for values in (effects, pairs["better"], pairs["than"]))
     better, than = (side.value if side else None for side in sides)
     notes = [] if len(pairs) else ["no pair of runs of the same seed has it"]
     if len(pairs) == 1:
@@ -159,8 +156,7 @@ def _row(results: Results, verdict: Verdict) -> list[str]:
         sentence(verdict),
         claim.source,
         WORDS[verdict.holds],
-        effect_in_words(verdict),
-        interval_in_words(verdict),
+        *effect_in_words(verdict),
         f"× {claim.ratio:.2f}" if claim.ratio is not None else "–",
         *sides,
         str(effect.count if effect else 0),
@@ -173,23 +169,19 @@ def sentence(verdict: Verdict) -> str:
     return verdict.claim.says + (f" (until {verdict.target:.1%})" if verdict.target is not None else "")
 
 
-def effect_in_words(verdict: Verdict) -> str:
-    """The effect in percentage points or as a ratio."""
-    if verdict.effect is None:
-        return "–"
-    if verdict.claim.measure in DIFFERENCES:
-        return f"{100 * verdict.effect.value:+.1f} points"
-    return f"× {verdict.effect.value:.3g}"
-
-
-def interval_in_words(verdict: Verdict) -> str:
-    """The interval of the effect, from low to high."""
+def effect_in_words(verdict: Verdict) -> tuple[str, str]:
+    """The effect and its interval: percentage points, or ratios."""
     effect = verdict.effect
-    if effect is None or effect.low is None or effect.high is None:
-        return "–"
+    if effect is None:
+        return "–", "–"
+    sign, words, unit = "× ", "{:.3g}".format, ""
     if verdict.claim.measure in DIFFERENCES:
-        return f"{100 * effect.low:+.1f} to {100 * effect.high:+.1f}"
-    return f"× {effect.low:.3g} to {effect.high:.3g}"
+        sign, words, unit = "", lambda value: f"{100 * value:+.1f}", " points"
+    known = effect.low is not None and effect.high is not None
+    return (
+        f"{sign}{words(effect.value)}{unit}",
+        f"{sign}{words(effect.low)} to {words(effect.high)}" if known else "–",
+    )
 
 
 def value_in_words(measure: str, value: float | None) -> str:

@@ -1,21 +1,8 @@
 """The definition of a study, from its YAML file: arms, seeds, and the claims to test.
 
-An arm is a method on an advantage path (group-relative advantages or a critic). Every arm is run with every seed.
-
-name: countdown
-config: ../quickstart.yaml           # flags that all runs share; of several files, later ones win
-prepare: [[python, -m, bapo_openrlhf.workbench.quickstart, --only-prepare]]   # commands before the first run
-flags: {eval.steps: 12}              # flags of all runs; they win over the config
-seeds: [1, 2, 3, 4, 5]
-evaluations: [cd34, cd4]             # data sets of eval.dataset, as the field `datasource` of their rows names them
-targets: [0.25]                      # held-out accuracies; the page says what each arm spent to reach them
-parallel: 2                          # number of runs at a time
-methods:
-  plain: {arms: {group: GRPO, critic: PPO}, flags: {adapt.method: none}}
-  bapo: {arms: {group: BAPO-GRPO, critic: BA-PPO}}
-claims:
-  - {says: BA-PPO ends above PPO, source: A.9, better: bapo-critic, than: plain-critic, measure: accuracy}
-smoke: {methods: [plain, bapo], flags: {data.max_samples: 64}}      # what `--smoke` runs
+An arm is a method on an advantage path (group-relative advantages or a critic). Every arm is run with every seed. The
+fields of the file are those of `Study`, with the arms under `methods`; docs/studies.md describes them, and
+configs/studies/countdown.yaml is an example.
 """
 
 from __future__ import annotations

@@ -342,7 +342,8 @@ def _forests(
         reference: The value of the line across. If it is None, the line is at the baseline's value; otherwise the
             baseline itself is left out.
     """
-    ends = [end for found in estimates.values() for end in (found.value, found.low, found.high) if end is not None]
+    columns = ["value", "low", "high"]
+    ends = [*pandas.DataFrame(estimates.values(), columns=[*columns, "count"])[columns].astype(float).stack()]
     ends += [value for values in (single or {}).values() for value in values]
     domain = domain or (min(ends, default=0.0), max(ends, default=1.0))
     drawn = []
@@ -352,22 +353,28 @@ def _forests(
         figure = Figure(title, says, None, run=PATHS.get(path, path), missing=[NO_ACCURACY])
         there = [arm for arm in arms if arm.name in estimates]
         if there:
+            names, found = [results.labels[arm.name] for arm in there], [estimates[arm.name] for arm in there]
+            numbers = pandas.DataFrame(found).astype(dict.fromkeys(columns, float))
+            rows = numbers.assign(
+                name=[*map(on_axis, names)], colour=[MUTED if arm == baseline else PALETTE[0] for arm in there]
+            )
+            seeds = [
+                (on_axis(name), value)
+                for name, arm in zip(names, there, strict=True)
+                for value in (single or {}).get(arm.name, ())
+            ]
             base = estimates.get(baseline.name)
-            across = base.value if reference is None and base else reference
             chart = charts.intervals(
-                _rows(results, there, estimates, baseline), x=x, domain=domain, reference=across,
-                single=_dots(results, there, single or {}),
+                rows, x=x, domain=domain, reference=base.value if reference is None and base else reference,
+                single=pandas.DataFrame(seeds, columns=["name", "value"]),
             )  # fmt: skip
             lacking = ", ".join(results.labels[arm.name] for arm in arms if arm not in there)
-            named = [(results.labels[arm.name], estimates[arm.name]) for arm in there]
+            numbers.insert(0, "arm", names)
             figure = replace(
                 figure,
                 chart=chart,
-                summary="; ".join(f"{name}: {_in_words(found)}" for name, found in named) + ".",
-                table=Table.of(
-                    ["arm", x, "from", "to", "runs"],
-                    [[name, found.value, found.low, found.high, found.count] for name, found in named],
-                ),
+                summary="; ".join(f"{name}: {_in_words(one)}" for name, one in zip(names, found, strict=True)) + ".",
+                table=Table(numbers.set_axis(["arm", x, "from", "to", "runs"], axis=1)),
                 missing=[f"{lacking}: no final accuracy"] if lacking else [],
                 wide=True,
                 height=60 + LINE * len(there),
@@ -375,24 +382,6 @@ def _forests(
         if arms:
             drawn.append(figure)
     return drawn
-
-
-def _rows(results: Results, arms: Sequence[Arm], estimates: Mapping[str, Estimate], baseline: Arm) -> pandas.DataFrame:
-    """What `charts.intervals` draws, one row per arm; the baseline is grey."""
-    found = [estimates[arm.name] for arm in arms]
-    return pandas.DataFrame({
-        "name": [on_axis(results.labels[arm.name]) for arm in arms],
-        "value": [one.value for one in found],
-        "low": pandas.Series([one.low for one in found], dtype=float),
-        "high": pandas.Series([one.high for one in found], dtype=float),
-        "colour": [MUTED if arm == baseline else PALETTE[0] for arm in arms],
-    })  # fmt: skip
-
-
-def _dots(results: Results, arms: Sequence[Arm], single: Mapping[str, Sequence[float]]) -> pandas.DataFrame:
-    """The values of the seeds, for `charts.intervals`."""
-    dots = [(on_axis(results.labels[arm.name]), value) for arm in arms for value in single.get(arm.name, ())]
-    return pandas.DataFrame(dots, columns=["name", "value"])
 
 
 def on_axis(name: str) -> str:

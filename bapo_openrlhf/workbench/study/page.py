@@ -28,23 +28,9 @@ def make_study_page(results: Results, provenance: Mapping[str, Any], progress: P
 
 def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:
     """The page's sections."""
-    first = [_claims(results), _overview(results)]
-    last = [_configuration(results), _provenance(provenance)]
-    if not results.runs:
-        return [*first, *last]
-    return [
-        *first,
-        _final(results),
-        _aggregates(results),
-        _learning(results),
-        _targets(results),
-        _cost(results),
-        _batches(results),
-        _accuracy(results),
-        _theory(results),
-        _training(results),
-        *last,
-    ]
+    parts = [_final, _aggregates, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
+    middle = [part(results) for part in parts] if results.runs else []
+    return [_claims(results), _overview(results), *middle, _configuration(results), _provenance(provenance)]
 
 
 def _claims(results: Results) -> Section:
@@ -58,11 +44,9 @@ def _claims(results: Results) -> Section:
         return Section("claims", "Claims", notes=["The study makes no claim."])
     found = []
     for verdict in claims.judge(results):
-        parts = []
-        if verdict.effect:
-            parts.append(claims.effect_in_words(verdict))
-            if verdict.effect.low is not None:
-                parts.append(f"95 % interval {claims.interval_in_words(verdict)}")
+        effect, interval = claims.effect_in_words(verdict)
+        parts = [effect] if verdict.effect else []
+        parts += [f"95 % interval {interval}"] if interval != "–" else []
         parts.append(tables.count_of(verdict.effect.count if verdict.effect else 0, "pair"))
         note = "; ".join([", ".join(parts), *verdict.notes])
         found.append(Condition(f"{claims.sentence(verdict)} ({verdict.claim.source}).", verdict.holds, note))
@@ -89,10 +73,8 @@ def _final(results: Results) -> Section:
         "is at least as extreme. With few seeds p cannot be small, whatever is true, so look at the intervals first. "
         "Holm's correction is over the arms of a path."
     )
-    drawn = figures.final_accuracy(results)
-    return Section(
-        "final", "Final accuracy", intro, drawn, tables=tables.tests(results), folded=[tables.every_run(results)]
-    )
+    drawn, every = figures.final_accuracy(results), tables.every_run(results)
+    return Section("final", "Final accuracy", intro, drawn, tables=tables.tests(results), folded=[every])
 
 
 def _aggregates(results: Results) -> Section:
@@ -140,10 +122,8 @@ def _cost(results: Results) -> Section:
 
 
 def _batches(results: Results) -> Section:
-    drawn = composition(figures.arms_of(results, results.arms))
-    return Section(
-        "batches", "Where the batches came from", "Means over the seeds.", drawn, tables=[tables.sources(results)]
-    )
+    drawn, sources = composition(figures.arms_of(results, results.arms)), tables.sources(results)
+    return Section("batches", "Where the batches came from", "Means over the seeds.", drawn, tables=[sources])
 
 
 def _accuracy(results: Results) -> Section:
@@ -177,10 +157,8 @@ def _training(results: Results) -> Section:
 
 
 def _configuration(results: Results) -> Section:
-    different = tables.flags(results)
-    return Section(
-        "configuration", "Configuration", tables=[tables.arms(results)], folded=[different] if different else []
-    )
+    shown, different = [tables.arms(results)], tables.flags(results)
+    return Section("configuration", "Configuration", tables=shown, folded=[different] if different else [])
 
 
 def _provenance(about: Mapping[str, Any]) -> Section:

@@ -63,7 +63,6 @@ class Running:
 
     planned: Planned
     process: subprocess.Popen[bytes]
-    started: float = field(default_factory=time.monotonic)
 
 
 @dataclass
