@@ -10,10 +10,12 @@ from typing import Any
 from rich.text import Text
 
 from bapo_openrlhf.record.run_record import REWARD, SOURCES, mean_of
-from bapo_openrlhf.workbench.plot import COLOURS, FAINT, LINE, smooth
+from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
+from bapo_openrlhf.workbench.pages.text import smooth
 from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, duration, ends, flow, many, one_line, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
+LINE, FAINT = "#D55E00", "#A6A6A6"
 WARNING = "bold red"
 RECENT = 20  # steps that rates, times and warnings cover
 LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
