@@ -24,8 +24,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
     parser.add_argument("--out", type=Path, help="folder of the results; runs/compare/A_B, if not given")
     args = parser.parse_args(list(argv))
 
+    from bapo_openrlhf.cli.show import show
     from bapo_openrlhf.workbench.evaluation.compare import compare, table
-    from bapo_openrlhf.workbench.evaluation.tables import show
 
     out = args.out or Path("runs") / "compare" / f"{args.a.resolve().name}_{args.b.resolve().name}"
     result = compare(args.a, args.b, out)

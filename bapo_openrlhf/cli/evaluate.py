@@ -17,11 +17,11 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     """Parse, evaluate, print the tables."""
     args = parse(argv, prog)
 
+    from bapo_openrlhf.cli.show import show
     from bapo_openrlhf.workbench.evaluation.generate import Sampling
     from bapo_openrlhf.workbench.evaluation.request import Request
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
-    from bapo_openrlhf.workbench.evaluation.tables import show
 
     name = args.name or _name(Path(args.model))
     ks = _numbers("k", args.k) if args.k else sorted({k for k in DEFAULT_KS if k <= args.runs} | {max(args.runs, 1)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bapo_openrlhf.workbench.evaluation import tables as markdown_tables
+from bapo_openrlhf.workbench.pages import table as pages
 from bapo_openrlhf.workbench.report.charts import Table, number
 from bapo_openrlhf.workbench.study import claims, tables
 from bapo_openrlhf.workbench.study.data import Results, missing
@@ -29,6 +29,4 @@ def summary(results: Results, provenance: Mapping[str, Any]) -> str:
 
 def _markdown(title: str, table: Table, words: int = 1) -> str:
     rows = [tuple(number(cell) for cell in row) for row in table.rows]
-    return markdown_tables.markdown(
-        markdown_tables.Table(title, tuple(table.head), rows, words=words, notes=[table.title])
-    )
+    return pages.Table.of(table.head, rows, title, words=words, notes=[table.title]).markdown()
