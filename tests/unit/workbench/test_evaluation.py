@@ -838,7 +838,7 @@ def test_other_flags_win_over_the_configuration(parsed):
 
 
 def test_some_model_must_be_named():
-    with pytest.raises(ConfigError, match="no model to evaluate; give --model, or the --config"):
+    with pytest.raises(ConfigError, match="model is missing; give --model, or the --config"):
         cli.main(["--benchmarks", "aime24"])
 
 
@@ -852,8 +852,8 @@ def test_k_fits_the_runs(parsed, runs, ks):
     [
         (["--k", "1;8"], "k is '1;8'; it must be whole numbers"),
         (["--runs", "many"], "invalid int value"),
-        (["--name", "a/b"], "name is 'a/b', which cannot be a folder's name"),
-        (["--name", ".."], "cannot be a folder's name"),
+        (["--name", "a/b"], "name is 'a/b'; it must be a valid name for a folder"),
+        (["--name", ".."], "it must be a valid name for a folder"),
         (["--benchmark", "x"], "unrecognized arguments"),
     ],
 )
