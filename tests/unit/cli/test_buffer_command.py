@@ -349,7 +349,7 @@ def test_a_damaged_checkpoint_is_named(checkpoints, command):
     model.write_text("short")
     status, lines, errors = command(checkpoints)
     assert status == 0 and "4 steps done" in lines[0]
-    assert len(errors) == 1 and "global_step10 is passed over" in errors[0] and "model.pt has 5 bytes" in errors[0]
+    assert len(errors) == 1 and "global_step10 is skipped" in errors[0] and "model.pt has 5 bytes" in errors[0]
     status, lines, errors = command(checkpoints / "_actor" / "global_step10")
     assert status == 0 and "10 steps done" in lines[0], "its buffers can be read"
     assert len(errors) == 1 and "global_step10 is not whole" in errors[0] and "model.pt has 5 bytes" in errors[0]
@@ -370,7 +370,7 @@ def test_a_save_that_did_not_end(checkpoints, command):
     store = CheckpointStore(checkpoints, critic=False)
     store.begin("global_step12")
     status, lines, errors = command(checkpoints)
-    assert status == 0 and "10 steps done" in lines[0] and "global_step12 is passed over" in errors[0]
+    assert status == 0 and "10 steps done" in lines[0] and "global_step12 is skipped" in errors[0]
     status, _, errors = command(checkpoints / "_adapt" / "global_step12")
     assert status == 2 and "the save did not end" in errors[0] and errors[1].endswith("state.json is missing")
 

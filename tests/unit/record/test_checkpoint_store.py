@@ -193,7 +193,7 @@ def test_newest_step_first_and_regular_before_best(tmp_path):
     for count, tag in enumerate(expected):
         found, reports = newest(store)
         assert found == tag and len(reports) == count
-        assert all(f"checkpoint {other} is passed over" in text for other, text in zip(expected, reports, strict=False))
+        assert all(f"checkpoint {other} is skipped" in text for other, text in zip(expected, reports, strict=False))
         (tmp_path / "_actor" / tag / "metric.json").unlink()
     found, reports = newest(store)
     assert found is None and len(reports) == len(expected)
@@ -338,7 +338,7 @@ def test_other_formats(tmp_path, changes, message):
     with pytest.raises(CheckpointError) as error:
         store.check(TAG)
     assert str(error.value) == f"{path} {message}"
-    assert newest(store) == ("global_step2", [f"checkpoint {TAG} is passed over: {path} {message}"])
+    assert newest(store) == ("global_step2", [f"checkpoint {TAG} is skipped: {path} {message}"])
 
 
 @pytest.mark.parametrize(
