@@ -20,8 +20,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import Follower
+from bapo_openrlhf.record.run_record import REWARD
 
 LOG = "train.log"
 
@@ -114,5 +115,5 @@ def _print_lines(folder: Path, total: int | None, title: str, terminal, stop: th
 
 def _note(row: dict) -> str:
     """Reward and batch composition of one step."""
-    counts = [int(row.get(f"groups/{source}") or 0) for source in record.SOURCES]
-    return f"reward {row.get(record.REWARD) or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"
+    counts = [int(row.get(f"groups/{source}") or 0) for source in SOURCES]
+    return f"reward {row.get(REWARD) or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"

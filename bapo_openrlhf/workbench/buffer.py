@@ -25,7 +25,7 @@ from bapo_openrlhf.methods.bapo import STATE_VERSION
 from bapo_openrlhf.record.checkpoint_store import ACTOR, ADAPT, CRITIC, TAG, CheckpointStore
 from bapo_openrlhf.record.run_record import read_run
 from bapo_openrlhf.record.state_file import CheckpointError, load_state
-from bapo_openrlhf.workbench.terminal import one_line
+from bapo_openrlhf.workbench.terminal import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -330,10 +330,10 @@ def listing(entries: Sequence[Entry], decode: Decode | None = None, *, overflow:
     for entry in entries:
         uid = entry.group.uid if entry.group else None
         cells = (f"{float(entry.mean):.3f}", entry.age, entry.syncs, entry.source, entry.tokens, uid)
-        prompt = Text(one_line(entry.prompt.text))
+        prompt = Text(printable(entry.prompt.text))
         table.add_row(entry.buffer, *("-" if cell is None else str(cell) for cell in cells), prompt)
         for response in entry.group.responses if entry.group and decode else ():
-            text = Text(f"{response.reward:g}: {one_line(response_text(response, decode))}", style="dim")
+            text = Text(f"{response.reward:g}: {printable(response_text(response, decode))}", style="dim")
             table.add_row(*[""] * 7, text)
     return table
 
