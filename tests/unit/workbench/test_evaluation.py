@@ -450,9 +450,7 @@ def test_a_reward_file_without_rewards_is_found_before_the_model_loads(request_,
 @pytest.mark.parametrize("task", TASKS)
 def test_benchmarks_of_a_task_are_read_from_its_folder(task, tmp_path):
     for name, part in get_task(task).benchmarks.items():
-        with pytest.raises(
-            ConfigError, match=rf"there is no file .*{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"
-        ):
+        with pytest.raises(ConfigError, match=rf"there is no file .*{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"):
             problems.load(name, tmp_path, None, None)
         write_problems(tmp_path / task / f"{name}.jsonl", 3)
         benchmark = problems.load(name, tmp_path, None, 2)
