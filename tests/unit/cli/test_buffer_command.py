@@ -1,4 +1,4 @@
-"""`bapo-openrlhf buffer`: what it lists and exports, against a state that was written by hand."""
+"""`bapo-openrlhf buffer`: its lists and exports of a state that was written by hand."""
 
 import itertools
 import json
@@ -70,7 +70,7 @@ def state(method="bapo", version=1):
 
 
 def save(path, tag="global_step10", content=None):
-    """A whole checkpoint, as the trainer leaves it."""
+    """A whole checkpoint, like the trainer writes it."""
     store = CheckpointStore(path, critic=False)
     folder = store.begin(tag)
     for part in ("_actor", "_critic"):
@@ -91,7 +91,7 @@ def checkpoints(tmp_path):
 
 @pytest.fixture
 def command(capsys):
-    """Runs the command; returns its exit status, its lines and the lines on standard error."""
+    """Run the command. Return its exit status, its lines and the lines on standard error."""
 
     def run(*argv):
         status = cli.run(["buffer", *map(str, argv)])
@@ -102,7 +102,7 @@ def command(capsys):
 
 
 def listed(lines):
-    """Cells of the list, the prompt as one."""
+    """The cells of the list. The prompt is one cell."""
     start = next(i for i, line in enumerate(lines) if line.startswith("buffer "))
     return [line.split(None, 7) for line in lines[start + 1 :] if line.startswith(("hard ", "replay "))]
 
@@ -140,7 +140,7 @@ def test_list_by_hand(checkpoints, command):
 
 
 def test_syncs_are_those_of_the_runs_delay(checkpoints, command):
-    """v stands in run.json, beside the checkpoints or among them; a flag wins; without any they are not known."""
+    """v is in run.json next to the checkpoints or in their folder. A flag overrides it. Otherwise syncs are unknown."""
     assert [row[3] for row in listed(command(checkpoints)[1])] == ["-"] * 5
     (checkpoints.parent / "run.json").write_text(json.dumps({"config": {"adapt.rollout_delay": 4}}))
     assert [row[3] for row in listed(command(checkpoints)[1])] == ["-", "-", "1", "0", "0"]  # 4 to 9, 8 to 9
@@ -289,7 +289,7 @@ def test_export_leaves_the_checkpoints_alone(checkpoints, command, tmp_path, mon
 
 
 def test_responses_as_text(checkpoints, command, tmp_path, monkeypatch):
-    """With a tokenizer that says what it was asked to decode: the generated tokens alone."""
+    """The tokenizer returns what it must decode: only the generated tokens."""
 
     class Tokenizer:
         @classmethod
@@ -420,7 +420,7 @@ def test_bad_flags_are_one_line(checkpoints, command, flags, message):
 
 
 def test_it_needs_no_torch(checkpoints):
-    """Though the state has tensors of torch's, one of a kind that numpy does not know."""
+    """Although the state has torch tensors, one with a type that numpy does not have."""
     code = (
         "import sys\n"
         "for name in ('torch', 'ray', 'vllm', 'transformers', 'matplotlib'): sys.modules[name] = None\n"
