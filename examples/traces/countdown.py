@@ -1,4 +1,4 @@
-"""Writes traces for Countdown: for each prepared problem, the solution that a search finds, as another model's response.
+"""Writes traces for Countdown: the solution that a search finds for each problem, as another model's response.
 
 python examples/traces/countdown.py runs/data/train.jsonl runs/data/traces.jsonl
 """
