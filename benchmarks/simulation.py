@@ -7,8 +7,8 @@ The real methods, filters, buffers and ledger run as under the trainer; only the
 solved with probability sigmoid(skill + bonus_i - difficulty_i). Each trained group raises the skill a little and the
 bonus of its own prompt more. So success probabilities rise with training, and hard prompts become solvable. Each method
 runs in a process of its own, whose memory is measured. What a method keeps for each prompt grows with the data, and the
-result shows it. Every step also deals its batch to many data-parallel ranks, as the trainer does, and counts what is left
-out.
+result shows it. Every step also deals its batch to many data-parallel ranks, as the trainer does, and counts what is
+left out.
 """
 
 from __future__ import annotations
