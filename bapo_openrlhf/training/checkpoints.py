@@ -90,7 +90,7 @@ class WholeCheckpoints(Base):
         if states["global_step"]:
             self.recorder.resume(states["global_step"])
             self.phase = "resuming"
-            tag = self.args.adapt.resume_tag
+            tag = self.args.checked.resume_tag
             state = load_state(self.checkpoints.folder(tag))
             if state["step"] != states["global_step"]:
                 raise ValueError(
@@ -110,7 +110,7 @@ class WholeCheckpoints(Base):
     def resume_engines(self) -> None:
         """Give the engines the weights that they held when the checkpoint was written."""
         saved, self.resumed_engine_step = self.resumed_engine_step, None
-        folder = self.checkpoints.folder(self.args.adapt.resume_tag)
+        folder = self.checkpoints.folder(self.args.checked.resume_tag)
         may_be_early = self.args.adapt.max_tv_rollout is not None
         self.rollout_weights.resume(saved, self.step, folder, may_be_early=may_be_early)
 

@@ -27,7 +27,7 @@ from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.group import Response
-from bapo_openrlhf.adapt.monitor import SOURCES
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.adapt.vtrace import vtrace
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.dealing import DealtBatch, Places, forward_parts, rows_of

@@ -17,7 +17,7 @@ from typing import Any
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import Prompt, exact_reward, exact_sum
-from bapo_openrlhf.adapt.ledger import FAILED
+from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.record.answers import PromptStates, shortened
 from bapo_openrlhf.record.run_record import RunRecord, read_answers, read_metrics
 from bapo_openrlhf.training.profiling import Profile

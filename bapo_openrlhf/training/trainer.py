@@ -61,7 +61,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         self.profile = profile_of(self, self.recorder.folder, self.vllm_engines)
         adapt = self.args.adapt
         if adapt.kl_target == "behaviour":
-            self.kl_ctl.value = adapt.kl_coef
+            self.kl_ctl.value = self.args.checked.kl_coef
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
         if self.method.traces is not None:
@@ -110,7 +110,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         It is the largest possible number, because a cosine would rise again after too small a number. Every batch
         counts as a full one, and a method that fine-tunes adds one optimizer step to each trainer step.
         """
-        train_steps = epoch_steps(self.args, len(self.prompts_dataloader)) * self.args.train.num_episodes
+        epoch = epoch_steps(self.args, len(self.prompts_dataloader), self.method.candidates)
+        train_steps = epoch * self.args.train.num_episodes
         updates = self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
         finetunes = type(self.method).demonstrations is not Method.demonstrations
         return train_steps * (updates + finetunes)
@@ -127,7 +128,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             self.rollout_weights.watch_engines()
             if self.method.traces is not None:
                 ray.get(self.actor_model_group.async_run_method(method_name="shape_traces", gamma=self.method.shaping))
-            if self.args.adapt.resume_tag is None:
+            if self.args.checked.resume_tag is None:
                 self.rollout_weights.keep_if_needed()
             super().fit(global_step)
             self.profile.finish()

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf import config
-from bapo_openrlhf.adapt.ledger import STATES, Ledger
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.tasks import TASKS
@@ -100,7 +101,7 @@ def test_paper_map_has_every_equation_and_every_line_of_algorithm_1():
 
 
 def test_every_metric_that_is_named_in_the_code_is_in_the_catalogue():
-    """What a run writes is compared in test_trainer.py and on the stack; this finds a name that no run reached."""
+    """What a run writes is compared in test_record_of_runs.py and on the stack; this finds a name that no run reached."""
     known = {name for algorithm in metrics.ALL for name in metrics.names(algorithm, optional=True)}
     kinds = "|".join(sorted({name.split("/")[0] for name in known if "/" in name}))
     found = set()

@@ -25,8 +25,10 @@ import torch  # noqa: E402
 from openrlhf.trainer import ppo_trainer  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.launch.settings import prepare_adaptation  # noqa: E402
+from bapo_openrlhf.config import Checked  # noqa: E402
+from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engines import request_seed  # noqa: E402
 from bapo_openrlhf.training.trainer import AdaptedPPOTrainer  # noqa: E402
@@ -365,7 +367,8 @@ class World:
             many = [*map(str, value)] if isinstance(value, (list, tuple)) else None
             argv += [f"--{name}", *many] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
         args = arguments.parse(argv)
-        prepare_adaptation(args)
+        args.checked = Checked(batch_arithmetic(args), kl_coef=behaviour_kl(args))
+        set_openrlhf_flags(args)
         return args
 
     def note(self, name: str, argument: Any = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,8 @@ def resumed(made: World, folder: Path, tag: str, **words: Any) -> World:
     sizes = {"prompts": len(made.data().dataset), "evaluation": len(made.evaluation or []), "engines": 1}
     again = World(folder, words | {"ckpt.load_enable": True}, **sizes)
     again.reward = made.reward
-    choose_checkpoint(again.args)
-    assert again.args.adapt.resume_tag == tag
+    again.args.checked = replace(again.args.checked, resume_tag=choose_checkpoint(again.args))
+    assert again.args.checked.resume_tag == tag
     again.make_trainer()
     return again
 

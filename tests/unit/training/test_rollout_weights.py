@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -32,7 +33,7 @@ def resuming(made: World, *, step: int, saved: int) -> World:
     """The world, at the start of a resumed run whose checkpoint of `step` has rollout weights of step `saved`."""
     made.updates["actor"] = made.trainer.step = step
     made.trainer.resumed_engine_step = saved
-    made.args.adapt.resume_tag = f"global_step{step}"
+    made.args.checked = replace(made.args.checked, resume_tag=f"global_step{step}")
     if saved != step:
         folder = made.checkpoints / "_adapt" / f"global_step{step}"
         folder.mkdir(parents=True, exist_ok=True)
