@@ -27,10 +27,10 @@ from report import CORES, RESULTS, origin, write
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.record.run_record import read_metrics, read_run
+from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import average_groups, groups_of_step, rollouts
 from bapo_openrlhf.workbench.planning.measured import measured_values
-from bapo_openrlhf.workbench.planning.output import table
 from bapo_openrlhf.workbench.planning.plan import plan_entry
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.times import lengths, step_seconds
@@ -285,27 +285,29 @@ def markdown(result: Mapping[str, Any]) -> str:
             "to GRPO's and PPO's runs alone; everything else is predicted by the functions of `bapo-openrlhf plan`. "
             "What this cannot test is the part for GPUs: the study had none.\n",
             "## Counts, a step\n",
-            table(("arm", "runs", "responses generated", "update tokens"), counts),
+            Table.of(("arm", "runs", "responses generated", "update tokens"), counts).markdown(),
             "## Seconds, a step\n",
             "**From a shared machine of 2 cores, two runs at a time beside other work.** The last column is the step "
             "time of an arm's slowest run over that of its fastest: how much the machine alone moved it.\n",
-            table(("arm", *PHASES, "seeds"), times),
+            Table.of(("arm", *PHASES, "seeds"), times).markdown(),
             "## Relative error of seconds, each run predicted from the plain run nearest in time\n",
             f"Costs fitted to that one run alone, which started at most {NEAR // 60} minutes before or after; the "
             "median over an arm's runs that have one. The other arms have none.\n",
-            table(("arm", "runs", *PHASES), near),
+            Table.of(("arm", "runs", *PHASES), near).markdown(),
             "## Parts of generation, experience and training together\n",
             "What slows a whole run alike cancels here.\n",
-            table(("arm", *PHASES[:3]), parts),
+            Table.of(("arm", *PHASES[:3]), parts).markdown(),
             "## What was fitted\n",
-            table(("runs", "a response", "a sample, forward", "a sample, training", "a sync"), costs),
+            Table.of(("runs", "a response", "a sample, forward", "a sample, training", "a sync"), costs).markdown(),
             "Shares of groups of the GRPO runs, by the thresholds of BAPO-GRPO; the command's defaults are these:\n",
-            table(("share", "value"), [(name, f"{value:.3f}") for name, value in result["shares"].items()]),
+            Table.of(
+                ("share", "value"), [(name, f"{value:.3f}") for name, value in result["shares"].items()]
+            ).markdown(),
             "## Beside the paper, mathematics on 8 A100\n",
             f"`{PRESET.relative_to(ROOT)}`, {PAPER_STEPS} steps, the command's default constants; predicted / paper "
             f"(Table 1 (a), Table 2). DAPO's ratio is 1 / signal_share: the paper's says that {signal:.2f} of its "
             "groups had a signal.\n",
-            table(("method", "rollouts to GRPO", "seconds a step", "time to GRPO"), published),
+            Table.of(("method", "rollouts to GRPO", "seconds a step", "time to GRPO"), published).markdown(),
             REMARKS,
         ]
     )

@@ -276,8 +276,8 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             if (factors != 1).any():
                 experience.advantages = experience.advantages * factors.unsqueeze(-1)
 
-    @extends(RemoteExperienceMaker)
     @torch.no_grad()
+    @extends(RemoteExperienceMaker)
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
         """Critic path: OpenRLHF's GAE, or V-trace. Group-relative path: Eq. 2, then OpenRLHF's shaping with the KL."""
         if self.advantage_estimator != "group_norm":
@@ -308,8 +308,8 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             experience.kl = None
         return experiences
 
-    @extends(RemoteExperienceMaker)
     @torch.no_grad()
+    @extends(RemoteExperienceMaker)
     def get_advantages_and_returns(
         self, values: torch.Tensor, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float, lambd: float
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -275,8 +275,8 @@ class AdaptedSamplesGenerator(SamplesGenerator):
             for response in ray.get(ref)
         ]
 
-    @extends(SamplesGenerator)
     @torch.no_grad()
+    @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> tuple[list[Experience], float | None, int, bool]:
         """Generate the fresh samples of a step. Groups are in the order of their prompts, whichever is done first."""
         self._dispatched = {}
@@ -299,8 +299,8 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         """Whether OpenRLHF has seen the end of the data. The next samples then belong to another epoch."""
         return getattr(self, "_dataloader_iter", None) is None
 
-    @extends(SamplesGenerator)
     @torch.no_grad()
+    @extends(SamplesGenerator)
     def generate_eval_samples(self, **kwargs: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
         return usable_groups(super().generate_eval_samples(**kwargs), kwargs["n_samples_per_prompt"])
