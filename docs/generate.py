@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf import config
+from bapo_openrlhf.adapt.metric import ADAPTED, ALL, CRITIC, Metric
 from bapo_openrlhf.record import metrics
 
 FOLDER = Path(__file__).parent
@@ -199,14 +200,14 @@ def metrics_page() -> str:
     for title, section in sections.items():
         lines += ["", f"## {title}", "", "| name | unit | meaning | paper | when |", "| --- | --- | --- | --- | --- |"]
         for metric in section:
-            cells = (f"`{metric.name}`", metric.unit, metric.meaning, metric.source, when(metric))
+            cells = (f"`{metric.name}`", metric.unit, metric.sentence, metric.paper, when(metric))
             lines.append(f"| {' | '.join(map(cell, cells))} |")
     return "\n".join(lines) + "\n" + METRICS_FOOT
 
 
-def when(metric: metrics.Metric) -> str:
+def when(metric: Metric) -> str:
     """The runs and steps that have a metric, where not all do."""
-    only = {metrics.ALL: "", metrics.ADAPTED: "batch adaptation", metrics.CRITIC: "critic"}.get(metric.algorithms)
+    only = {ALL: "", ADAPTED: "batch adaptation", CRITIC: "critic"}.get(metric.algorithms)
     if only is None:
         only = ", ".join(f"`{name}`" for name in metric.algorithms)
     return "; ".join(part for part in (only, metric.when) if part)

@@ -21,7 +21,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.staleness import sync_age
 from bapo_openrlhf.adapt.state import group_from_state
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.methods.bapo import STATE_VERSION
+from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.record.checkpoint_store import ACTOR, ADAPT, CRITIC, TAG, CheckpointStore
 from bapo_openrlhf.record.run_record import read_run
 from bapo_openrlhf.record.state_file import CheckpointError, load_state
@@ -144,10 +144,10 @@ def read_buffers(folder: Path, delay: int | None = None) -> Stored:
     state = load_state(folder, tensors=False)
     method = state.get("method")
     found = (method.get("method"), method.get("version")) if isinstance(method, dict) else (None, None)
-    if found != ("bapo", STATE_VERSION):
+    if found != ("bapo", BAPO.VERSION):
         raise ConfigError(
             f"checkpoint {folder} has the state of method {found[0]!r}, version {found[1]!r}; what can be listed is "
-            f"'bapo', version {STATE_VERSION}"
+            f"'bapo', version {BAPO.VERSION}"
         )
     last, delay = state["step"] - 1, delay or _delay(folder)
     entries = []
