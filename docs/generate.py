@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def config_page() -> str:
             "| flag | values | default | symbol | source | meaning |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
-        for item in config.flag_fields(kind):
+        for item in fields(kind):
             meta = item.metadata
             default = "" if item.default is None else f"`{item.default}`"
             cells = (f"`--{prefix}.{item.name}`", values(meta["argument"]), default, meta["symbol"], meta["source"])

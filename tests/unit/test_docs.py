@@ -101,7 +101,7 @@ def test_paper_map_has_every_equation_and_every_line_of_algorithm_1():
 
 
 def test_every_metric_that_is_named_in_the_code_is_in_the_catalogue():
-    """What a run writes is compared in test_trainer.py and on the stack; this finds a name that no run reached."""
+    """A run's metrics are compared in test_record_of_runs.py and on the stack; this finds names that no run reached."""
     known = {name for algorithm in metrics.ALL for name in metrics.names(algorithm, optional=True)}
     kinds = "|".join(sorted({name.split("/")[0] for name in known if "/" in name}))
     found = set()
