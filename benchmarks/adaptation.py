@@ -252,22 +252,31 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Seconds a step over its groups."""
-    import matplotlib.pyplot as plt
+    import altair as alt
+    import pandas as pd
+
+    from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
+    from bapo_openrlhf.workbench.pages.figure import save_png
 
     groups = [scale * result["setting"]["groups"] for scale in SCALES]
-    figure, axes = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
-    # Okabe and Ito's colours, and markers, so that nobody needs to see colours
-    colours = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
-    for (name, label), colour, marker in zip(DRAWN.items(), colours, "osD^v", strict=True):
-        rounds = [result["layer"][f"{scale}/{name}"] for scale in SCALES]
-        seconds = [count * statistics.median(values) for count, values in zip(groups, rounds, strict=True)]
-        axes.loglog(groups, seconds, color=colour, marker=marker, label=f"{label} (slope {result['slopes'][name]:.2f})")
-    axes.set(xlabel="groups a step", ylabel="seconds")
-    axes.set_xticks(groups, [f"{count:,}" for count in groups])
-    axes.minorticks_off()
-    axes.legend(frameon=False, fontsize="small")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    names = {name: f"{label} (slope {result['slopes'][name]:.2f})" for name, label in DRAWN.items()}
+    rows = [
+        {"groups": count, "seconds": count * statistics.median(result["layer"][f"{scale}/{name}"]), "part": label}
+        for name, label in names.items()
+        for scale, count in zip(SCALES, groups, strict=True)
+    ]
+    at = alt.Scale(type="log", nice=False)
+    tens = [10.0**power for power in range(-6, 3)]
+    order = list(names.values())
+    shapes = ["circle", "square", "diamond", "triangle-up", "triangle-down"]  # besides colours, for all readers
+    base = alt.Chart(pd.DataFrame(rows)).encode(
+        x=alt.X("groups:Q", scale=at, axis=alt.Axis(title="groups a step", values=groups, format=",d", grid=False)),
+        y=alt.Y("seconds:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", values=tens)),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=order, range=[INK, *PALETTE[:4]])),
+        shape=alt.Shape("part:N", title=None, scale=alt.Scale(domain=order, range=shapes)),
+    )
+    drawn = alt.layer(base.mark_line(), base.mark_point(filled=True, opacity=1, size=60))
+    save_png(drawn.properties(width=420, height=300), path)
 
 
 def main() -> None:

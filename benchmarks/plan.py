@@ -27,10 +27,10 @@ from report import CORES, RESULTS, origin, write
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.record.run_record import read_metrics, read_run
+from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import average_groups, groups_of_step, rollouts
 from bapo_openrlhf.workbench.planning.measured import measured_values
-from bapo_openrlhf.workbench.planning.output import table
 from bapo_openrlhf.workbench.planning.plan import plan_entry
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.times import lengths, step_seconds
@@ -285,29 +285,33 @@ def markdown(result: Mapping[str, Any]) -> str:
             "were fitted only to the runs of GRPO and PPO. The functions of `bapo-openrlhf plan` predict everything "
             "else. The study had no GPU, so this does not test the part for GPUs.\n",
             "## Counts, a step\n",
-            table(("arm", "runs", "responses generated", "update tokens"), counts),
+            Table.of(("arm", "runs", "responses generated", "update tokens"), counts).markdown(),
             "## Seconds, a step\n",
             "**These are from a shared machine of 2 cores, with two runs at a time and other work.** The last column "
             "is the step time of an arm's slowest run divided by that of its fastest, which shows the effect of the "
             "machine.\n",
-            table(("arm", *PHASES, "seeds"), times),
+            Table.of(("arm", *PHASES, "seeds"), times).markdown(),
             "## Relative error of seconds, each run predicted from the plain run nearest in time\n",
             f"Costs are fitted only to that one run, which started at most {NEAR // 60} minutes before or after. "
             "Numbers are medians over an arm's runs that have such a run. The other arms have none.\n",
-            table(("arm", "runs", *PHASES), near),
+            Table.of(("arm", "runs", *PHASES), near).markdown(),
             "## Parts of generation, experience and training together\n",
             "What slows all parts of a run in the same way cancels here.\n",
-            table(("arm", *PHASES[:3]), parts),
+            Table.of(("arm", *PHASES[:3]), parts).markdown(),
             "## What was fitted\n",
-            table(("runs", "a response", "a sample, forward", "a sample, training", "a sync"), costs),
+            Table.of(("runs", "a response", "a sample, forward", "a sample, training", "a sync"), costs).markdown(),
             "These shares of groups are from the GRPO runs, by the thresholds of BAPO-GRPO. They are the command's "
             "defaults:\n",
-            table(("share", "value"), [(name, f"{value:.3f}") for name, value in result["shares"].items()]),
+            Table.of(
+                ("share", "value"), [(name, f"{value:.3f}") for name, value in result["shares"].items()]
+            ).markdown(),
             "## Compared with the paper, mathematics on 8 A100\n",
             f"`{PRESET.relative_to(ROOT)}`, {PAPER_STEPS} steps, with the command's default constants; predicted / "
             f"paper (Table 1 (a), Table 2). DAPO's ratio is 1 / signal_share, so the paper's ratio means that "
             f"{signal:.2f} of its groups had a signal.\n",
-            table(("method", "ratio of rollouts to GRPO's", "seconds a step", "ratio of time to GRPO's"), published),
+            Table.of(
+                ("method", "ratio of rollouts to GRPO's", "seconds a step", "ratio of time to GRPO's"), published
+            ).markdown(),
             REMARKS,
         ]
     )

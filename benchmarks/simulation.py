@@ -267,23 +267,30 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def draw(found: dict, path: Path) -> None:
     """BAPO over the steps."""
-    import matplotlib.pyplot as plt
+    import pandas as pd
 
-    rows = found["rows"]
-    steps = [row["step"] for row in rows]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    from bapo_openrlhf.workbench.pages import charts
+    from bapo_openrlhf.workbench.pages.colours import DASHES, PALETTE
+    from bapo_openrlhf.workbench.pages.curves import Curve, Key
+    from bapo_openrlhf.workbench.pages.figure import Figure, save_png, stacked
+
+    rows = pd.DataFrame(found["rows"]).set_index("step")
     shown = (
-        ("entries", {"buffer/hard": "hard prompts", "buffer/replay": "replay groups", "replayed": "replayed a step"}),
-        ("group mean reward", {"reward": "fresh", "threshold/c2": "c2", "threshold/c3": "c3"}),
-        ("MiB", {"resident": "memory of the process"}),
-    )
-    for (unit, curves), place in zip(shown, axes, strict=True):
-        for (key, label), line in zip(curves.items(), ("-", "--", ":"), strict=False):  # two may lie on each other
-            place.plot(steps, [row.get(key, np.nan) for row in rows], line, label=label)
-        place.set(xlabel="step", ylabel=unit, ylim=(0, None))
-        place.legend(frameon=False)
-        place.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+        ("Buffers", "Entries of both buffers, and the groups that a step replays.", "entries",
+         {"buffer/hard": "hard prompts", "buffer/replay": "replay groups", "replayed": "replayed in a step"}),
+        ("Thresholds", "Mean reward of the fresh groups, and the thresholds that follow it.", "group mean reward",
+         {"reward": "fresh", "threshold/c2": "c2", "threshold/c3": "c3"}),
+        ("Memory", "What the process holds.", "MiB", {"resident": "memory of the process"}),
+    )  # fmt: skip
+    figures = []
+    for title, says, unit, names in shown:
+        keys = [Key(*each) for each in zip(names.values(), PALETTE, DASHES, strict=False)]  # two may lie on each other
+        there = [(key, metric) for key, metric in zip(keys, names, strict=True) if metric in rows]
+        curves = [Curve(key, rows[metric].dropna()) for key, metric in there]
+        if curves:
+            chart = charts.lines(curves, x="step", y=unit, x_domain=(0, float(rows.index.max())), zero=True)
+            figures.append(Figure(title, says, chart, keys=keys))
+    save_png(stacked(figures, f"{found['method']}, {found['steps']:,} steps"), path)
 
 
 def main() -> None:
