@@ -28,7 +28,7 @@ def tokens_of(
     says how many traces are left out.
 
     Args:
-        traces: Responses by the prompt as JSON, see `preflight.read_traces`.
+        traces: Responses by the prompt as JSON, see `data_files.read_traces`.
         known: Texts of the data's prompts.
         tokenizer: Tokenizer of the model.
         args: Arguments of the run.

@@ -27,10 +27,10 @@ from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
 from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.launch.preflight import read_traces
 from bapo_openrlhf.methods import Method
 from bapo_openrlhf.training.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.data_files import read_traces
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
 from bapo_openrlhf.training.finetuning import finetune
 from bapo_openrlhf.training.generated import GeneratedStep
