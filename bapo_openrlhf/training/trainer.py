@@ -24,7 +24,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.group import Prompt, mean_reward
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
-from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.methods import Method
@@ -207,7 +207,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             )
         status |= timing | self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
         status["staleness/rollout_policy"] = step - rollout_step
-        status |= staleness(batch, step, self.rollout_weights.schedule.delay)
+        status |= replay_ages(batch, step, self.rollout_weights.schedule.delay)
         status |= composition(batch, capacity, len(made.reevaluated))
         status |= self.recorder.add_groups(next_step, made.recorded, states_of(batch), trained=status["tokens/trained"])
         mean = mean_reward(made.fresh)
