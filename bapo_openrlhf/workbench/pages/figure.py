@@ -38,6 +38,7 @@ THEME: dict[str, Any] = {
         "domainColor": MUTED,
         "tickColor": MUTED,
     },
+    "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 400},
 }
 
 

@@ -176,7 +176,7 @@ class TestDamage:
         damage(run.path, "global_step3")
         run.goes_on_from("global_step2")
         passed, chosen = lines(capsys)
-        assert passed.startswith("checkpoint global_step3 is passed over: ") and str(run.path) in passed
+        assert passed.startswith("checkpoint global_step3 is skipped: ") and str(run.path) in passed
         assert chosen == "resuming from global_step2"
         assert (run.path / "_adapt" / "global_step3").exists()  # whoever wants to look at it can
 
@@ -212,7 +212,7 @@ class TestDamage:
         Run(tmp_path).save("global_step1")
         with pytest.raises(ConfigError, match="none of its checkpoints is whole: global_step1"):
             Run(tmp_path, critic=True).start()
-        assert "saved without one" in lines(capsys)[0]
+        assert "saved without this model" in lines(capsys)[0]
 
     def test_a_folder_that_is_a_link_is_not_followed(self, run, tmp_path):
         run.save("global_step1")
@@ -274,8 +274,8 @@ class TestNewRun:
         with pytest.raises(ConfigError) as error:
             run.start(load=False)
         assert str(error.value) == (
-            f"ckpt.path is {run.path}, which has checkpoints of an earlier run (newest: global_step10); go on from "
-            "there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+            f"ckpt.path is {run.path}, which has checkpoints of an earlier run (newest: global_step10); continue "
+            "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
         )
         assert run.tree() == before and lines(capsys) == []
 

@@ -76,7 +76,7 @@ def test_step_is_the_argument(tmp_path):
 
 @pytest.mark.parametrize("cut", range(1, 20))
 def test_line_cut_short_by_a_crash_is_dropped(tmp_path, cut):
-    """At every length of the last line, its end of line alone missing included."""
+    """The last line may have any length. It may even lack only its end of line."""
     run = RunRecord(tmp_path)
     run.append(1, {"a": 1})
     run.append(2, {"a": 2})
@@ -195,7 +195,7 @@ def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
 
 
 def told(means, rebuilt_at=None):
-    """(position, prompt, kind) of all news of groups (prompt, mean); the states are rebuilt before one of them."""
+    """(position, prompt, kind) of all news in groups (prompt, mean). The states are rebuilt before one group."""
     states, rows = PromptStates(), []
     for position, (prompt, mean) in enumerate(means):
         if position == rebuilt_at:
