@@ -1,4 +1,4 @@
-"""`bapo-openrlhf buffer`: what it lists and exports, against a state that was written by hand."""
+"""`bapo-openrlhf buffer`: its lists and exports of a state that was written by hand."""
 
 import itertools
 import json
@@ -70,7 +70,7 @@ def state(method="bapo", version=1):
 
 
 def save(path, tag="global_step10", content=None):
-    """A whole checkpoint, as the trainer leaves it."""
+    """A whole checkpoint, like the trainer writes it."""
     store = CheckpointStore(path, critic=False)
     folder = store.begin(tag)
     for part in ("_actor", "_critic"):
@@ -91,7 +91,7 @@ def checkpoints(tmp_path):
 
 @pytest.fixture
 def command(capsys):
-    """Runs the command; returns its exit status, its lines and the lines on standard error."""
+    """Run the command. Return its exit status, its lines and the lines on standard error."""
 
     def run(*argv):
         status = cli.run(["buffer", *map(str, argv)])
@@ -102,7 +102,7 @@ def command(capsys):
 
 
 def listed(lines):
-    """Cells of the list, the prompt as one."""
+    """The cells of the list. The prompt is one cell."""
     start = next(i for i, line in enumerate(lines) if line.startswith("buffer "))
     return [line.split(None, 7) for line in lines[start + 1 :] if line.startswith(("hard ", "replay "))]
 
@@ -140,7 +140,7 @@ def test_list_by_hand(checkpoints, command):
 
 
 def test_syncs_are_those_of_the_runs_delay(checkpoints, command):
-    """v stands in run.json, beside the checkpoints or among them; a flag wins; without any they are not known."""
+    """v is in run.json next to the checkpoints or in their folder. A flag overrides it. Otherwise syncs are unknown."""
     assert [row[3] for row in listed(command(checkpoints)[1])] == ["-"] * 5
     (checkpoints.parent / "run.json").write_text(json.dumps({"config": {"adapt.rollout_delay": 4}}))
     assert [row[3] for row in listed(command(checkpoints)[1])] == ["-", "-", "1", "0", "0"]  # 4 to 9, 8 to 9
@@ -289,7 +289,7 @@ def test_export_leaves_the_checkpoints_alone(checkpoints, command, tmp_path, mon
 
 
 def test_responses_as_text(checkpoints, command, tmp_path, monkeypatch):
-    """With a tokenizer that says what it was asked to decode: the generated tokens alone."""
+    """The tokenizer returns what it must decode: only the generated tokens."""
 
     class Tokenizer:
         @classmethod
@@ -349,7 +349,7 @@ def test_a_damaged_checkpoint_is_named(checkpoints, command):
     model.write_text("short")
     status, lines, errors = command(checkpoints)
     assert status == 0 and "4 steps done" in lines[0]
-    assert len(errors) == 1 and "global_step10 is passed over" in errors[0] and "model.pt has 5 bytes" in errors[0]
+    assert len(errors) == 1 and "global_step10 is skipped" in errors[0] and "model.pt has 5 bytes" in errors[0]
     status, lines, errors = command(checkpoints / "_actor" / "global_step10")
     assert status == 0 and "10 steps done" in lines[0], "its buffers can be read"
     assert len(errors) == 1 and "global_step10 is not whole" in errors[0] and "model.pt has 5 bytes" in errors[0]
@@ -358,7 +358,9 @@ def test_a_damaged_checkpoint_is_named(checkpoints, command):
     raw[-1] ^= 1
     tensors.write_bytes(raw)
     status, _, errors = command(old)
-    assert status == 2 and errors[-1].endswith("state.safetensors is damaged, or of another save than state.json")
+    assert status == 2 and errors[-1].endswith(
+        "state.safetensors is damaged or belongs to another save than state.json"
+    )
     status, _, errors = command(checkpoints)
     assert status == 2 and "no checkpoint in" in errors[-1] and "global_step10, global_step4; name one" in errors[-1]
     (old / "state.json").unlink()
@@ -370,9 +372,9 @@ def test_a_save_that_did_not_end(checkpoints, command):
     store = CheckpointStore(checkpoints, critic=False)
     store.begin("global_step12")
     status, lines, errors = command(checkpoints)
-    assert status == 0 and "10 steps done" in lines[0] and "global_step12 is passed over" in errors[0]
+    assert status == 0 and "10 steps done" in lines[0] and "global_step12 is skipped" in errors[0]
     status, _, errors = command(checkpoints / "_adapt" / "global_step12")
-    assert status == 2 and "the save did not end" in errors[0] and errors[1].endswith("state.json is missing")
+    assert status == 2 and "the save did not finish" in errors[0] and errors[1].endswith("state.json is missing")
 
 
 @pytest.mark.parametrize("kind", ["other", "none", "newer"])
@@ -381,7 +383,7 @@ def test_another_methods_state_is_named(tmp_path, command, kind):
     save(tmp_path / "ckpt", content=content)
     status, _, errors = command(tmp_path / "ckpt")
     named = {"other": "'fifo', version 1", "none": "None, version None", "newer": "'bapo', version 2"}[kind]
-    assert status == 2 and f"method {named}; what can be listed is 'bapo', version 1" in errors[0]
+    assert status == 2 and f"method {named}; only 'bapo', version 1, can be listed" in errors[0]
 
 
 def test_no_state_of_batch_adaptation(checkpoints, command, tmp_path):
@@ -389,7 +391,7 @@ def test_no_state_of_batch_adaptation(checkpoints, command, tmp_path):
     (plain / "_actor" / "global_step5").mkdir(parents=True)
     for path in (plain, plain / "_actor" / "global_step5"):
         status, _, errors = command(path)
-        assert status == 2 and "written without batch adaptation, and have no buffers" in errors[0]
+        assert status == 2 and "written without batch adaptation, so they have no buffers" in errors[0]
     (checkpoints / "_actor" / "global_step11").mkdir()
     status, _, errors = command(checkpoints / "_actor" / "global_step11")
     assert status == 2 and "global_step11" in errors[0] and "global_step10 have one" in errors[0]
@@ -397,7 +399,7 @@ def test_no_state_of_batch_adaptation(checkpoints, command, tmp_path):
     assert "has no checkpoint with a state of batch adaptation" in command(tmp_path / "empty")[2][0]
     assert command(tmp_path / "nowhere")[2][0].endswith("nowhere' does not exist")
     (tmp_path / "file").touch()
-    assert command(tmp_path / "file")[2][0].endswith("file' is no folder")
+    assert command(tmp_path / "file")[2][0].endswith("file' is not a folder")
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ def test_bad_flags_are_one_line(checkpoints, command, flags, message):
 
 
 def test_it_needs_no_torch(checkpoints):
-    """Though the state has tensors of torch's, one of a kind that numpy does not know."""
+    """Although the state has torch tensors, one with a type that numpy does not have."""
     code = (
         "import sys\n"
         "for name in ('torch', 'ray', 'vllm', 'transformers', 'matplotlib'): sys.modules[name] = None\n"
