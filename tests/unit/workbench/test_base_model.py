@@ -108,7 +108,7 @@ def test_nothing_of_the_test_split_is_taught():
 
 
 def test_what_is_taught_stays_the_same():
-    """A different digest is a different base model: increase FORMAT, measure the README's numbers, then change it here."""
+    """A different digest is a different base model: increase FORMAT, measure the README's numbers, then edit this."""
     batches = list(base_model.solutions(BaseModelSettings(steps=20)))  # both phases
     assert hashlib.sha256(json.dumps(batches).encode()).hexdigest()[:16] == "86ccf2a0c59362b7"
 
