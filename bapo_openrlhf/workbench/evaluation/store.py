@@ -134,7 +134,7 @@ def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> N
 
 def _refuse_unless(same: bool, path: Path, name: str, old: Any, new: Any) -> None:
     if not same:
-        raise ConfigError(f"{name} is {new}, and {path} has {old}: results of the two cannot be mixed; choose another "
+        raise ConfigError(f"{name} is {new}, and {path} has {old}; results of the two cannot be mixed; choose another "
                           "folder (--out)")  # fmt: skip
 
 
