@@ -45,10 +45,8 @@ def vtrace(
         log_ratios: log pi - log alpha of each token, shape (rows, A). It must be 0 for tokens of today's weights.
             Otherwise the rounding difference between engine and actor would end every trace after some hundred tokens.
         mask: Whether a position is a token that the policy generated, shape (rows, A).
-        gamma: Discount.
-        lambd: lambda.
-        rho_max: Truncation of the ratio in delta.
-        c_max: Truncation of the ratio in the trace.
+        gamma, lambd: Discount and lambda of GAE.
+        rho_max, c_max: Truncations of the ratio, see above.
 
     Returns:
         A and v, both float64 of shape (rows, A).
