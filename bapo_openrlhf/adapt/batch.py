@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from bapo_openrlhf.adapt.group import Group
-
-Source = Literal["fresh", "reevaluated", "replayed"]
+from bapo_openrlhf.adapt.vocabulary import Source
 
 
 @dataclass

@@ -11,11 +11,7 @@ from collections.abc import Iterable
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
-
-# Fields of Batch: where a group of this step can be. FAILED groups have no reward and so never reach a batch.
-STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite")
-FAILED = "failed"
-X3 = ("replayed", "unused")  # the fields with groups of earlier steps, which were counted then
+from bapo_openrlhf.adapt.vocabulary import EARLIER, FAILED, STATES
 
 
 def states_of(batch: Batch) -> dict[int, str]:
@@ -47,9 +43,9 @@ class Ledger:
             RuntimeError: naming a group that is in no state or in several, or that this step did not generate.
         """
         made = Counter(group.uid for group in generated)
-        places = {name: [group.uid for group in getattr(batch, name)] for name in (*STATES, *X3)}
+        places = {name: [group.uid for group in getattr(batch, name)] for name in (*STATES, *EARLIER)}
         settled = Counter(uid for state in STATES for uid in places[state])
-        replays: Counter[int] = Counter(uid for name in X3 for uid in places[name])
+        replays: Counter[int] = Counter(uid for name in EARLIER for uid in places[name])
         twice = (made & replays) | (replays - Counter(set(replays)))  # X3: groups of earlier steps, each once
         wrong = sorted((made - settled) + (settled - made) + twice)
         if wrong:

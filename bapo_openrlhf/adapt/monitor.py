@@ -12,8 +12,7 @@ from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP, importance_summary, sync_age
 from bapo_openrlhf.adapt.theory import bound_term, sampled_tv
-
-SOURCES = ("fresh", "reevaluated", "replayed")
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 
 def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:

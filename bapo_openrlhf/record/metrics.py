@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bapo_openrlhf.record.run_record import SOURCES
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 ADAPTED = ("ba_ppo", "bapo_grpo")
 CRITIC = ("ba_ppo", "ppo")

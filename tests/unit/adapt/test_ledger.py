@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.ledger import FAILED, STATES, Ledger
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.vocabulary import FAILED, STATES
 
 REPLAYS = ("replayed", "unused")  # lists of groups of earlier steps
 

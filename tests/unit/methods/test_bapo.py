@@ -20,8 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 import bapo_openrlhf
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt, as_fraction
-from bapo_openrlhf.adapt.ledger import STATES, Ledger
+from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
+from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.methods import BAPO, BAPOConfig, Method
 
 C2, C3 = Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8))

@@ -1,0 +1,18 @@
+"""The words for the sources of a batch and for what becomes of a generated group.
+
+Fields of `Batch`, metric names (`groups/fresh`) and the files of a run use these words as they are. They are defined
+only here. The module imports nothing, so that reading a record needs no numpy.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Source = Literal["fresh", "reevaluated", "replayed"]
+SOURCES: tuple[Source, ...] = get_args(Source)  # X1, X2 and X3 of Definition 3.1
+
+# What can become of a group in the step that generates it. Each is a field of Batch, except FAILED: a failed group has
+# no reward, so it never reaches a batch.
+STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite")
+FAILED = "failed"
+EARLIER = ("replayed", "unused")  # fields of Batch with groups of earlier steps, whose state was counted then

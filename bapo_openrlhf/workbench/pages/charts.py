@@ -1,0 +1,297 @@
+"""The charts of the pages, in Altair: lines, stacked areas, bars, intervals, and a matrix.
+
+A chart has no size and no legend, because the page gives it both. It gets numbers and words of this package. Names of
+runs, which anybody may have written, stay in `Key` and `Table`, which the page escapes. The names of `intervals` and
+`level_bars` are data, and Vega escapes what it draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from bapo_openrlhf.workbench.pages.colours import CARD, GRID, INK, MUTED
+from bapo_openrlhf.workbench.pages.figure import Key
+from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import number
+
+FEW = 12  # points of a curve that are marked one by one
+MAX_LABELLED = 17  # bins of a matrix whose cells have room for a number
+STEP = "trainer step"  # the title of an axis of steps
+
+Domain = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart.
+
+    Attributes:
+        values: The values of y. The index holds x, in ascending order.
+        faint: Whether the line is thin and pale.
+        band: The ends of an area around the line, in the columns low and high; the index holds x.
+    """
+
+    key: Key
+    values: pd.Series
+    faint: bool = False
+    band: pd.DataFrame | None = None
+
+
+def in_words(curves: Sequence[Curve], x_name: str = "step") -> str:
+    """The beginning, the end and the extremes of each curve."""
+    parts = []
+    for curve in curves:
+        if curve.values.empty or curve.faint:
+            continue
+        values, (first, last) = curve.values, (number(curve.values.index[place]) for place in (0, -1))
+        parts.append(
+            f"{curve.key.name}: {number(values.iloc[0])} at {x_name} {first}, {number(values.iloc[-1])} at {x_name} "
+            f"{last}; between {number(values.min())} and {number(values.max())}"
+        )
+    return "; ".join(parts) + "." if parts else ""
+
+
+def table_of(curves: Sequence[Curve], x: str) -> Table:
+    """What is drawn: a row for each x, a column for each curve."""
+    columns = [curve.values[~curve.values.index.duplicated(keep="last")] for curve in curves]
+    frame = pd.concat(columns, axis=1, sort=True).reset_index()
+    frame.columns = pd.Index([x, *(curve.key.name for curve in curves)])
+    return Table(frame)
+
+
+# ── lines and areas ──
+
+
+def lines(
+    curves: Sequence[Curve],
+    *,
+    x: str,
+    y: str,
+    x_domain: Domain,
+    y_domain: Domain | None = None,
+    zero: bool = False,
+    log: bool = False,
+) -> alt.LayerChart:
+    """Lines over a common axis, with their bands. Curves of few points have these marked.
+
+    Args:
+        curves: The points that are drawn, so a long curve is thinned before.
+        x, y: Titles of the axes, with units.
+        y_domain: From the data if None.
+        zero: Whether the y axis starts at 0.
+        log: Whether the y axis is logarithmic if all values are positive.
+    """
+    parts = [
+        pd.DataFrame({"x": curve.values.index, "y": curve.values.to_numpy(), "curve": str(place), "faint": curve.faint})
+        for place, curve in enumerate(curves)
+    ]
+    data = pd.concat(parts, ignore_index=True)
+    scale: dict[str, Any] = {"type": "log"} if log and (data["y"] > 0).all() else {"zero": zero, "nice": True}
+    if y_domain is not None:
+        scale["domain"] = list(y_domain)
+    places = {
+        "x": _x(x, alt.Scale(domain=list(x_domain), nice=False)),
+        "y": alt.Y("y:Q", scale=alt.Scale(**scale), axis=_y_axis(y)),
+    }
+    names = [str(place) for place in range(len(curves))]
+    dashes = alt.Scale(domain=names, range=[_dash(curve.key) for curve in curves])
+    base = alt.Chart(data).encode(**places, color=_colour("curve:N", names, [curve.key.colour for curve in curves]))
+    drawn = base.encode(strokeDash=alt.StrokeDash("curve:N", scale=dashes, legend=None))
+    layers = [_band(curve, places) for curve in curves if curve.band is not None]
+    layers.append(drawn.transform_filter("datum.faint").mark_line(strokeWidth=1, opacity=0.4))
+    layers.append(drawn.transform_filter("!datum.faint").mark_line(strokeWidth=2, strokeJoin="round"))
+    few = [str(place) for place, curve in enumerate(curves) if len(curve.values) <= FEW]
+    if few:
+        marked = base.transform_filter(alt.FieldOneOfPredicate(field="curve", oneOf=few))
+        layers.append(marked.mark_point(filled=True, size=30, opacity=1))
+    return alt.layer(*layers)
+
+
+def _band(curve: Curve, places: dict[str, Any]) -> alt.Chart:
+    frame = pd.DataFrame({"x": curve.band.index, "y": curve.band["low"], "high": curve.band["high"]})  # type: ignore[union-attr,index]
+    return alt.Chart(frame).mark_area(opacity=0.22, color=curve.key.colour, line=False).encode(**places, y2="high:Q")
+
+
+def areas(
+    layers: Sequence[Curve], over: Sequence[Curve] = (), *, width: int, last_step: int, y: str, top: float
+) -> alt.LayerChart:
+    """Amounts stacked over the steps, with a column for each bin, and lines over them.
+
+    Args:
+        layers: From below, each binned by `width` steps. A bin without a point counts as 0.
+        over: The lines, binned the same.
+        top: Top of the y axis, the same for all charts that are to be compared.
+    """
+    places = {
+        "x": _x(STEP, alt.Scale(domain=[0.5, last_step + 0.5], nice=False)),
+        "y": alt.Y("y:Q", scale=alt.Scale(domain=[0, top], nice=True), axis=_y_axis(y)),
+    }
+    names = [str(place) for place in range(len(layers))]
+    known = pd.concat([curve.values for curve in (*layers, *over)], axis=1, sort=True)
+    heights = known.iloc[:, : len(layers)].fillna(0.0)
+    tops = heights.cumsum(axis=1)
+    data = pd.DataFrame({
+        "x": known.index.repeat(len(layers)), "layer": names * len(known),
+        "y": (tops - heights).to_numpy().ravel(), "y2": tops.to_numpy().ravel(),
+    })  # fmt: skip
+    stacked = alt.Chart(_edges(data, width)).mark_area(line=False, opacity=1)
+    colour = _colour("layer:N", names, [curve.key.colour for curve in layers])
+    drawn = [stacked.encode(**places, y2="y2:Q", color=colour)]
+    for curve in over:
+        line = alt.Chart(_edges(pd.DataFrame({"x": curve.values.index, "y": curve.values.to_numpy()}), width))
+        mark = line.mark_line(strokeWidth=1.5, color=curve.key.colour, strokeDash=_dash(curve.key))
+        drawn.append(mark.encode(**places))
+    return alt.layer(*drawn)
+
+
+def _edges(data: pd.DataFrame, width: int) -> pd.DataFrame:
+    """Each row twice, at the left and at the right edge of its bin, so that what is drawn is a flat column."""
+    both = data.loc[data.index.repeat(2)].reset_index(drop=True)
+    return both.assign(x=both["x"] + [-width / 2, width / 2] * len(data))
+
+
+# ── bars and intervals ──
+
+
+def bars(counts: pd.DataFrame, colours: Sequence[str], *, x: str, y: str, top: float) -> alt.Chart:
+    """A bar for each row, with its parts stacked from below.
+
+    Args:
+        counts: The index names the bars, and each column is a part.
+    """
+    data = _long(counts).assign(bar=lambda frame: frame["row"].astype(int))
+    labels = "[" + ",".join(f"'{name}'" for name in counts.index) + "][datum.value]"
+    axis = alt.Axis(title=x, grid=False, labelExpr=labels, labelAngle=0, ticks=False, labelFlush=True)
+    return (
+        alt.Chart(data)
+        .mark_bar(cornerRadius=0)
+        .encode(
+            x=alt.X("bar:O", scale=alt.Scale(paddingInner=0.15), axis=axis),
+            y=alt.Y("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top]), axis=_y_axis(y)),
+            color=_colour("part:O", list(range(len(colours))), colours),
+            order="part:O",
+        )
+    )
+
+
+def level_bars(amounts: pd.DataFrame, colours: Sequence[str], *, x: str, top: float) -> alt.Chart:
+    """A level bar for each row, from above, with its parts side by side.
+
+    Args:
+        amounts: The index names the bars, and each column is a part.
+        top: End of the x axis, the same for all charts that are to be compared.
+    """
+    names = {place: name for place, name in enumerate(amounts.index)}
+    data = _long(amounts).assign(name=lambda frame: frame["row"].map(names))
+    return (
+        alt.Chart(data)
+        .mark_bar()
+        .encode(
+            x=alt.X("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top], nice=True), axis=_x_axis(x, grid=True)),
+            y=_names().scale(paddingInner=0.25),
+            color=_colour("part:O", list(range(len(colours))), colours),
+            order="part:O",
+        )
+    )
+
+
+def _long(wide: pd.DataFrame) -> pd.DataFrame:
+    """A row for each cell: the places of its row and its part, and the amount."""
+    rows, parts = wide.shape
+    cells = [(row, part) for row in range(rows) for part in range(parts)]
+    return pd.DataFrame(cells, columns=["row", "part"]).assign(amount=wide.to_numpy().ravel())
+
+
+def intervals(
+    rows: pd.DataFrame, *, x: str, domain: Domain, reference: float | None = None, single: pd.DataFrame | None = None
+) -> alt.LayerChart:
+    """A level line for each row: a value with its interval, and single values as smaller dots.
+
+    Args:
+        rows: Columns name, value, low, high and colour, from above. Without an interval low and high are NaN.
+        x: Title of the axis, with its unit.
+        domain: Ends of the axis, or within them.
+        reference: A value to compare with, drawn as a line across.
+        single: Columns name and value.
+    """
+    data = rows.reset_index(drop=True).assign(row=[str(place) for place in range(len(rows))])
+    at = alt.Scale(domain=list(domain), nice=True)
+    colour = _colour("row:N", list(data["row"]), list(data["colour"]))
+    base = alt.Chart(data).encode(y=_names(), color=colour)
+    ends = base.transform_filter("isValid(datum.low) && isValid(datum.high)").mark_rule(strokeWidth=2.5)
+    layers = [ends.encode(x=_x(x, at, "low", grid=True), x2="high:Q")]
+    if single is not None and len(single):
+        dots = alt.Chart(single).mark_point(filled=True, size=20, opacity=1, color=INK, stroke=CARD, strokeWidth=1)
+        layers.append(dots.encode(x=_x(x, at, "value", grid=True), y=_names()))
+    layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(x=_x(x, at, "value", grid=True)))
+    if reference is not None:
+        across = alt.Chart(pd.DataFrame({"value": [reference]})).mark_rule(color=MUTED, strokeDash=[4, 3])
+        layers.insert(0, across.encode(x=_x(x, at, "value", grid=True)))
+    return alt.layer(*layers)
+
+
+def _names() -> alt.Y:
+    """An axis of names. A line end in a name starts a new line."""
+    axis = alt.Axis(title=None, labelLimit=200, ticks=False, domain=False, labelColor=INK)
+    axis.labelExpr, axis.labelLineHeight = "split(datum.label, '\\n')", 13
+    return alt.Y("name:N", sort=None, axis=axis)
+
+
+# ── matrix ──
+
+
+def matrix(counts: pd.DataFrame, *, x: str, y: str) -> alt.LayerChart:
+    """Counts by row and column, from the lowest row up. The darker a cell, the larger its share of its row."""
+    size = len(counts) - 1
+    shares = counts.div(counts.sum(axis=1).where(lambda sums: sums > 0, 1), axis=0)
+    data = _long(counts).rename(columns={"part": "column", "amount": "n"}).assign(share=shares.to_numpy().ravel())
+    labels = f"datum.value % {max(1, (size + 1) // 9)} == 0 ? datum.value + '/{size}' : ''"
+    plain = {"labelExpr": labels, "labelAngle": 0, "ticks": False, "domain": False, "grid": False, "labelFlush": False}
+    base = alt.Chart(data).encode(
+        x=alt.X("column:O", axis=_x_axis(x, **plain)),
+        y=alt.Y("row:O", sort="descending", axis=_y_axis(y, **plain)),
+    )
+    shade = alt.FillOpacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0, 1]), legend=None)
+    layers = [base.mark_rect(color="var(--cell)", stroke=GRID, strokeWidth=0.5).encode(fillOpacity=shade)]
+    if size < MAX_LABELLED:
+        digits = ".3~s" if data["n"].max() > 999 else "d"
+        text = base.transform_filter("datum.n > 0").mark_text(fontSize=10)
+        ink = alt.condition("datum.share > 0.8", alt.value("var(--on-cell)"), alt.value(INK))
+        layers.append(text.encode(text=alt.Text("n:Q", format=digits), color=ink))
+    return alt.layer(*layers)
+
+
+# ── axes ──
+
+NUMBERS = "abs(datum.value) >= 1000 ? format(datum.value, '.4~s') : format(datum.value, '.4~g')"
+STEPS = "datum.value == floor(datum.value) ? format(datum.value, ',d') : ''"
+
+
+def _x(title: str, scale: alt.Scale, field: str = "x", **more: Any) -> alt.X:
+    return alt.X(f"{field}:Q", scale=scale, axis=_x_axis(title, **more))
+
+
+def _x_axis(title: str, **more: Any) -> alt.Axis:
+    kind = {"tickMinStep": 1, "labelExpr": STEPS} if title == STEP else {"labelExpr": NUMBERS}
+    return alt.Axis(**{"title": title, "tickCount": 5, "grid": False, "labelFlush": True, **kind, **more})
+
+
+def _y_axis(title: str, **more: Any) -> alt.Axis:
+    """The title stands level above the axis. There it is easy to read and takes no width."""
+    place = {"titleAngle": 0, "titleAlign": "left", "titleX": -34, "titleY": -10}
+    return alt.Axis(
+        **{"title": title, "tickCount": 5, "domain": False, "ticks": False, "labelExpr": NUMBERS, **place, **more}
+    )
+
+
+def _colour(field: str, domain: Sequence[Any], colours: Sequence[str]) -> alt.Color:
+    return alt.Color(field, scale=alt.Scale(domain=list(domain), range=list(colours)), legend=None)
+
+
+def _dash(key: Key) -> list[int]:
+    return [int(part) for part in key.dash.split()]

@@ -1,0 +1,130 @@
+"""A figure: a chart with the words and numbers that explain it, drawn as SVG or PNG."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import vl_convert
+from markupsafe import Markup, escape
+
+from bapo_openrlhf.workbench.pages.colours import GRID, MUTED, without_variables
+from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import clean
+
+NARROW, WIDE = (330, 235), (700, 245)  # pixels that a chart is laid out for; the page scales it a little
+PIXELS = 1.5  # pixels of a PNG file for each pixel of the layout
+
+AnyChart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.ConcatChart
+THEME: dict[str, Any] = {
+    "aria": False,  # the page describes the chart in words
+    "background": None,
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": MUTED,
+        "titleColor": MUTED,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "gridColor": GRID,
+        "domainColor": MUTED,
+        "tickColor": MUTED,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A line of a legend.
+
+    Attributes:
+        shape: Either line or area.
+        dash: SVG's stroke-dasharray; empty for a solid line.
+    """
+
+    name: str
+    colour: str
+    dash: str = ""
+    shape: str = "line"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a page.
+
+    Attributes:
+        title: What is drawn.
+        says: What it shows, in one plain sentence.
+        chart: The chart without a size; None if there is nothing to draw.
+        summary: The numbers in words, for readers who do not see the picture.
+        table: The numbers that are drawn.
+        paper: The figure of the paper that it corresponds to; empty if there is none.
+        run: The run that it shows; empty if it shows all.
+        keys: The legend, which the page shows above the chart.
+        missing: What is not there, and why.
+        domain: The ends of the x axis if the first column of the table is on it. Pointing at the chart needs them.
+        wide: Whether it gets more room than other figures.
+        height: Height in pixels; 0 for the usual height.
+    """
+
+    title: str
+    says: str
+    chart: AnyChart | None
+    summary: str = ""
+    table: Table | None = None
+    paper: str = ""
+    run: str = ""
+    keys: Sequence[Key] = ()
+    missing: Sequence[str] = ()
+    domain: tuple[float, float] | None = None
+    wide: bool = False
+    height: int = 0
+
+    @property
+    def row(self) -> str:
+        """Figures with the same name here show different runs, and stand next to each other."""
+        return self.title if self.run else ""
+
+
+def drawings_of(figure: Figure) -> list[Markup]:
+    """The figure as SVG: one drawing, or for a wide figure a narrow and a wide one, of which the page shows one."""
+    spec = specification(figure.chart)
+    sizes = {"narrow": NARROW, "wide": WIDE} if figure.wide else {"": NARROW}
+    label = escape(clean(f"{figure.title}. {figure.summary}"))
+    return [_drawing(spec, width, figure.height or height, name, label) for name, (width, height) in sizes.items()]
+
+
+def specification(chart: AnyChart) -> dict[str, Any]:
+    """The chart in Vega-Lite, in the theme of the pages."""
+    with alt.data_transformers.enable("default", max_rows=None):
+        return {**chart.to_dict(), "config": THEME}
+
+
+def _drawing(spec: dict[str, Any], width: int, height: int, name: str, label: str) -> Markup:
+    sized = {**spec, "width": width, "height": height, "autosize": {"type": "fit", "contains": "padding"}}
+    svg = vl_convert.vegalite_to_svg(sized)
+    inside = re.sub(r"^.*?<svg[^>]*>", "", svg, count=1, flags=re.S)
+    inside = re.sub(r' (role|aria-[a-z]+)="[^"]*"', "", inside)  # of the marks: the label and the table say it
+    return Markup(f'<svg class="{name}" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">{inside}')
+
+
+def swatch(key: Key) -> Markup:
+    """The sample of a colour in a legend."""
+    if key.shape == "area":
+        inside = f'<rect width="22" height="12" rx="2" fill="{key.colour}"/>'
+    else:
+        inside = f'<path d="M0 6h22" stroke="{key.colour}" stroke-width="3" stroke-dasharray="{key.dash}"/>'
+    return Markup(f'<svg class="swatch" width="22" height="12" aria-hidden="true">{inside}</svg>')
+
+
+def save_png(chart: AnyChart, path: Path) -> None:
+    """Write a chart, which has a size, to a PNG file in the colours of the light theme."""
+    spec = specification(chart)
+    spec = json.loads(without_variables(json.dumps(spec))) | {"background": "white"}
+    path.write_bytes(vl_convert.vegalite_to_png(spec, scale=PIXELS))

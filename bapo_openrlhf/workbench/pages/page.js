@@ -1,0 +1,80 @@
+// Reading a chart's values with mouse, finger or keyboard, and sorting tables. Everything is there without it, too.
+"use strict";
+
+for (const figure of document.querySelectorAll("figure[data-from]")) {
+  const from = Number(figure.dataset.from);
+  const to = Number(figure.dataset.to);
+  const drawing = figure.querySelector(".drawing");
+  const heads = [...figure.querySelectorAll("thead th")].map((cell) => cell.textContent);
+  let rows = null; // read when first asked for: there may be many
+
+  const box = document.createElement("div");
+  box.className = "readout";
+  const slider = document.createElement("input");
+  slider.type = "range";
+  slider.setAttribute("aria-label", `Values of ${figure.querySelector("h3").textContent} at a ${heads[0]}`);
+  const output = document.createElement("output");
+  box.append(slider, output);
+  drawing.after(box);
+  const cursor = document.createElement("div");
+  cursor.className = "cursor";
+  drawing.append(cursor);
+
+  const read = () => {
+    rows ??= [...figure.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent));
+    slider.min = 0;
+    slider.max = rows.length - 1;
+  };
+  const place = (row) => Number(row[0].replaceAll(",", ""));
+  const show = (index) => {
+    const row = rows[index];
+    const parts = heads.slice(1).map((head, column) => [head, row[column + 1]]).filter(([, value]) => value !== "–");
+    const text = `${heads[0]} ${row[0]} · ${parts.map(([head, value]) => `${head}: ${value}`).join(" · ")}`;
+    output.textContent = text;
+    slider.setAttribute("aria-valuetext", text);
+    const svg = [...drawing.querySelectorAll("svg")].find((found) => found.getBoundingClientRect().width > 0);
+    const plot = svg.querySelector(".background").getBoundingClientRect();
+    const frame = drawing.getBoundingClientRect();
+    cursor.style.display = "block";
+    cursor.style.left = `${plot.left - frame.left + (plot.width * (place(row) - from)) / (to - from)}px`;
+    cursor.style.top = `${plot.top - frame.top}px`;
+    cursor.style.height = `${plot.height}px`;
+  };
+  slider.addEventListener("focus", read);
+  slider.addEventListener("input", () => {
+    read();
+    show(Number(slider.value));
+  });
+  drawing.addEventListener("pointermove", (event) => {
+    read();
+    const svg = [...drawing.querySelectorAll("svg")].find((found) => found.getBoundingClientRect().width > 0);
+    const plot = svg.querySelector(".background").getBoundingClientRect();
+    const at = from + ((to - from) * (event.clientX - plot.left)) / plot.width;
+    let best = 0;
+    rows.forEach((row, index) => {
+      if (Math.abs(place(row) - at) < Math.abs(place(rows[best]) - at)) best = index;
+    });
+    slider.value = best;
+    show(best);
+  });
+  slider.value = 0;
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0];
+  table.querySelectorAll("thead th").forEach((head) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const column = head.cellIndex;
+      const down = head.getAttribute("aria-sort") === "ascending";
+      for (const other of table.querySelectorAll("thead th")) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const key = (row) => row.cells[column].textContent.replaceAll(",", "");
+      const order = (a, b) => key(a).localeCompare(key(b), "en", { numeric: true });
+      body.append(...[...body.rows].sort((a, b) => (down ? order(b, a) : order(a, b))));
+    });
+  });
+}

@@ -1,0 +1,212 @@
+"""Sections as one HTML file that loads nothing.
+
+The template escapes every text. A Content-Security-Policy allows only the page's own script, by its hash, and forbids
+to load anything. So what a model wrote stays text even if escaping should ever fail.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import groupby
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from bapo_openrlhf.workbench.pages.colours import css
+from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, swatch
+from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import clean, number
+
+PACKAGE = "bapo_openrlhf.workbench.pages"
+MAX_OPEN = 400  # characters of a text that are shown before it is unfolded
+
+Progress = Callable[[Iterable[Figure], int], Iterable[Figure]]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition or a claim, and whether it held.
+
+    Attributes:
+        what: The condition, a sentence.
+        held: None if that is not known or was not asked for.
+        note: Why it did not hold, why it is not known, or what was seen.
+        steps: The steps at which it did not hold.
+    """
+
+    what: str
+    held: bool | None
+    note: str = ""
+    steps: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Conditions that are judged together.
+
+    Attributes:
+        run: The run that they are about; empty if there is only one.
+        missing: Why there are no conditions; empty if there are some.
+        words: What the page writes for each outcome.
+    """
+
+    run: str
+    conditions: Sequence[Condition]
+    missing: str
+    words: Mapping[str, str] = field(
+        default_factory=lambda: {"held": "Held", "unknown": "Not known", "broken": "Did not hold"}
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A folded entry of a `Listing`.
+
+    Attributes:
+        what: The line that is always shown.
+        start: The beginning of the text, which distinguishes the entry from the others.
+        texts: For each text its heading, what kind of text it is, and the text.
+    """
+
+    what: str
+    start: str
+    texts: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Texts that a reader can unfold.
+
+    Attributes:
+        run: The run that they are from; empty if there is only one.
+        total: How many there are, shown or not.
+        missing: Why there are none; empty if that is known.
+    """
+
+    run: str
+    title: str
+    entries: Sequence[Entry]
+    total: int
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page under a heading of its own. Folded tables open when a reader asks for them."""
+
+    anchor: str
+    title: str
+    intro: str = ""
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    folded: Sequence[Table] = ()
+    verdicts: Sequence[Verdict] = ()
+    listings: Sequence[Listing] = ()
+    notes: Sequence[str] = ()
+
+
+def render(
+    names: Sequence[str], sections: Sequence[Section], *, title: str, made_by: str, progress: Progress | None = None
+) -> str:
+    """Sections as a whole page.
+
+    Args:
+        names: What the page is about; they are its heading.
+        title: What follows the names in the browser's title.
+        made_by: The command that makes the page.
+        progress: Wraps the figures (and their number) while they are drawn.
+    """
+    todo = [figure for section in sections for figure in section.figures if figure.chart is not None]
+    drawings = {id(figure): drawings_of(figure) for figure in (progress(todo, len(todo)) if progress else todo)}
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            names=names,
+            title=title,
+            made_by=made_by,
+            sections=sections,
+            drawings=drawings,
+            style=Markup(css()) + _text("page.css"),
+            script=_text("page.js"),
+            policy=_policy(),
+        )
+    )
+
+
+def rows_of(figures: Sequence[Figure]) -> list[list[Figure]]:
+    """The figures that can be drawn. The same figure of several runs makes a row of its own."""
+    drawn = (figure for figure in figures if figure.chart is not None)
+    return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.row)]
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """Figures of a run that cannot be drawn, for the same reason."""
+
+    run: str
+    why: str
+    titles: Sequence[str]
+
+
+def lacking(figures: Sequence[Figure]) -> list[Lacking]:
+    """What cannot be drawn: a line for each run and reason."""
+    titles: dict[tuple[str, str], list[str]] = {}
+    for figure in figures:
+        if figure.chart is None:
+            name = figure.title + (f" ({figure.paper})" if figure.paper else "")
+            titles.setdefault((figure.run, "; ".join(figure.missing)), []).append(name)
+    return [Lacking(run, why, found) for (run, why), found in titles.items()]
+
+
+def step_ranges(steps: Iterable[int], most: int = 8) -> str:
+    """3, 4, 5, 9 as "3–5, 9". Beyond `most` ranges it says how many other steps there are."""
+    ranges: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if ranges and step == ranges[-1][1] + 1:
+            ranges[-1][1] = step
+        else:
+            ranges.append([step, step])
+    text = ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in ranges[:most])
+    rest = sum(high - low + 1 for low, high in ranges[most:])
+    return text + (f" and {rest:,} more" if rest else "")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(PACKAGE, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_final,
+    )
+    environment.filters |= {
+        "id": id,
+        "number": number,
+        "swatch": swatch,
+        "steps": step_ranges,
+        "rows": rows_of,
+        "lacking": lacking,
+    }
+    environment.globals["MAX_OPEN"] = MAX_OPEN
+    return environment
+
+
+def _final(value: Any) -> Any:
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _text(name: str) -> Markup:
+    return Markup(files(PACKAGE).joinpath(name).read_text(encoding="utf-8"))
+
+
+def _policy() -> str:
+    digest = base64.b64encode(hashlib.sha256(_text("page.js").encode()).digest()).decode()
+    script = f"script-src 'sha256-{digest}'"
+    return f"default-src 'none'; style-src 'unsafe-inline'; {script}; base-uri 'none'; form-action 'none'"

@@ -1,0 +1,75 @@
+"""A table: cells in a DataFrame, shown as HTML by a page, as Markdown, or in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from bapo_openrlhf.workbench.pages.text import number
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table and what is written around it.
+
+    Attributes:
+        frame: The cells are text, numbers, or None for nothing. The names of the columns are the head.
+        title: The line above the table.
+        words: Number of columns, counted from the left, that hold words. The other columns hold numbers.
+        strong: Places of the rows that stand out.
+        notes: The lines below the table.
+    """
+
+    frame: pd.DataFrame
+    title: str = ""
+    words: int = 1
+    strong: frozenset[int] = frozenset()
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, head: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", **more: Any) -> Table:
+        """A table from a head and rows of cells."""
+        return cls(pd.DataFrame([list(row) for row in rows], columns=list(head), dtype=object), title, **more)
+
+    @property
+    def head(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.frame.columns)
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """The cells, row by row."""
+        return [list(row) for row in self.frame.itertuples(index=False, name=None)]
+
+    def markdown(self) -> str:
+        """The table as Markdown: the title as a heading, and the notes as a list."""
+        shown = self.frame.map(number)
+        for place in self.strong:
+            shown.iloc[place] = "**" + shown.iloc[place] + "**"
+        shown = shown.replace({r"\|": r"\\|", r"\s+": " "}, regex=True)
+        shown.columns = [" ".join(name.replace("|", "\\|").split()) for name in self.head]
+        align = ["left" if place < self.words else "right" for place in range(len(self.head))]
+        lines = shown.to_markdown(index=False, disable_numparse=True, colalign=align if len(shown) else None)
+        notes = "".join(f"- {note}\n" for note in self.notes)
+        return (f"## {self.title}\n\n" if self.title else "") + lines + "\n" + (f"\n{notes}" if notes else "")
+
+    def rich(self) -> RichTable:
+        """The table without its notes, for a terminal."""
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        shown = RichTable(title=escape(self.title) if self.title else None, title_justify="left")
+        for place, name in enumerate(self.head):
+            shown.add_column(escape(name), justify="left" if place < self.words else "right", overflow="fold")
+        for place, row in enumerate(self.rows):
+            # The interval goes below its value, so that the table stays narrow.
+            cells = [escape(number(cell).replace(" [", "\n[")) for cell in row]
+            section = place + 1 in self.strong and place not in self.strong
+            shown.add_row(*cells, style="bold" if place in self.strong else None, end_section=section)
+        return shown

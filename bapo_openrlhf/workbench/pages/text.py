@@ -1,0 +1,50 @@
+"""Numbers and text for people."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a record is a finite number."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(value: Any) -> str:
+    """A number with at most four significant digits and separated thousands. Text stays; anything else is "–"."""
+    if isinstance(value, str):
+        return value
+    if not is_number(value):
+        return "–"
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def smooth(values: Sequence[float], width: int) -> list[float]:
+    """Centred moving average over `width` values; at the ends over those that exist. Same length as `values`."""
+    half = width // 2
+    windows = [values[max(0, place - half) : place + half + 1] for place in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """The type and the message of an error on one line, with at most `most` characters of the message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
+
+
+def clean(text: str) -> str:
+    """`text` with a replacement for each character that an HTML file may not hold. Tabs and line ends stay."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
