@@ -199,10 +199,6 @@ class AdaptConfig:
     eps: float = _flag(
         1e-6, "smoothing of the group's reward variance", symbol="epsilon", source="Eq. 2, 11-13", type=float
     )
-    kl_coef: float = 0.0  # set at launch for kl_target behaviour; no flag
-    resume_tag: str | None = None  # set at launch: the checkpoint to go on from; no flag
-    candidates: int = 1  # set by the checks: prompts that the method draws for each one it generates for; no flag
-    traces: str | None = None  # set by the checks: the file that the method takes traces from, None: none; no flag
 
     @property
     def enabled(self) -> bool:
@@ -349,6 +345,25 @@ class VerifierConfig:
         for name in ("timeout", "memory_gib"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"verifier.{name} is {getattr(self, name)}; it must be finite and above 0")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the checks before a run work out from its flags, its inputs and its checkpoints: `args.checked` of a run.
+
+    Attributes:
+        arithmetic: Batch arithmetic of the configuration.
+        prompts: Rows of the training data; None if the data is not on this machine.
+        candidates: Prompts that the method draws for each prompt for which it generates responses.
+        kl_coef: Coefficient of the KL penalty to the behaviour policy; 0 if the penalty is to the reference model.
+        resume_tag: Checkpoint from which the run continues; None if it starts from the beginning.
+    """
+
+    arithmetic: BatchArithmetic
+    prompts: int | None = None
+    candidates: int = 1
+    kl_coef: float = 0.0
+    resume_tag: str | None = None
 
 
 GROUPS: dict[str, type] = {"adapt": AdaptConfig, "verifier": VerifierConfig, "run": RunConfig}

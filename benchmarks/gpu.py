@@ -35,9 +35,9 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import SOURCES
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, GIB, constants_of
 from bapo_openrlhf.workbench.planning.memory import gpu_memory
-from bapo_openrlhf.workbench.planning.settings import Method, settings_of
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.times import TRAINING_PASSES
+from bapo_openrlhf.workbench.planning.workload import Algorithm, workload_of
 
 KINDS = [kind for kind in steps.KINDS if not kind.name.startswith("DAPO")]
 PARTS = {  # of a step: what the table calls them
@@ -102,9 +102,9 @@ def critic_too(kind: steps.Kind) -> bool:
 
 def planned(kind: steps.Kind, shape: ModelShape, words: Sequence[str], sheet: str, size: float) -> Any:
     """planning's Memory of a kind on GPUs of `size` bytes."""
-    settings = settings_of(arguments.parse(words))
+    settings = workload_of(arguments.parse(words))
     constants = constants_of(sheet).replaced("nvidia-smi", {"gpu_bytes": size})
-    method = Method(kind.name, adapted=kind.algorithm.startswith("ba"), critic=critic_too(kind))
+    method = Algorithm(kind.name, adapted=kind.algorithm.startswith("ba"), critic=critic_too(kind))
     return gpu_memory(shape, settings, constants, method, settings.gpus["actor"])
 
 

@@ -32,9 +32,9 @@ from bapo_openrlhf.workbench.planning.groups import average_groups, groups_of_st
 from bapo_openrlhf.workbench.planning.measured import measured_values
 from bapo_openrlhf.workbench.planning.output import table
 from bapo_openrlhf.workbench.planning.plan import plan_entry
-from bapo_openrlhf.workbench.planning.settings import METHODS, Method, Settings, settings_of
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.times import lengths, step_seconds
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload, workload_of
 
 ROOT = Path(__file__).parents[1]
 PRESET = ROOT / "configs" / "bapo_grpo_math_r1_distill_qwen_1.5b.yaml"
@@ -79,7 +79,7 @@ class LinearCosts:
 
 
 def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
-    """run.json's flags as parsed arguments, as far as `settings_of` reads them."""
+    """run.json's flags as parsed arguments, as far as `workload_of` reads them."""
     args = SimpleNamespace()
     own = {name.removeprefix("adapt."): value for name, value in flags.items() if name.startswith("adapt.")}
     for name, value in flags.items():
@@ -94,11 +94,11 @@ def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
     return args
 
 
-def method_of(arm: str) -> Method:
+def method_of(arm: str) -> Algorithm:
     """The arm's method; the study's DAPO has a KL penalty, unlike the paper's."""
     if arm.startswith("dapo"):
-        return Method("DAPO", dynamic=True)
-    return Method(arm, adapted=not arm.startswith("plain"), critic=arm.endswith("critic"))
+        return Algorithm("DAPO", dynamic=True)
+    return Algorithm(arm, adapted=not arm.startswith("plain"), critic=arm.endswith("critic"))
 
 
 def fit(runs: Sequence[Path]) -> LinearCosts:
@@ -125,7 +125,7 @@ def nearest(run: Path, plain: Sequence[Path]) -> Path | None:
     return found if gap(found) <= NEAR else None
 
 
-def shares(runs: Sequence[Path], settings: Settings) -> Constants:
+def shares(runs: Sequence[Path], settings: Workload) -> Constants:
     """The constants with the means of what the runs measured, by the thresholds of `settings`."""
     each = [measured_values(run, settings) for run in runs]
     values = {name: statistics.fmean(one[name] for one in each) for name in each[0]}
@@ -133,7 +133,7 @@ def shares(runs: Sequence[Path], settings: Settings) -> Constants:
 
 
 def predict(
-    method: Method, settings: Settings, constants: Constants, costs: LinearCosts, steps: int
+    method: Algorithm, settings: Workload, constants: Constants, costs: LinearCosts, steps: int
 ) -> dict[str, float]:
     """Medians over the steps of a run, as `measure` has them."""
     schedule, phases = settings.schedule(method), defaultdict(list)
@@ -155,7 +155,7 @@ def predict(
     return found
 
 
-def measure(run: Path, method: Method, settings: Settings) -> dict[str, float]:
+def measure(run: Path, method: Algorithm, settings: Workload) -> dict[str, float]:
     """Medians over a run's steps, the first left out; responses and trained tokens of a step over the whole run."""
     rows, schedule, phases = read_metrics(run), settings.schedule(method), defaultdict(list)
     for row in rows[WARM_UP:]:
@@ -186,12 +186,12 @@ def validate(folder: Path) -> dict[str, Any]:
     }
     for arm, runs in arms.items():
         method, path = method_of(arm), arm.rpartition("-")[2]
-        settings = settings_of(nested(read_run(runs[0])["config"]))
+        settings = workload_of(nested(read_run(runs[0])["config"]))
         if method.dynamic or not method.adapted:
             settings = replace(settings, filter="range")
         constants = shares(arms[BASES[path]], settings)
         if arm == BASES["group"]:
-            adapted = shares(runs, settings_of(nested(read_run(arms["bapo-group"][0])["config"])))
+            adapted = shares(runs, workload_of(nested(read_run(arms["bapo-group"][0])["config"])))
             result["shares"] = {name: getattr(adapted, name) for name in sorted(adapted.sources)}
         each = [measure(run, method, settings) for run in runs]
         steps = round(statistics.fmean(len(read_metrics(run)) for run in runs))
@@ -220,9 +220,9 @@ def validate(folder: Path) -> dict[str, Any]:
 def paper() -> dict[str, Any]:
     """Ratios to GRPO of responses and of time, predicted from the preset with the study's shares, and the paper's."""
     args = arguments.parse(["--config", str(PRESET.relative_to(ROOT))])
-    settings, constants = settings_of(args), constants_of("A100")
+    settings, constants = workload_of(args), constants_of("A100")
     found = {}
-    for method in METHODS:
+    for method in ALGORITHMS:
         if method.name in PAPER_ROLLOUTS:
             entry = plan_entry(SHAPES["1.5B"], 8, method, settings, constants, PAPER_STEPS)
             found[method.name] = {"rollouts": entry.rollouts, "step_seconds": entry.step_seconds}

@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 
 from bapo_openrlhf.cli.watch import seen_by
-from bapo_openrlhf.record.follow import Follower, open_run
+from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.workbench.watch import picture
 
 WIDTH, HEIGHT = 90, 40
 
 folder, path = sys.argv[1:]
-follower = Follower(open_run(folder))
+follower = Follower(Path(folder))
 follower.poll()
 console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
 console.print(picture(seen_by(follower), WIDTH, HEIGHT))

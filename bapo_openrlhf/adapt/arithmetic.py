@@ -143,9 +143,15 @@ def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: i
     return plan
 
 
-def epoch_steps(args: SimpleNamespace, prompts: int) -> int:
-    """Trainer steps of one pass through `prompts` prompts of the data: each uses up those that its method draws."""
-    drawn: int = args.rollout.batch_size * args.adapt.candidates
+def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
+    """Trainer steps of one pass through `prompts` prompts of the data.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        prompts: Rows of the training data.
+        candidates: Prompts that a step takes from the data for each prompt for which it generates responses.
+    """
+    drawn: int = args.rollout.batch_size * candidates
     return math.ceil(prompts / drawn)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from bapo_openrlhf.adapt.arithmetic import epoch_steps
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, epoch_steps
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.config import Checked
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, registry
 
@@ -27,14 +29,13 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     args = arguments.parse(rest, prog)
 
     from bapo_openrlhf.launch.preflight import check_inputs
-    from bapo_openrlhf.launch.settings import prepare_adaptation
 
-    inputs = check_inputs(args, data=mine.prompts is None or _is_here(args.data.prompt_dataset))
-    prompts = inputs.prompts if inputs.prompts is not None else mine.prompts
-    if prompts is not None and prompts < 1:
-        raise ConfigError(f"prompts is {prompts}; it must be at least 1")
-    report = describe(args, inputs.arithmetic, prompts)
-    prepare_adaptation(args)  # refuses what cannot be combined
+    checked = check_inputs(args, data=mine.prompts is None or _is_here(args.data.prompt_dataset))
+    if checked.prompts is None:
+        checked = replace(checked, prompts=mine.prompts)
+    if checked.prompts is not None and checked.prompts < 1:
+        raise ConfigError(f"prompts is {checked.prompts}; it must be at least 1")
+    report = describe(args, checked)
     width = max(len(name) for name, _ in report)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in report))
     print("configuration is valid")
@@ -45,9 +46,9 @@ def _is_here(datasets: str | None) -> bool:
     return all(Path(dataset.strip().split("@")[0]).exists() for dataset in (datasets or "").split(","))
 
 
-def describe(args: SimpleNamespace, arithmetic, prompts: int | None) -> list[tuple[str, str]]:
+def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     """Name and value of each fact about the run."""
-    adapt, kl = args.adapt, args.algo.kl
+    adapt, kl, arithmetic = args.adapt, args.algo.kl, checked.arithmetic
     rows = [
         ("algorithm", args.algorithm or "none given: OpenRLHF's flags as they are"),
         ("advantages", f"{args.algo.advantage.estimator} (lambda {args.algo.advantage.lambd:g})"),
@@ -73,10 +74,10 @@ def describe(args: SimpleNamespace, arithmetic, prompts: int | None) -> list[tup
             most = arithmetic.micro_train
             rows.append((f"{model} micro-batches", f"{count} per rank and full batch, of at most {most} samples"))
     if adapt.enabled:
-        rows += _adaptation(args, arithmetic)
+        rows += _adaptation(args, checked)
     if args.train.async_enable:
         rows.append(("record", "run.json and OpenRLHF's own logs alone: its asynchronous trainer is used as it is"))
-    rows += _epoch(args, prompts)
+    rows += _epoch(args, checked)
     return rows
 
 
@@ -84,15 +85,15 @@ def _model(model: SimpleNamespace, name: str) -> str:
     return f"{name}, {model.num_nodes} node(s) x {model.num_gpus_per_node} GPU(s)"
 
 
-def _batch(arithmetic, adapted: bool) -> str:
+def _batch(arithmetic: BatchArithmetic, adapted: bool) -> str:
     size = arithmetic.capacity * arithmetic.group_size
     if not adapted:
         return f"{arithmetic.capacity} groups = {size} samples"
     return f"any number of groups up to B {arithmetic.capacity} (= {size} samples)"
 
 
-def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:
-    adapt = args.adapt
+def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
+    adapt, arithmetic = args.adapt, checked.arithmetic
     c1, c2, c3 = adapt.thresholds()
     response = args.rollout.max_new_tokens or args.data.max_len
     prompt = max(args.data.max_len - response, 0)
@@ -121,8 +122,8 @@ def _adaptation(args: SimpleNamespace, arithmetic) -> list[tuple[str, str]]:
     ]
     # Of another method, the layer knows what it draws; the rest is the method's own business.
     rows = sources if issubclass(registry.method_class(adapt.method), BAPO) else []
-    if adapt.candidates > 1:
-        rows = [("prompts drawn", f"{adapt.candidates} for each one that is generated for"), *rows]
+    if checked.candidates > 1:
+        rows = [("prompts drawn", f"{checked.candidates} for each one that is generated for"), *rows]
     rows += [("importance ratio", adapt.ratio)]
     if args.critic.model_name_or_path:
         rows += [("returns", adapt.returns + truncated)]
@@ -150,11 +151,11 @@ def _checkpoints(ckpt: SimpleNamespace) -> str:
     return f"every {ckpt.save_steps} steps in {ckpt.path}, with the buffers"
 
 
-def _epoch(args: SimpleNamespace, prompts: int | None) -> list[tuple[str, str]]:
-    if prompts is None:
+def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
+    if checked.prompts is None:
         return [("epoch", "the training data is not here: give its rows with --prompts to see steps and syncs")]
-    steps = epoch_steps(args, prompts)
-    rows = [("epoch", f"{prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)")]
+    steps = epoch_steps(args, checked.prompts, checked.candidates)
+    rows = [("epoch", f"{checked.prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)")]
     if args.adapt.enabled:
         schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
         syncs = sum(schedule.sync_due(step) for step in range(1, steps + 1))  # after each update

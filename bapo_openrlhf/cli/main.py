@@ -15,7 +15,7 @@ COMMANDS = {
     "prepare": "turn a task's public data into what training and evaluation read",
     "evaluate": "a model on benchmarks: avg@k, pass@k, maj@k with intervals, beside the paper's table",
     "compare": "two evaluations, problem by problem",
-    "watch": "a run in the terminal while it goes on, here or on another machine",
+    "watch": "a run in the terminal while it goes on",
     "report": "one HTML page that shows and compares runs",
     "study": "a grid of methods and seeds on the real stack, run and compared",
     "plan": "predict time, memory and traffic on other models and GPUs; nothing is loaded",

@@ -14,8 +14,8 @@ from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
 from bapo_openrlhf.workbench.planning.measured import measured_values
 from bapo_openrlhf.workbench.planning.output import page, write
 from bapo_openrlhf.workbench.planning.plan import as_json, make_plan
-from bapo_openrlhf.workbench.planning.settings import settings_of
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_folder
+from bapo_openrlhf.workbench.planning.workload import workload_of
 
 GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)
     shapes = _shapes(mine.models, args.actor.model_name_or_path)
-    settings = settings_of(args)
+    settings = workload_of(args)
     if mine.measured is not None:
         constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, settings))
     command = shlex.join([*prog.split(), *argv])

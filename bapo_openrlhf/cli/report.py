@@ -28,8 +28,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
     if output.is_dir():
         raise ConfigError(f"--output {str(output)!r} is a folder; give the file to write, PAGE.html")
 
-    from bapo_openrlhf.workbench.report.page import make_page
     from bapo_openrlhf.workbench.report.runs import read_runs
+    from bapo_openrlhf.workbench.report.sections import make_page
 
     page = make_page(read_runs(args.runs), progress=charts_bar)
     output.parent.mkdir(parents=True, exist_ok=True)

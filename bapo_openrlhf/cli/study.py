@@ -87,7 +87,6 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
     from bapo_openrlhf.adapt.arithmetic import epoch_steps
     from bapo_openrlhf.cli import arguments
     from bapo_openrlhf.launch.preflight import check_inputs
-    from bapo_openrlhf.launch.settings import prepare_adaptation
     from bapo_openrlhf.launch.start import logical_gpus
 
     of_arm: dict[str, tuple[int, int]] = {}
@@ -96,13 +95,13 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
             continue
         try:
             args: SimpleNamespace = arguments.parse(run.words, "bapo-openrlhf train")
-            prompts = check_inputs(args).prompts
-            if prompts is None:
+            checked = check_inputs(args)
+            if checked.prompts is None:
                 raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")
-            prepare_adaptation(args)
         except ConfigError as error:
             raise ConfigError(f"study, {run.arm.name}: {error}") from error
-        of_arm[run.arm.name] = epoch_steps(args, prompts) * args.train.num_episodes, logical_gpus(args)
+        epoch = epoch_steps(args, checked.prompts, checked.candidates)
+        of_arm[run.arm.name] = epoch * args.train.num_episodes, logical_gpus(args)
     steps = {run.name: of_arm[run.arm.name][0] for run in planned}
     return steps, max(devices for _, devices in of_arm.values())
 

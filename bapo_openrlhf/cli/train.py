@@ -13,12 +13,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
     args = arguments.parse(argv, prog)
 
     from bapo_openrlhf.launch.preflight import check_inputs
-
-    inputs = check_inputs(args)
-
     from bapo_openrlhf.launch.start import launch
 
-    launch(args, inputs.prompts)
+    launch(args, check_inputs(args))
     return 0
 
 

@@ -1,1 +1,1 @@
-"""The real stack on a machine without a GPU, and processes that start from one that has imported it."""
+"""The real stack on a machine without a GPU, and processes that fork from a process that has imported it."""

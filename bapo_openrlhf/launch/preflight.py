@@ -6,34 +6,22 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
+from bapo_openrlhf.config import Checked
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch import vision
+from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, check_combinations
 from bapo_openrlhf.tasks import TASKS
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What the checks found out.
-
-    Attributes:
-        arithmetic: batch arithmetic of the configuration.
-        prompts: rows of the training data; None when it is not local.
-    """
-
-    arithmetic: BatchArithmetic
-    prompts: int | None
-
-
-def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool = True) -> Inputs:
+def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool = True) -> Checked:
     """Everything below, in order.
 
     Args:
@@ -44,7 +32,9 @@ def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool 
     Raises:
         ConfigError: naming the flag, the value, and what is allowed.
     """
+    check_combinations(args)
     arithmetic = check_batch(args)
+    method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     check_model("actor.model_name_or_path", args.actor.model_name_or_path)
     vision.check_model("actor.model_name_or_path", args.actor.model_name_or_path, args)
     if args.critic.model_name_or_path:
@@ -52,11 +42,16 @@ def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool 
     row, prompts = check_dataset("data.prompt_dataset", args.data.prompt_dataset, args) if data else (None, None)
     if args.eval.dataset and data:
         check_dataset("eval.dataset", args.eval.dataset, args)
-    if args.adapt.traces is not None:
-        read_traces(args.adapt.traces, args if prompts is not None else None)
+    if method is not None and method.traces is not None:
+        read_traces(method.traces, args if prompts is not None else None)
     check_reward(args, row if call_reward else None)
     check_checkpoints(args)
-    return Inputs(arithmetic, None if prompts is None else min(prompts, args.data.max_samples))
+    return Checked(
+        arithmetic=arithmetic,
+        prompts=None if prompts is None else min(prompts, args.data.max_samples),
+        candidates=1 if method is None else method.candidates,
+        kl_coef=behaviour_kl(args),
+    )
 
 
 def check_batch(args: SimpleNamespace) -> BatchArithmetic:
@@ -71,13 +66,10 @@ def check_batch(args: SimpleNamespace) -> BatchArithmetic:
                 f"train.batch_size is {arithmetic.train_batch}; it must be a multiple of {step} = {model} ranks "
                 f"{arithmetic.ranks[model]} x train.micro_batch_size {arithmetic.micro_train}"
             )
-    if args.adapt.enabled:
-        if arithmetic.group_size < 2:
-            raise ConfigError(
-                f"rollout.n_samples_per_prompt is {arithmetic.group_size}; batch adaptation needs groups of at least 2"
-            )
-        method = args.adapt.make_method(arithmetic, args.train.seed)
-        args.adapt.candidates, args.adapt.traces = method.candidates, method.traces
+    if args.adapt.enabled and arithmetic.group_size < 2:
+        raise ConfigError(
+            f"rollout.n_samples_per_prompt is {arithmetic.group_size}; batch adaptation needs groups of at least 2"
+        )
     return arithmetic
 
 

@@ -11,8 +11,8 @@ from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import CheckpointError
 
 
-def choose_checkpoint(args: SimpleNamespace) -> None:
-    """Point `args` and OpenRLHF to the newest whole checkpoint, where `--ckpt.load_enable` asks for one.
+def choose_checkpoint(args: SimpleNamespace) -> str | None:
+    """Point OpenRLHF to the newest whole checkpoint if `--ckpt.load_enable` asks for one, and return its tag.
 
     What a crash left unfinished is deleted: it can never be loaded. A damaged checkpoint is named on standard error and
     passed over. Without any checkpoint the run starts from its beginning, as OpenRLHF's does.
@@ -22,24 +22,24 @@ def choose_checkpoint(args: SimpleNamespace) -> None:
             asked for, and an earlier run's are there; or their folder cannot be read.
     """
     if not args.adapt.enabled:
-        return
+        return None
     try:
         if args.ckpt.load_enable:
-            _choose(args)
-        else:
-            _require_no_others(args)
+            return _choose(args)
+        _require_no_others(args)
+        return None
     except CheckpointError as error:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
 
 
-def _choose(args: SimpleNamespace) -> None:
+def _choose(args: SimpleNamespace) -> str | None:
     store = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
     for tag in store.remove_unfinished():
         _report(f"{tag} was not finished: removed")
-    args.adapt.resume_tag = store.newest_whole(_report)
-    if args.adapt.resume_tag is not None:
-        store.point_to(args.adapt.resume_tag)
-        _report(f"resuming from {args.adapt.resume_tag}")
+    tag = store.newest_whole(_report)
+    if tag is not None:
+        store.point_to(tag)
+        _report(f"resuming from {tag}")
     elif store.has_foreign():
         raise ConfigError(
             f"ckpt.path is {args.ckpt.path}; its checkpoints were written without batch adaptation, "
@@ -50,6 +50,7 @@ def _choose(args: SimpleNamespace) -> None:
     else:
         _report("there is no checkpoint: starting from the beginning")
         args.ckpt.load_enable = False
+    return tag
 
 
 def _require_no_others(args: SimpleNamespace) -> None:

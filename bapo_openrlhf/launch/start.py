@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 import traceback
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.arithmetic import epoch_steps
-from bapo_openrlhf.config import flags_of
+from bapo_openrlhf.config import Checked, flags_of
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.launch.resume import choose_checkpoint
-from bapo_openrlhf.launch.settings import prepare_adaptation
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.progress import progress_bar
 
@@ -29,12 +30,12 @@ def logical_gpus(args: SimpleNamespace) -> int:
     )
 
 
-def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
+def launch(args: SimpleNamespace, checked: Checked) -> Path:
     """Run to the end and write the summary.
 
     Args:
         args: checked arguments (`cli.arguments.parse`).
-        prompts: rows of the training data, for the progress bar; None when not known.
+        checked: What `preflight.check_inputs` worked out; the run gets it as `args.checked`.
 
     Returns:
         The run's folder.
@@ -45,12 +46,13 @@ def launch(args: SimpleNamespace, prompts: int | None = None) -> Path:
     """
     config = flags_of(args)  # as they were given
     _check_device(args)
-    prepare_adaptation(args)
+    set_openrlhf_flags(args)
     make_paths_absolute(args)
     folder = Path(args.run.dir) / args.run.name
-    choose_checkpoint(args)
+    args.checked = replace(checked, resume_tag=choose_checkpoint(args))
     clock = time.perf_counter()
-    steps = epoch_steps(args, prompts) * args.train.num_episodes if prompts else None
+    epoch = epoch_steps(args, checked.prompts, checked.candidates) if checked.prompts else None
+    steps = None if epoch is None else epoch * args.train.num_episodes
     about = {
         "name": args.run.name,
         "algorithm": _label(args),

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.follow import Follower, LocalFiles
+from bapo_openrlhf.record.follow import Follower
 
 LOG = "train.log"
 
@@ -87,7 +87,7 @@ def _watch(folder: Path, total: int | None, title: str, terminal, stop: threadin
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=total, note="starting Ray, DeepSpeed and vLLM")
-        follower = Follower(LocalFiles(folder))
+        follower = Follower(folder)
         while True:
             last = stop.wait(0.5)
             if follower.poll() and follower.rows:
@@ -100,7 +100,7 @@ def _print_lines(folder: Path, total: int | None, title: str, terminal, stop: th
     every = max((total or 100) // 10, 1)
     print(f"{title}: starting Ray, DeepSpeed and vLLM", file=terminal, flush=True)
     shown = 0
-    follower = Follower(LocalFiles(folder))
+    follower = Follower(folder)
     while True:
         last = stop.wait(1.0)
         follower.poll()

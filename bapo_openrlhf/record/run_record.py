@@ -171,12 +171,18 @@ def summarise(rows: Sequence[Mapping[str, Any]], *, window: int = 8) -> dict[str
     totals = _numbers(rows, "rollouts/total")
     return {
         "steps": len(rows),
-        "reward_start": _mean(_numbers(rows[:window], REWARD)),
-        "reward_end": _mean(_numbers(rows[-window:], REWARD)),
+        "reward_start": mean_of(rows[:window], REWARD),
+        "reward_end": mean_of(rows[-window:], REWARD),
         "groups": {source: int(sum(_numbers(rows, f"groups/{source}"))) for source in SOURCES},
         "rollouts": int(totals[-1]) if totals else 0,
         "seconds": {key.removeprefix("timing/"): sum(_numbers(rows, key)) for key in phases},
     }
+
+
+def mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Mean of a metric over the rows that have it. None if no row has it."""
+    values = _numbers(rows, key)
+    return sum(values) / len(values) if values else None
 
 
 def write_summary(directory: str | os.PathLike, summary: Mapping[str, Any]) -> Path:
@@ -284,7 +290,3 @@ def _plain(name: str, value: Any) -> Any:
 
 def _numbers(rows: Sequence[Mapping[str, Any]], key: str) -> list[float]:
     return [row[key] for row in rows if row.get(key) is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -85,18 +85,18 @@ class WholeCheckpoints:
         states = super().init_checkpoint_states()
         if states["global_step"]:
             self.phase = "resuming"
-            state = load_state(self.checkpoints.folder(self.args.adapt.resume_tag))
+            state = load_state(self.checkpoints.folder(self.args.checked.resume_tag))
             if state["step"] != states["global_step"]:
                 raise ValueError(
-                    f"checkpoint {self.args.adapt.resume_tag} has the layer of step {state['step']} and the actor of "
+                    f"checkpoint {self.args.checked.resume_tag} has the layer of step {state['step']} and the actor of "
                     f"step {states['global_step']}"
                 )
             self.load_state_dict(state)
             self.resumed_engine_step = state["engine_step"]
-            logger.info(f"resumed from {self.args.adapt.resume_tag}")
+            logger.info(f"resumed from {self.args.checked.resume_tag}")
             if states["episode"] >= self.args.train.num_episodes:
                 logger.warning(
-                    f"{self.args.adapt.resume_tag} is the end of all {self.args.train.num_episodes} episodes "
+                    f"{self.args.checked.resume_tag} is the end of all {self.args.train.num_episodes} episodes "
                     "(train.num_episodes): nothing is left to train"
                 )
         return states
@@ -112,7 +112,7 @@ class WholeCheckpoints:
         if saved == self.step or not usable:
             self._sync_engines()
         else:
-            self._engines("load_weights", str(self.checkpoints.folder(self.args.adapt.resume_tag)))
+            self._engines("load_weights", str(self.checkpoints.folder(self.args.checked.resume_tag)))
             self.engine_step = saved
         self._keep_if_needed()
 

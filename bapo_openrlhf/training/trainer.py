@@ -197,7 +197,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         super().__init__(pretrain, strategy, *args, **kwargs)
         adapt = self.args.adapt
         if adapt.kl_target == "behaviour":
-            self.kl_ctl.value = adapt.kl_coef
+            self.kl_ctl.value = self.args.checked.kl_coef
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
         if self.method.traces is not None:
@@ -251,7 +251,8 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
 
         Those of full batches; smaller batches take fewer. And one a step for a method that fine-tunes.
         """
-        train_steps = epoch_steps(self.args, len(self.prompts_dataloader)) * self.args.train.num_episodes
+        epoch = epoch_steps(self.args, len(self.prompts_dataloader), self.method.candidates)
+        train_steps = epoch * self.args.train.num_episodes
         updates = self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
         finetunes = type(self.method).demonstrations is not Method.demonstrations
         return train_steps * (updates + finetunes)
@@ -267,7 +268,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             self._engines_live = [engine.live.remote() for engine in self.vllm_engines]
             if self.method.traces is not None:
                 ray.get(self.actor_model_group.async_run_method(method_name="shape_traces", gamma=self.method.shaping))
-            if self.args.adapt.resume_tag is None:
+            if self.args.checked.resume_tag is None:
                 self._keep_if_needed()
             super().fit(global_step)
         except Exception as error:

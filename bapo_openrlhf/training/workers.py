@@ -96,10 +96,9 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
     module = ppo_actor
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        adapt = strategy.args.adapt
-        if adapt.kl_target == "behaviour":
+        if strategy.args.adapt.kl_target == "behaviour":
             # The reference model is not built when OpenRLHF's coefficient is 0; the loss needs the coefficient back.
-            strategy.args.algo.kl.init_coef = adapt.kl_coef
+            strategy.args.algo.kl.init_coef = strategy.args.checked.kl_coef
         super().__init__(strategy, *args, **kwargs)
         self.plain_loss = self.actor_loss_fn
         self.shaping: float | None = None  # gamma, once a method has traces

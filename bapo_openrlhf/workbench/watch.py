@@ -1,54 +1,37 @@
-"""A run as a picture in the terminal: from its rows to lines of text. Nothing is read, and nothing waits here."""
+"""Draws a run as a picture for the terminal: from its rows to lines of text. It reads no file and never waits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.text import Text
 
-from bapo_openrlhf.record.run_record import REWARD, SOURCES
+from bapo_openrlhf.record.run_record import REWARD, SOURCES, mean_of
 from bapo_openrlhf.workbench.plot import COLOURS, FAINT, LINE, smooth
+from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, duration, ends, flow, many, one_line, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
 WARNING = "bold red"
-RECENT = 20  # steps that rates, times and warnings speak of
-LABEL = 11  # columns of the words on the left
-LONG = 120.0  # seconds without a new step that are worth a word, or
-MANY = 10  # times the seconds of a step, if that is more
-MOST_POINTS = 512  # of the reward curve
-LEAST_CURVE, MOST_CURVE = 3, 10  # lines
-LEAST_BATCHES, MOST_BATCHES = 3, 8  # lines
-
-
-@dataclass(frozen=True)
-class Signs:
-    """What the picture is drawn with."""
-
-    filled: str
-    empty: str
-    sources: Mapping[str, str]
-    between: str
-    axis: tuple[str, str, str]  # tick, corner, line
-    braille: bool
-
-
-UNICODE = Signs("█", "░", {"fresh": "█", "reevaluated": "▓", "replayed": "▒"}, " · ", ("┤", "└", "─"), True)
-ASCII = Signs("#", ".", {"fresh": "#", "reevaluated": "=", "replayed": "+"}, " | ", ("|", "+", "-"), False)
+RECENT = 20  # steps that rates, times and warnings cover
+LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
+MOST_POINTS = 512  # most points of the reward curve
+LEAST_CURVE, MOST_CURVE = 3, 10  # lines of the reward curve
+LEAST_BATCHES, MOST_BATCHES = 3, 8  # batches that are shown
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a run.
+    """What is known about a run.
 
     Attributes:
-        name: of its folder.
-        rows: its steps, as `record.read_metrics` gives them.
-        run, summary: run.json and summary.json; empty where there is none.
-        age: seconds since the last step was written, or since the start; None when not known.
-        notes: what keeps it from being read, a line each.
+        name: Name of its folder.
+        rows: One row per step, oldest first, as `run_record.read_metrics` returns them.
+        run, summary: Contents of run.json and summary.json. Empty if there is no such file.
+        age: Seconds since the last step was written, or since the start. None if unknown.
+        notes: Problems with reading the record.
     """
 
     name: str
@@ -65,32 +48,32 @@ class Seen:
 
     @property
     def total(self) -> int | None:
-        """Steps of the whole run; None when not known."""
+        """Number of steps of the whole run. None if unknown."""
         return self.run.get("total_steps") or (len(self.rows) if self.ended else None)
 
     @property
     def ended(self) -> bool:
-        """Whether its last step was made: its summary is there, and is of these steps."""
+        """Whether the run has ended: it has a summary of exactly these steps."""
         return bool(self.summary) and self.summary.get("steps") == len(self.rows)
 
     @property
     def step_seconds(self) -> float | None:
-        """Measured, of a recent step."""
-        return _mean(self.recent, "timing/step_total")
+        """Mean seconds of a recent step."""
+        return mean_of(self.recent, "timing/step_total")
 
     @property
     def is_silent(self) -> bool:
-        """Whether there should have been a new step by now."""
+        """Whether the next step is long overdue."""
         return not self.ended and self.age is not None and self.age > max(LONG, MANY * (self.step_seconds or 60.0))
 
 
 def picture(seen: Seen, width: int, height: int | None = None, signs: Signs = UNICODE) -> Text:
-    """The whole picture.
+    """Draw the whole picture.
 
     Args:
-        seen: what is known of the run.
-        width: columns; made for 60 and more.
-        height: lines that there are; the last numbers go where it is less than about 35. None: as many as it takes.
+        seen: What is known about the run.
+        width: Number of columns, at least 60.
+        height: Number of lines. Below about 35 the last numbers are left out. None: no limit.
         signs: `UNICODE` or `ASCII`.
     """
     lines = [*_head(seen, width, signs), *_warnings(seen, width)]
@@ -99,7 +82,7 @@ def picture(seen: Seen, width: int, height: int | None = None, signs: Signs = UN
         room = 21 if height is None else height - len(lines) - len(numbers)
         bars = min(max(room // 3, LEAST_BATCHES), MOST_BATCHES)
         batches = [Text(), *_batches(seen, width, bars, signs)]
-        room -= len(batches) + 4  # a blank line, the words above the curve, its axis and the steps
+        room -= len(batches) + 4  # a blank line, the title of the curve, its axis and the steps
         lines += [Text(), *_reward(seen, width, min(max(room, LEAST_CURVE), MOST_CURVE), signs), *batches]
         lines += numbers if height is None else numbers[: max(height - len(lines), 0)]
     for line in lines:
@@ -108,7 +91,7 @@ def picture(seen: Seen, width: int, height: int | None = None, signs: Signs = UN
 
 
 def step_line(seen: Seen) -> str:
-    """The last step in one plain line."""
+    """Describe the last step in one plain line."""
     row = seen.rows[-1]
     total = "" if seen.total is None else f"/{seen.total}"
     parts = [f"step {row['step']}{total}", f"reward {_number(row.get(REWARD))}", f"groups {_counts(row)}"]
@@ -123,10 +106,10 @@ def step_line(seen: Seen) -> str:
 
 
 def warnings(seen: Seen) -> list[str]:
-    """What should be looked at, a line each; the worst first."""
+    """What the user should look at, worst first, one line each."""
     found = list(seen.notes)
     if seen.is_silent:
-        usual = f", where a step takes {duration(seen.step_seconds)}" if seen.step_seconds else ""
+        usual = f", but a step takes {duration(seen.step_seconds)}" if seen.step_seconds else ""
         what = "no new step" if seen.rows else "no step yet"
         found.append(f"{what} for {duration(seen.age)}{usual}: the run may have stopped; see its output (train.log)")
     skipped = [row["step"] for row in seen.rows if row.get("skipped_update")]
@@ -136,20 +119,9 @@ def warnings(seen: Seen) -> list[str]:
     for name, why in (("failed", "no reward"), ("nonfinite", "log-probs that are no finite numbers")):
         count = _sum(seen.recent, f"groups/{name}")
         if count:
-            steps = _many(len(seen.recent), "step")
-            found.append(f"{_many(count, 'group')} left out in the last {steps}: {why}")
+            steps = many(len(seen.recent), "step")
+            found.append(f"{many(count, 'group')} left out in the last {steps}: {why}")
     return found
-
-
-def duration(seconds: float) -> str:
-    """1.57 s, 42 s, 3m 06s, 2h 05m, 1d 03h."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    whole = round(seconds)
-    for unit, name, smaller in ((86400, "d", (3600, "h")), (3600, "h", (60, "m")), (60, "m", (1, "s"))):
-        if whole >= unit:
-            return f"{whole // unit}{name} {whole % unit // smaller[0]:02d}{smaller[1]}"
-    return f"{whole} s"
 
 
 # ── Sections, each a list of lines ──
@@ -159,9 +131,9 @@ def _head(seen: Seen, width: int, signs: Signs) -> list[Text]:
     seed = seen.run.get("seed", seen.summary.get("seed"))
     algorithm = seen.run.get("algorithm") or seen.summary.get("algorithm")
     facts = [algorithm, None if seed is None else f"seed {seed}"]
-    title = Text(_clean(str(seen.run.get("name") or seen.name)), style="bold")
-    title.append("".join(f"{signs.between}{_clean(str(fact))}" for fact in facts if fact), style="not bold")
-    return [_ends(title, _state(seen), width), _progress(seen, width, signs)]
+    title = Text(one_line(str(seen.run.get("name") or seen.name)), style="bold")
+    title.append("".join(f"{signs.between}{one_line(str(fact))}" for fact in facts if fact), style="not bold")
+    return [ends(title, _state(seen), width), _progress(seen, width, signs)]
 
 
 def _state(seen: Seen) -> Text:
@@ -194,11 +166,11 @@ def _progress(seen: Seen, width: int, signs: Signs) -> Text:
 
 
 def _warnings(seen: Seen, width: int) -> list[Text]:
-    return [line for text in warnings(seen) for line in _flow("!", [_clean(text)], width, " ", style=WARNING, label=2)]
+    return [line for text in warnings(seen) for line in flow("!", [one_line(text)], width, " ", style=WARNING, label=2)]
 
 
 def _reward(seen: Seen, width: int, height: int, signs: Signs) -> list[Text]:
-    """The curve with `height` lines, what it says in words above it, and two lines for the axis."""
+    """A title with numbers, the curve on `height` lines, and two lines for the axis."""
     known = [(row["step"], row[REWARD]) for row in seen.rows if row.get(REWARD) is not None]
     if not known:
         return []
@@ -208,7 +180,7 @@ def _reward(seen: Seen, width: int, height: int, signs: Signs) -> list[Text]:
     facts = [f"now {_number(values[-1])}"]
     if window > 1:
         facts += [f"last {window} steps {_number(last)}", f"first {window} {_number(first)}"]
-    title = _flow("reward", facts, width, signs.between)[:1]
+    title = flow("reward", facts, width, signs.between)[:1]
     tick, corner, line = signs.axis
     smoothed = _smoothed(values)
     low, high = min(smoothed), max(smoothed)
@@ -233,54 +205,17 @@ def _reward(seen: Seen, width: int, height: int, signs: Signs) -> list[Text]:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """As the picture run.png has it; of a long run, of so many means of some steps."""
+    """The curve as in run.png. In a long run several steps become one point."""
     together = math.ceil(len(values) / MOST_POINTS)
-    means = [sum(chunk) / len(chunk) for start in range(0, len(values), together)
-             if (chunk := values[start : start + together])]  # fmt: skip
+    chunks = [values[start : start + together] for start in range(0, len(values), together)]
+    means = [sum(chunk) / len(chunk) for chunk in chunks]
     return smooth(means, max(3, len(means) // 10) | 1)
 
 
-def curve(values: Sequence[float], low: float, high: float, columns: int, height: int, *, braille: bool) -> list[str]:
-    """A line through `values`, the first in the left column and the last in the right, as `height` lines of text.
-
-    Args:
-        values: at least one.
-        low, high: values at the bottom and at the top.
-        columns, height: characters.
-        braille: 2 x 4 dots a character; else one.
-    """
-    wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
-    points = []
-    for x in range(wide):
-        place = x / max(wide - 1, 1) * (len(values) - 1)
-        left = min(int(place), max(len(values) - 2, 0))
-        right = min(left + 1, len(values) - 1)
-        value = values[left] + (values[right] - values[left]) * (place - left)
-        points.append(round((high - value) / (high - low) * (tall - 1)))
-    cells = [[0] * columns for _ in range(height)]
-    for x, y in enumerate(points):
-        before = points[x - 1] if x else y
-        # A steep piece is drawn down, from next to where the column before ended.
-        start, end = (min(before + 1, y), y) if y > before else (y, max(before - 1, y))
-        for dot in range(start, end + 1):
-            if braille:
-                cells[dot // 4][x // 2] |= BRAILLE[dot % 4][x % 2]
-            else:
-                cells[dot][x] = 1
-    if braille:
-        # Blank ones too: a font may have another width for all of these characters.
-        return ["".join(chr(BLANK + cell) for cell in row).rstrip(chr(BLANK)) for row in cells]
-    return ["".join("*" if cell else " " for cell in row).rstrip() for row in cells]
-
-
-BLANK = 0x2800  # the character without dots
-BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot, by row and column
-
-
 def _batches(seen: Seen, width: int, most: int, signs: Signs) -> list[Text]:
-    """The latest batches, a bar each, at most `most`; and what became of the groups that are in none."""
-    shown = seen.rows[-most:]
-    capacity = max(max(row.get("groups/capacity") or 0, _trained(row)) for row in shown)
+    """One bar for each of the latest batches, and what became of the groups that are in no batch."""
+    shown = seen.rows[-most:]  # at most `most` batches
+    capacity = max(max(row.get("groups/capacity") or 0, sum(_groups(row))) for row in shown)
     if not capacity:
         return []
     legend = Text("batches  ")
@@ -294,8 +229,8 @@ def _batches(seen: Seen, width: int, most: int, signs: Signs) -> list[Text]:
     for row, words in zip(shown, counts, strict=True):
         bar = Text(f"{row['step']:>{LABEL - 2}}  ")
         drawn = total = 0
-        for source in SOURCES:
-            total += row.get(f"groups/{source}") or 0
+        for source, count in zip(SOURCES, _groups(row), strict=True):
+            total += count
             end = round(total / capacity * cells)
             bar.append(signs.sources[source] * (end - drawn), style=COLOURS[source])
             drawn = end
@@ -305,16 +240,16 @@ def _batches(seen: Seen, width: int, most: int, signs: Signs) -> list[Text]:
 
 
 def _outside(shown: Sequence[Mapping[str, Any]], width: int, signs: Signs) -> list[Text]:
-    """What became of the generated groups that were not trained on."""
+    """What became of the generated groups that no batch used."""
     generated = _sum(shown, "groups/generated")
     if not generated:
         return []
-    facts = [f"{generated:.0f} groups in {_many(len(shown), 'step')}"]
+    facts = [f"{generated:.0f} groups in {many(len(shown), 'step')}"]
     for name in ("filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed"):
         count = _sum(shown, f"groups/{name}")
         if count:
             facts.append(f"{count:.0f} {name.replace('_', ' ')}" + (_why(shown) if name == "filtered" else ""))
-    return _flow("generated", facts, width, signs.between)
+    return flow("generated", facts, width, signs.between)
 
 
 def _why(shown: Sequence[Mapping[str, Any]]) -> str:
@@ -324,12 +259,12 @@ def _why(shown: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _numbers(seen: Seen, width: int, signs: Signs) -> list[Text]:
-    """Buffers, thresholds, rates, and the sources' distance to today's policy; of each what the run has."""
+    """Buffers, thresholds, rates, and the distance of each source to today's policy, as far as the run logs them."""
     row, lines = seen.rows[-1], []
 
     def show(label: str, *facts: str | None) -> None:
         known = [fact for fact in facts if fact]
-        lines.extend(_flow(label, known, width, signs.between) if known else [])
+        lines.extend(flow(label, known, width, signs.between) if known else [])
 
     show("buffers", *(_buffer(row, name) for name in ("hard", "replay")))
     show(
@@ -354,7 +289,7 @@ def _numbers(seen: Seen, width: int, signs: Signs) -> list[Text]:
     weights = row.get("staleness/rollout_policy")
     show(
         "policy",
-        None if weights is None else f"rollout weights {_many(weights, 'step')} old",
+        None if weights is None else f"rollout weights {many(weights, 'step')} old",
         _fact(row, "staleness/replayed_steps_mean", "replayed groups {:.1f} steps old"),
         _fact(row, "staleness/replayed_syncs_mean", "{:.1f} syncs"),
     )
@@ -362,7 +297,7 @@ def _numbers(seen: Seen, width: int, signs: Signs) -> list[Text]:
 
 
 def _sources(seen: Seen) -> list[Text]:
-    """A table: how far the policy of each source is from today's; from the last step that trained on the source."""
+    """A table of the distance of each source to today's policy, in the last step that trained on the source."""
     columns = {
         "groups": ("groups/{}", "{:.0f}"),
         "TV": ("tv/{}", "{:.3f}"),
@@ -383,54 +318,21 @@ def _sources(seen: Seen) -> list[Text]:
 # ── Parts ──
 
 
-def _flow(
-    name: str, facts: Sequence[str], width: int, between: str, *, style: str = "", label: int = LABEL
-) -> list[Text]:
-    """A label and facts after it, on as many lines as they take; a long fact is broken between words."""
-    lines, current = [], ""
-    for fact in facts:
-        joined = f"{current}{between}{fact}" if current else fact
-        if len(joined) <= width - label:
-            current = joined
-            continue
-        lines += [current] if current else []
-        current = ""
-        for word in fact.split(" "):
-            joined = f"{current} {word}" if current else word
-            if len(joined) > width - label and current:
-                lines.append(current)
-                joined = word
-            current = joined
-    lines += [current] if current else []
-    return [Text(f"{'' if number else name:<{label}}{line}", style=style) for number, line in enumerate(lines)]
-
-
-def _ends(left: Text, right: Text, width: int) -> Text:
-    """One text at the left and one at the right of a line."""
-    left.truncate(max(width - len(right) - 1, 1))
-    return left.append(" " * (width - len(left) - len(right))).append_text(right)
-
-
-def _cells(cells) -> str:
+def _cells(cells: Iterable[str]) -> str:
     return "".join(f"{cell:>8}" for cell in cells)
 
 
 def _buffer(row: Mapping[str, Any], name: str) -> str | None:
-    size = row.get(f"buffer/{name}")
-    if size is None:
+    count = row.get(f"buffer/{name}")
+    if count is None:
         return None
     age = _fact(row, f"buffer/{name}_age_mean", ", {:.1f} steps old") or ""
-    kept = _fact(row, "buffer/replay_bytes", ", {}", _bytes) if name == "replay" else None
-    return f"{name} {size:.0f}{age if size else ''}{kept or ''}"
-
-
-def _bytes(count: float) -> str:
-    power = max(min(int(math.log2(count)) // 10, 4), 0) if count > 0 else 0
-    return f"{count / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    kept = _fact(row, "buffer/replay_bytes", ", {}", size) if name == "replay" else None
+    return f"{name} {count:.0f}{age if count else ''}{kept or ''}"
 
 
 def _rate(seen: Seen, name: str, seconds: float) -> str | None:
-    """Generated in the recent steps, by their seconds."""
+    """Responses or tokens per second in the recent steps."""
     if name == "tokens":
         count = _sum(seen.recent, "tokens/generated")
     else:
@@ -446,21 +348,17 @@ def _seconds_left(seen: Seen) -> float | None:
 
 
 def _counts(row: Mapping[str, Any]) -> str:
-    """Groups trained on, by source."""
-    return "+".join(f"{row.get(f'groups/{source}') or 0:.0f}" for source in SOURCES)
+    return "+".join(f"{count:.0f}" for count in _groups(row))
 
 
-def _trained(row: Mapping[str, Any]) -> float:
-    return sum(row.get(f"groups/{source}") or 0 for source in SOURCES)
+def _groups(row: Mapping[str, Any]) -> list[float]:
+    """Number of groups from each source that the step trained on."""
+    return [row.get(f"groups/{source}") or 0 for source in SOURCES]
 
 
 def _fact(row: Mapping[str, Any], key: str, form: str, shown=lambda value: value) -> str | None:
     value = row.get(key)
     return None if value is None else form.format(shown(value))
-
-
-def _many(count: float, noun: str) -> str:
-    return f"{count:.0f} {noun}{'' if count == 1 else 's'}"
 
 
 def _seconds(value: float) -> str:
@@ -473,13 +371,3 @@ def _number(value: float | None) -> str:
 
 def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float:
     return sum(row.get(key) or 0 for row in rows)
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [row[key] for row in rows if row.get(key) is not None]
-    return sum(values) / len(values) if values else None
-
-
-def _clean(text: str) -> str:
-    """What others wrote, without what a terminal would obey."""
-    return "".join(char if char.isprintable() else " " for char in text)

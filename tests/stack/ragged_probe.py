@@ -11,7 +11,7 @@ from bapo_openrlhf.cpu import stack as cpu
 
 
 def with_dynamic_batching(prepare, tokens):
-    """`launch.prepare_adaptation`, after which micro-batches have up to `tokens` tokens.
+    """`launch.set_openrlhf_flags`, after which micro-batches have up to `tokens` tokens.
 
     The flag `--train.dynamic_batch_enable` would switch packing on, which needs a GPU; nothing else does.
     """
@@ -36,5 +36,5 @@ if __name__ == "__main__":
     workers.AdaptedPolicyActor = ragged_probe_classes.WatchedPolicyActor
     workers.AdaptedCriticActor = ragged_probe_classes.WatchedCriticActor
     if int(os.environ["RAGGED_TOKENS"]):
-        launch.prepare_adaptation = with_dynamic_batching(launch.prepare_adaptation, int(os.environ["RAGGED_TOKENS"]))
+        launch.set_openrlhf_flags = with_dynamic_batching(launch.set_openrlhf_flags, int(os.environ["RAGGED_TOKENS"]))
     sys.exit(run(["train", *sys.argv[1:]]))

@@ -21,7 +21,6 @@ from bapo_openrlhf.cli import arguments, evaluate, main, study
 from bapo_openrlhf.cli import prepare as prepare_cli
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.methods import BAPO, BAPOConfig
-from bapo_openrlhf.record import follow
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
 from bapo_openrlhf.tasks import countdown, get_task, task_of
@@ -127,11 +126,12 @@ def parse_prepare(words, here):
     get_task(prepare_cli._parser("docs").parse_args(words).task)
 
 
-def parse_remote_watch(words, here):
-    """What it would read over ssh: a host and a folder."""
-    with patch.object(follow, "RemoteFiles") as remote:
-        follow.open_run(words[1])
-    remote.assert_called_once()
+def over_ssh(words, here):
+    """The command that ssh would run, for real, in the project's folder `here`."""
+    flag, _, program, *command = words
+    assert (flag, program) == ("-t", "bapo-openrlhf")
+    (here / command[1]).mkdir(parents=True)
+    assert main.run([*command, "--once"]) == 0
 
 
 def parse_study(words, here):
@@ -178,7 +178,6 @@ QUICKSTART = "unit/workbench/test_quickstart.py::test_another_number_of_prompts_
 PREPARING = "unit/workbench/test_prepare.py::test_command"
 TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
-REMOTE = "unit/record/test_follow.py::test_a_remote_run_is_followed"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
@@ -205,7 +204,7 @@ RULES = [
     Rule("bapo-openrlhf prepare countdown --generate", run_it),
     Rule("bapo-openrlhf compare", on_evaluations),
     Rule("bapo-openrlhf watch", on_runs),
-    Rule("bapo-openrlhf watch me@cluster", parse_remote_watch, REMOTE, "there ssh is a stand-in"),
+    Rule("ssh", over_ssh),
     Rule("bapo-openrlhf report", on_runs),
     Rule("bapo-openrlhf buffer", on_checkpoint),
     Rule("bapo-openrlhf plan", run_it),
@@ -325,7 +324,9 @@ def test_every_command_has_a_rule_and_holds(commands, project, monkeypatch, caps
 
 def test_rules_name_tests_that_are_there():
     for rule in RULES:
-        assert rule.why or rule.do in (run_it, run_example, on_evaluations, on_runs, on_checkpoint), rule.start
+        assert rule.why or rule.do in (run_it, run_example, over_ssh, on_evaluations, on_runs, on_checkpoint), (
+            rule.start
+        )
         if rule.test:
             file, name = rule.test.split("::")
             tree = ast.parse((ROOT / "tests" / file).read_text())

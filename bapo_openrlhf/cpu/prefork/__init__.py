@@ -1,12 +1,13 @@
-"""Python processes that fork from one which has imported everything.
+"""Python processes that fork from a process that has already imported everything.
 
-A run on the CPU is half a dozen processes, and each of them imports torch, DeepSpeed, transformers and vLLM: most of
-the start-up of a small model. With this they are imported once; what was copied on write stays shared memory.
+A run on the CPU has half a dozen processes. Each would import torch, DeepSpeed, transformers and vLLM, which is most of
+the start-up of a small model. Here one process imports them, and the others are its copies. They share its memory until
+they write to it.
 
-    serving.py   starts the server for the time of a block, and names the executable that stands for `python`
-    client.py    that executable: hands over its arguments, environment and open files, then stands for its child:
-                 signals go down, the exit status comes up
+    serving.py   starts the server for the time of a block, and names the executable that replaces `python`
+    client.py    this executable: it sends its arguments, environment and open files to the server, then represents the
+                 forked child: it forwards signals to the child and ends with the child's exit status
     server.py    imports, waits, forks
 
-Knows nothing of what is imported: the caller names a function for that (`cpu.warm_up`).
+The package does not know what is imported. The caller names a function for that (`cpu.stack.warm_up`).
 """

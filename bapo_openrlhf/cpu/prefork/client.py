@@ -1,8 +1,8 @@
-"""In the place of `python ARGUMENTS`: the same, in a process forked by the server. Standard library alone.
+"""Replaces `python ARGUMENTS` by a process that the server forks. This file imports only the standard library.
 
-The child gets this process's arguments, environment, working folder and open files. Signals go down to it, its exit
-status comes up, and it is killed when this process is. Where no server answers, or the server was prepared under
-another environment, Python itself is started: slower, and nothing else.
+The child gets the arguments, environment, working folder and open files of this process. This process forwards signals
+to the child, and ends with its exit status. If this process is killed, the child is killed too. If no server answers,
+or the server was prepared in another environment, this process becomes Python itself, which is only slower.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from contextlib import suppress
 
 ADDRESS = "BAPO_OPENRLHF_PREFORK"  # environment variable: the server's folder
 SOCKET = "socket"  # in that folder
-HEAD = 8  # bytes of the request's length, big-endian; the open files go with them
+HEAD = 8  # bytes that hold the length of the request, big-endian; the open files are sent with them
 REFUSED = "refused"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def inherited_files() -> list[int]:
-    """Descriptors that a child process of this one would inherit."""
+    """Descriptors that a child of this process would inherit."""
     files = []
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # of the listing's own, closed by now
+        with suppress(OSError):  # the descriptor of the listing itself, which is closed by now
             if os.get_inheritable(int(name)):
                 files.append(int(name))
     return sorted(files)
 
 
 def ask(arguments: list[str]) -> tuple[int, socket.socket] | None:
-    """The pid of a forked child, and the connection on which its wait status will come; None where there is none."""
+    """Ask for a child. Return its pid and the connection that will send its wait status, or None without a server."""
     files = inherited_files()
     request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "files": files}
     data = json.dumps(request).encode()
@@ -48,7 +48,7 @@ def ask(arguments: list[str]) -> tuple[int, socket.socket] | None:
 
 
 def read_line(connection: socket.socket) -> str:
-    """Up to the next newline; what there is where the connection ends."""
+    """Read up to the next newline or the end of the connection."""
     line = b""
     while not line.endswith(b"\n"):
         part = connection.recv(1)
@@ -59,8 +59,10 @@ def read_line(connection: socket.socket) -> str:
 
 
 def main() -> None:
-    """Be the child, seen from outside."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # the child may run before its pid is known here
+    """Behave like the child, seen from outside."""
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, FORWARDED
+    )  # because the child may run before its pid is known here
     forked = ask(sys.argv[1:])
     if forked is None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -75,7 +77,7 @@ def main() -> None:
         signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     line = read_line(connection)
-    status = int(line) if line else signal.SIGKILL  # no line: the server is gone, and has killed its children
+    status = int(line) if line else signal.SIGKILL  # no line: the server has ended and has killed its children
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:

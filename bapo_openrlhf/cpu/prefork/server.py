@@ -1,9 +1,9 @@
-"""The process that has imported everything, and forks.
+"""The process that has imported everything and forks the others.
 
     python -m bapo_openrlhf.cpu.prefork.server LISTENER MODULE:FUNCTION
 
-LISTENER is the number of an inherited listening socket. FUNCTION prepares this process and returns `Prepared`. The
-server ends, and its children with it, when its standard input is closed: when whoever started it has ended.
+LISTENER is the number of an inherited listening socket. FUNCTION prepares this process and returns `Prepared`. When
+the process that started the server ends, the server's standard input is closed. The server then ends with its children.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import Any, NamedTuple
 
 from bapo_openrlhf.cpu.prefork.client import HEAD, REFUSED
 
-MOST_FILES = 250  # the kernel passes 253 at a time
-PATIENCE = 10.0  # seconds for a request to arrive
+MOST_FILES = 250  # the kernel passes at most 253 at a time
+PATIENCE = 10.0  # seconds within which a request must arrive
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """How the server's process was prepared.
+    """How the process of the server was prepared.
 
     Attributes:
-        fixed: environment variables that were read on import. Where a request has another value for one, it is refused.
-        in_child: called in each child, in its own environment, before its program.
+        fixed: Environment variables that were read on import. A request with another value for one of them is refused.
+        in_child: Is called in each child, in its own environment, before its program.
     """
 
     fixed: Sequence[str] = ()
@@ -44,12 +44,14 @@ class Prepared:
 
 
 class Request(NamedTuple):
-    """What a child has to be.
+    """What a child must become.
 
     Attributes:
-        arguments: of `python`.
-        files: numbers that the received descriptors have in the child.
-        received: their numbers here.
+        arguments: Arguments of `python`.
+        environment: Environment variables.
+        folder: Working folder.
+        files: Numbers of the received descriptors in the child.
+        received: Their numbers in this process.
     """
 
     arguments: list[str]
@@ -60,7 +62,7 @@ class Request(NamedTuple):
 
 
 def read_request(connection: socket.socket) -> Request:
-    """Read one; raises OSError or ValueError where the client left, or is none."""
+    """Read one request. Raise OSError or ValueError if the client has left or is something else."""
     head, received, _, _ = socket.recv_fds(connection, HEAD, MOST_FILES)
     size, data = int.from_bytes(head, "big"), b""
     while len(data) < size:
@@ -72,13 +74,15 @@ def read_request(connection: socket.socket) -> Request:
 
 
 class Server:
-    """Forks a child for each connection; tells its pid and, when it has ended, its wait status."""
+    """Forks a child for each connection. The answers are its pid and, when it has ended, its wait status."""
 
     def __init__(self, listener: socket.socket, owner: int, prepared: Prepared, inherited: dict[str, str]) -> None:
         """
         Args:
-            owner: descriptor that ends when the server has to.
-            inherited: environment before the preparation.
+            listener: Socket that accepts the clients.
+            owner: Descriptor that is closed when the server must end.
+            prepared: How this process was prepared.
+            inherited: Environment before the preparation.
         """
         self.listener = listener
         self.prepared = prepared
@@ -89,13 +93,13 @@ class Server:
         for end in self.wake:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self.wake[1])
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to be woken
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the signal wakes the selector
         self.selector.register(listener, selectors.EVENT_READ, self.accept)
         self.selector.register(self.wake[0], selectors.EVENT_READ, self.reap)
         self.selector.register(owner, selectors.EVENT_READ, self.end)
 
     def serve(self) -> Request:
-        """Serve; returns in a child alone, with what it has to be."""
+        """Serve the clients. This returns only in a child, with its request."""
         while True:
             for key, _ in self.selector.select():
                 request = key.data()
@@ -103,6 +107,7 @@ class Server:
                     return request
 
     def accept(self) -> Request | None:
+        """Fork a child for a new client. Only the child gets the request."""
         connection, _ = self.listener.accept()
         connection.settimeout(PATIENCE)
         try:
@@ -129,11 +134,11 @@ class Server:
         return None
 
     def _answer(self, connection: socket.socket, line: str) -> None:
-        with suppress(OSError):  # its client has left: `client_left` sees that too
+        with suppress(OSError):  # the client has left, and `client_left` will see that
             connection.sendall(f"{line}\n".encode())
 
     def _forget(self) -> None:
-        """Close what is the server's own, in a child."""
+        """Close what belongs to the server. This runs in a child."""
         signal.set_wakeup_fd(-1)
         self.selector.close()
         self.listener.close()
@@ -143,8 +148,8 @@ class Server:
             os.close(end)
 
     def client_left(self, pid: int) -> None:
-        """A client that was killed takes its child along."""
-        if pid in self.clients:  # not yet reaped, so it is no other process
+        """Kill the child of a client that was killed."""
+        if pid in self.clients:  # not yet reaped, so the pid is still its own
             self.selector.unregister(self.clients[pid])
             os.kill(pid, signal.SIGKILL)
 
@@ -157,7 +162,7 @@ class Server:
             if pid == 0:
                 return
             connection = self.clients.pop(pid)
-            with suppress(KeyError):  # its client has left
+            with suppress(KeyError):  # the client has left
                 self.selector.unregister(connection)
             self._answer(connection, str(status))
             connection.close()
@@ -170,9 +175,9 @@ class Server:
 
 
 def become(request: Request, prepared: Prepared, inherited: dict[str, str]) -> None:
-    """Be the process that was asked for, then run its program.
+    """Become the requested process, then run its program.
 
-    Variables with the same value are left alone, for a process's title is written over its first environment.
+    Variables with the same value are not set again, because the title of a process overwrites its first environment.
     """
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -192,13 +197,13 @@ def become(request: Request, prepared: Prepared, inherited: dict[str, str]) -> N
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:
             sys.path.insert(0, place)
-    atexit.register(gc.unfreeze)  # or libraries that count what is left at the end would find all of it
+    atexit.register(gc.unfreeze)  # otherwise libraries that count leftover objects at the end would find all of them
     prepared.in_child()
     run(request.arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """As `python ARGUMENTS`: a script, `-m MODULE` or `-c CODE`. Flags of the interpreter before it do nothing."""
+    """Run a script, `-m MODULE` or `-c CODE` like `python ARGUMENTS`. Flags of the interpreter are skipped."""
     words = list(arguments)
     while words and words[0].startswith("-") and words[0] not in ("-c", "-m"):
         if words.pop(0) in ("-X", "-W"):
@@ -225,7 +230,7 @@ def main() -> None:
     module, _, function = sys.argv[2].partition(":")
     prepared = getattr(importlib.import_module(module), function)()
     gc.collect()
-    gc.freeze()  # so that a child's collections do not copy all pages
+    gc.freeze()  # so that a collection in a child does not copy all pages
     sys.stdout.flush()
     sys.stderr.flush()
     request = Server(socket.socket(fileno=int(sys.argv[1])), 0, prepared, inherited).serve()
@@ -233,7 +238,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name: `Prepared` of a module that was imported must be this one.
+    # Import it under its own name, so that `Prepared` is the same class here and in the function that prepares.
     from bapo_openrlhf.cpu.prefork import server
 
     server.main()

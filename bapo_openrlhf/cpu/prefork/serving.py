@@ -1,4 +1,4 @@
-"""Start the server for the time of a block."""
+"""Starts the server for the time of a block."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pathlib import Path
 
 from bapo_openrlhf.cpu.prefork import client
 
-PYTHON = "python"  # in the server's folder: the client as one executable
+PYTHON = "python"  # file in the folder of the server: the client as one executable
 
 
 @contextmanager
 def serving(prepare: str) -> Iterator[None]:
-    """A server for the time of the block, in the environment of this process and its children.
+    """Offer a server to this process and its children, through their environment, for the time of the block.
 
-    Does not wait for the server: the first clients do. Within the block of another one, that one serves.
+    The block does not wait for the server; the first clients do. An inner block uses the server of the outer one.
 
     Args:
-        prepare: MODULE:FUNCTION that imports and returns `server.Prepared`.
+        prepare: MODULE:FUNCTION, which imports and returns `server.Prepared`.
 
     Warns:
-        RuntimeWarning: there is no server, for the path of the folder for temporary files is too long for a socket, or
-            it failed (told at the end); all processes are started as ever, then.
+        RuntimeWarning: There is no server, so all processes start in the usual way. Either the path of the folder for
+            temporary files is too long for a socket, or the server failed. A failure is reported at the end.
     """
     if environment():
         yield
@@ -69,17 +69,17 @@ def serving(prepare: str) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """What a process needs in its environment to be served: nothing outside of a block of `serving`."""
+    """The variables that a process needs in order to be served. Empty outside a block of `serving`."""
     folder = os.environ.get(client.ADDRESS)
     return {client.ADDRESS: folder} if folder else {}
 
 
 def python() -> str:
-    """The executable that stands for Python: one that forks, within a block of `serving`; else Python's own."""
+    """The executable to use as Python. It forks inside a block of `serving`. Otherwise it is Python itself."""
     served = environment()
     return str(Path(served[client.ADDRESS]) / PYTHON) if served else sys.executable
 
 
 def use_in_multiprocessing() -> None:
-    """Have this process's multiprocessing start its processes by `python()`, where it does not fork itself."""
+    """Let multiprocessing start its processes by `python()`, if it does not fork them itself."""
     multiprocessing.set_executable(python())

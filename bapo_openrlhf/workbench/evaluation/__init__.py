@@ -1,1 +1,1 @@
-"""A model as a table: benchmarks asked, judged, estimated, and set beside the paper's Table 1."""
+"""Evaluation of a model: ask it benchmarks, judge its responses, and compare the scores with the paper's Table 1."""

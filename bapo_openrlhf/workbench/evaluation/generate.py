@@ -1,4 +1,4 @@
-"""Responses from vLLM, each prompt's as soon as they are all there."""
+"""Responses from vLLM, given prompt by prompt as soon as a prompt has all of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.training.engine_core import ENGINE
-from bapo_openrlhf.workbench.evaluation.prompts import Prompt, open_images
+from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt, open_images
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. All of it is in settings.json, and a resumed evaluation must have the same.
+    """How responses are drawn. settings.json holds all of it, and a resumed evaluation must have the same values.
 
     Attributes:
-        runs: responses of each problem.
-        temperature, top_p, top_k: as in vLLM; top_k -1 takes all tokens.
-        max_new_tokens: longest response; a longer one is cut there and counted as truncated.
-        seed: of the evaluation.
+        runs: Number of responses to each problem.
+        temperature, top_p, top_k: As in vLLM. A top_k of -1 allows all tokens.
+        max_new_tokens: Tokens of the longest response. A longer one is cut there and counted as truncated.
+        seed: Seed of the evaluation.
     """
 
     runs: int
@@ -37,13 +37,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Engine:
-    """What vLLM may use. Nothing here changes what is asked.
+    """Resources of vLLM. They do not change what is asked.
 
     Attributes:
-        max_model_len: tokens of prompt and response together.
-        tensor_parallel_size: GPUs that share the model.
-        gpu_memory_utilization: share of each GPU's memory.
-        max_num_seqs: responses generated at the same time; None means vLLM's default.
+        max_model_len: Most tokens of prompt and response together.
+        tensor_parallel_size: Number of GPUs that share the model.
+        gpu_memory_utilization: Share of each GPU's memory.
+        max_num_seqs: Number of responses that are generated at the same time. None means vLLM's default.
     """
 
     max_model_len: int
@@ -53,14 +53,14 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Response:
-    """One response.
+class SampledResponse:
+    """One response of the model.
 
     Attributes:
-        query: prompt and response in one text, special tokens included: what OpenRLHF gives a reward function.
-        text: the response alone, special tokens included.
-        tokens: its length.
-        truncated: whether it was cut at the limit.
+        query: Prompt and response in one text with special tokens, as OpenRLHF gives it to a reward function.
+        text: Only the response, with special tokens.
+        tokens: Number of its tokens.
+        truncated: Whether it was cut at the limit.
     """
 
     query: str
@@ -70,31 +70,31 @@ class Response:
 
 
 def problem_seed(seed: int, benchmark: str, problem: str) -> int:
-    """Seed of a problem's responses. It depends on nothing else, so a resumed evaluation asks the same.
+    """Seed of a problem's responses. It depends on nothing else, so a resumed evaluation draws the same responses.
 
     vLLM adds the number of the response to it.
     """
     digest = hashlib.blake2b(f"{seed}/{benchmark}/{problem}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits
+    return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits.
 
 
 def generate(
-    model: str, prompts: Mapping[tuple[str, str], Prompt], sampling: Sampling, engine: Engine
-) -> Iterator[tuple[tuple[str, str], list[Response]]]:
-    """Ask all prompts, `sampling.runs` times each; yields a prompt's key and responses when the last of them is there.
+    model: str, prompts: Mapping[tuple[str, str], EncodedPrompt], sampling: Sampling, engine: Engine
+) -> Iterator[tuple[tuple[str, str], list[SampledResponse]]]:
+    """Ask each prompt `sampling.runs` times. Yields a prompt's key and responses as soon as it has all of them.
 
-    vLLM gets all of them at once and takes them in order, so that it is always busy, and a crash loses only the few
-    prompts that are in the works.
+    vLLM gets all prompts at once and works on them in order. So it is always busy, and a crash loses only the few
+    prompts that it works on.
 
     Args:
-        prompts: by (benchmark, problem id).
+        prompts: The prompts by (benchmark, problem id).
 
     Raises:
-        RunError: the model cannot be loaded, or the engine failed.
+        RunError: The model cannot be loaded, or the engine failed.
     """
     cpu.prepare_environment()
     cpu.install()
-    os.environ[ENGINE] = str(os.getpid())  # vLLM's engine process then ends with this one, however that ends
+    os.environ[ENGINE] = str(os.getpid())  # Then vLLM's engine process ends whenever this process ends.
     llm = None
     try:
         llm = _load(model, prompts, sampling, engine)
@@ -106,19 +106,19 @@ def generate(
         what = " ".join(str(error).split())
         raise RunError(f"vLLM failed with {model}: {type(error).__name__}: {what}") from error
     finally:
-        # vLLM exempts all that it has loaded from garbage collection. Without this the model's memory is not given
-        # back, and its libraries complain of leaks when the process ends.
+        # vLLM excludes everything that it has loaded from garbage collection. Without these lines the model's memory
+        # is not freed, and its libraries report leaks when the process ends.
         del llm
         gc.unfreeze()
         gc.collect()
 
 
-def _load(model: str, prompts: Mapping[tuple[str, str], Prompt], sampling: Sampling, engine: Engine) -> Any:
+def _load(model: str, prompts: Mapping[tuple[str, str], EncodedPrompt], sampling: Sampling, engine: Engine) -> Any:
     import vllm
 
     options: dict[str, Any] = {
         "model": model,
-        "dtype": "bfloat16",  # as OpenRLHF's rollout engines
+        "dtype": "bfloat16",  # As OpenRLHF's rollout engines.
         "seed": sampling.seed,
         "max_model_len": engine.max_model_len,
         "tensor_parallel_size": engine.tensor_parallel_size,
@@ -134,9 +134,9 @@ def _load(model: str, prompts: Mapping[tuple[str, str], Prompt], sampling: Sampl
 
 
 def _outputs(
-    engine: Any, prompts: Mapping[tuple[str, str], Prompt], sampling: Sampling
+    engine: Any, prompts: Mapping[tuple[str, str], EncodedPrompt], sampling: Sampling
 ) -> Iterator[tuple[tuple[str, str], Any]]:
-    """vLLM's finished request of each prompt."""
+    """The keys of the prompts with vLLM's outputs, in the order in which they are finished."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -152,7 +152,7 @@ def _outputs(
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_tokens=sampling.max_new_tokens,
-            min_tokens=1,  # this and the next as in OpenRLHF's rollouts
+            min_tokens=1,  # This and the next value are as in OpenRLHF's rollouts.
             skip_special_tokens=False,
             seed=problem_seed(sampling.seed, *key),
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -164,9 +164,9 @@ def _outputs(
                 yield keys[output.request_id], output
 
 
-def _response(tokenizer: Any, prompt_token_ids: list[int], part: Any) -> Response:
-    # Decoded from the tokens, as OpenRLHF does; its query has an image's tokens where the prompt has one placeholder.
+def _response(tokenizer: Any, prompt_token_ids: list[int], part: Any) -> SampledResponse:
+    # As in OpenRLHF, the query is decoded from tokens. It has all tokens of an image, the prompt one placeholder.
     token_ids = list(part.token_ids)
     query = tokenizer.decode([*prompt_token_ids, *token_ids], skip_special_tokens=False)
     text = tokenizer.decode(token_ids, skip_special_tokens=False)
-    return Response(query, text, len(token_ids), part.finish_reason == "length")
+    return SampledResponse(query, text, len(token_ids), part.finish_reason == "length")

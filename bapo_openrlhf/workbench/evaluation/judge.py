@@ -1,4 +1,4 @@
-"""Responses judged by a reward file, in processes of their own."""
+"""A reward file judges responses in processes of its own."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from bapo_openrlhf.training.reward_pool import RewardFailure, RewardPool
 
 
 class Judge:
-    """A reward file: `reward_func`, called one response at a time with limits of time and memory, and `answer`.
+    """A reward file. Its `reward_func` judges one response at a time, with limits of time and memory.
 
     Attributes:
-        answers: whether the file has `answer`, so that there are majority votes.
+        answers: Whether the file has a function `answer`, which majority votes need.
     """
 
     def __init__(self, path: Path, limits: VerifierConfig, prompt: str, label: Any) -> None:
-        """Load the file, and call it once.
+        """Load the file, and let it judge an empty response to one problem.
 
         Args:
-            path: the reward file.
-            limits: processes, and what each may use.
-            prompt, label: of a problem; the first call judges an empty response to it.
+            path: The reward file.
+            limits: The number of processes, and the time and memory that each may use.
+            prompt, label: Prompt and label of the problem.
 
         Raises:
-            ConfigError: the file cannot be loaded, or gives no reward.
+            ConfigError: The file cannot be loaded, or gives no reward.
         """
         self.path = path
         self._pool = RewardPool(path, processes=limits.processes, timeout=limits.timeout, memory_gib=limits.memory_gib)
@@ -41,14 +41,14 @@ class Judge:
         self.answers = self._answer is not None
 
     def score(self, query: str, prompt: str, label: Any) -> tuple[float, str | None]:
-        """(reward, None), or (0.0, kind of failure) where the judge failed. OpenRLHF's evaluation counts the same."""
+        """(reward, None), or (0.0, kind of failure) if the judge failed. OpenRLHF's evaluation counts the same way."""
         try:
             return self._pool([query], [prompt], [label])["rewards"], None
         except RewardFailure as failure:
             return 0.0, failure.kind
 
     def answer(self, response: str) -> str | None:
-        """The response's final answer; None where it has none, or the file cannot tell."""
+        """The final answer of a response. None means that it has none or the file has no `answer`."""
         if self._answer is None:
             return None
         try:
@@ -56,7 +56,7 @@ class Judge:
         except Exception as error:
             raise RunError(f"{self.path}: answer raised {type(error).__name__}: {error}") from error
         if not isinstance(answer, (str, type(None))):
-            raise RunError(f"{self.path}: answer returned {answer!r:.80}; it must be a text or None")
+            raise RunError(f"{self.path}: answer returned {answer!r:.80}; it must return a text or None")
         return answer
 
     def close(self) -> None:

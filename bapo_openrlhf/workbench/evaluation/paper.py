@@ -1,7 +1,7 @@
-"""The paper's results as data: Table 1 of "Buffer Matters" (arXiv 2602.20722, Sec. 5.1), as it is printed.
+"""The paper's results as data: Table 1 of "Buffer Matters" (arXiv 2602.20722, Sec. 5.1), as printed.
 
-Accuracy in percent, averaged over 32 runs. Two printed averages are not the mean of their row: that of DeepSeek R1
-Distill Qwen 1.5B (48.90; the mean is 49.08) and that of +GRPO (v = 5) (51.57; 51.33).
+The numbers are accuracies in percent, averaged over 32 runs. Two printed averages differ from the mean of their row:
+DeepSeek R1 Distill Qwen 1.5B (48.90 instead of 49.08) and +GRPO (v = 5) (51.57 instead of 51.33).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ class Row:
     """One row of the table.
 
     Attributes:
-        base: the model that was fine-tuned.
-        method: as printed; a base model's own row has its name. A star: taken from the method's own paper.
-        values: percent, in the order of the block's benchmarks.
-        average: the printed average, percent.
-        rollouts, kind: the last two columns of (a); None where the table has none.
+        base: The model that was fine-tuned.
+        method: The printed method, or the base model's name in its own row. A star means that the paper took the row
+            from the method's own paper.
+        values: Percent, in the order of the block's benchmarks.
+        average: The printed average in percent.
+        rollouts, kind: The last two columns of Table 1 (a). Table 1 (b) has none.
     """
 
     base: str
@@ -38,10 +39,10 @@ class Block:
     """Rows that share their columns.
 
     Attributes:
-        part: of Table 1.
-        title: what the benchmarks are about.
-        benchmarks: printed column heads by benchmark.
-        average: printed head of the average.
+        part: Name of this part of Table 1.
+        title: What the benchmarks are about.
+        benchmarks: The printed column head of each benchmark.
+        average: The printed head of the average.
     """
 
     part: str
@@ -52,7 +53,7 @@ class Block:
 
 
 def _rows(base: str, *rows: tuple) -> tuple[Row, ...]:
-    """Rows as (method, values, average, rollouts, kind); the first is the base model's own."""
+    """Rows from (method, values, average, rollouts, kind). The first row is the base model's own, without a method."""
     first, *others = rows
     return (Row(base, base, *first), *(Row(base, *row) for row in others))
 

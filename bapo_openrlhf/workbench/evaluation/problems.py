@@ -1,4 +1,4 @@
-"""A benchmark's problems, from its file."""
+"""The problems of a benchmark, read from its file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NAME = re.compile(r"[\w-][\w.-]*")
 
 
 @dataclass(frozen=True)
-class Problem:
+class BenchmarkProblem:
     """One problem of a benchmark.
 
     Attributes:
-        id: unique within the benchmark.
-        input: the prompt's text, without chat markup.
-        label: what the judge is given.
-        images: paths, in the order of the <image> tags in `input`.
+        id: Unique within the benchmark.
+        input: The text of the prompt without chat markup.
+        label: What the judge compares a response with.
+        images: Paths in the order of the <image> tags in `input`.
     """
 
     id: str
@@ -37,17 +37,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Problems and who judges them.
+    """Problems and the file that judges them.
 
     Attributes:
-        name: as on the command line.
-        title: as in the tables.
-        file: of the problems.
-        sha256: of that file.
-        reward: file with `reward_func`.
-        problems: the first ones, up to the limit.
-        size: problems in the file.
-        generator: what made the problems, where they are not the published ones.
+        name: Name on the command line.
+        title: Name in the tables.
+        file: The file of the problems.
+        sha256: Digest of that file.
+        reward: The file with `reward_func`.
+        problems: The first problems of the file, up to the limit.
+        size: Number of problems in the file.
+        generator: The generator that made the problems. None means that they are published.
     """
 
     name: str
@@ -55,31 +55,33 @@ class Benchmark:
     file: Path
     sha256: str
     reward: Path
-    problems: tuple[Problem, ...]
+    problems: tuple[BenchmarkProblem, ...]
     size: int
     generator: str | None = None
 
 
 def load(spec: str, data: Path, reward: Path | None, limit: int | None) -> Benchmark:
-    """A benchmark from the command line.
+    """The benchmark that a word of the command line names.
 
     Args:
-        spec: name of a task's benchmark, or NAME=FILE.jsonl.
-        data: folder that `bapo-openrlhf prepare` wrote to, with a folder for each task.
-        reward: reward file of benchmarks given as NAME=FILE.jsonl.
-        limit: most problems; None means all.
+        spec: Name of a task's benchmark, or NAME=FILE.jsonl.
+        data: The folder that `bapo-openrlhf prepare` wrote to. It has a folder for each task.
+        reward: The reward file of benchmarks given as NAME=FILE.jsonl.
+        limit: The most problems. None means all.
 
     Raises:
-        ConfigError: an unknown benchmark, a missing file, a row that is no problem.
+        ConfigError: The benchmark is unknown, a file is missing, or a row is not a problem.
     """
     name, equals, path = spec.partition("=")
     if equals:
         if not _NAME.fullmatch(name) or not path:
-            raise ConfigError(f"benchmark is {spec!r}; it must be NAME=FILE.jsonl, NAME of letters, digits, - _ .")
+            raise ConfigError(
+                f"benchmark is {spec!r}; it must be NAME=FILE.jsonl, where NAME has only letters, digits, - _ ."
+            )
         if name in paper.BENCHMARKS or name in ("results", "settings"):
-            raise ConfigError(f"benchmark {spec!r}: {name} has a meaning already; choose another name")
+            raise ConfigError(f"benchmark {spec!r}: the name {name} already has a meaning; choose another name")
         if reward is None:
-            raise ConfigError(f"benchmark {spec!r} needs --reward FILE.py, which judges the responses")
+            raise ConfigError(f"benchmark {spec!r} needs --reward FILE.py to judge the responses")
         title, file = name, Path(path).expanduser()
         if not file.is_file():
             raise ConfigError(f"benchmark {spec!r}: there is no file {file}")
@@ -88,11 +90,11 @@ def load(spec: str, data: Path, reward: Path | None, limit: int | None) -> Bench
         title, file, reward = task.benchmarks[name].title, data / task.name / f"{name}.jsonl", task.file
         if not file.is_file():
             raise ConfigError(
-                f"benchmark {name}: there is no {file}; `bapo-openrlhf prepare {task.name}` makes it (--data names "
-                "the folder)"
+                f"benchmark {name}: there is no file {file}; `bapo-openrlhf prepare {task.name}` makes it, and --data "
+                "names its folder"
             )
     if not reward.is_file():
-        raise ConfigError(f"reward is {reward}; there is no such file")
+        raise ConfigError(f"reward is {reward}; it must be a file that exists")
     content = file.read_bytes()
     problems = tuple(_problems(name, file, content))
     if not problems:
@@ -103,13 +105,13 @@ def load(spec: str, data: Path, reward: Path | None, limit: int | None) -> Bench
 
 
 def _generator(manifest: Path, name: str) -> str | None:
-    """The generator that `prepare` noted for a benchmark."""
+    """The generator that `prepare` recorded for a benchmark."""
     if not manifest.is_file():
         return None
     return json.loads(manifest.read_bytes()).get("parts", {}).get(name, {}).get("asked", {}).get("generator")
 
 
-def _problems(name: str, file: Path, content: bytes) -> Iterator[Problem]:
+def _problems(name: str, file: Path, content: bytes) -> Iterator[BenchmarkProblem]:
     ids: set[str] = set()
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
@@ -117,21 +119,21 @@ def _problems(name: str, file: Path, content: bytes) -> Iterator[Problem]:
         where = f"benchmark {name}: {file}, line {number}"
         try:
             row = json.loads(line)
-        except ValueError as error:  # no JSON, or no UTF-8
-            raise ConfigError(f"{where}: no valid JSON ({error})") from None
+        except ValueError as error:  # It is not JSON or not UTF-8.
+            raise ConfigError(f"{where}: the line must be valid JSON ({error})") from None
         problem = _problem(where, row, f"{name}-{number}")
         if problem.id in ids:
-            raise ConfigError(f"{where}: the id {problem.id!r} is there twice; ids must be unique")
+            raise ConfigError(f"{where}: the id {problem.id!r} occurs twice; ids must be unique")
         ids.add(problem.id)
         yield problem
 
 
-def _problem(where: str, row: Any, default_id: str) -> Problem:
+def _problem(where: str, row: Any, default_id: str) -> BenchmarkProblem:
     if not isinstance(row, dict):
-        raise ConfigError(f"{where}: must be a JSON object, is {type(row).__name__}")
+        raise ConfigError(f"{where}: the line is a JSON {type(row).__name__}; it must be an object")
     for column in ("input", "label"):
         if column not in row:
-            raise ConfigError(f"{where}: no column {column!r}; it has {', '.join(row)}")
+            raise ConfigError(f"{where}: the column {column!r} is missing; there are {', '.join(row)}")
     text, images, identity = row["input"], row.get("images") or [], row.get("id", default_id)
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{where}: input is {text!r:.80}; it must be a text")
@@ -140,8 +142,9 @@ def _problem(where: str, row: Any, default_id: str) -> Problem:
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise ConfigError(f"{where}: images is {images!r:.80}; it must be a list of paths")
     if len(images) != text.count("<image>") and images:
-        raise ConfigError(f"{where}: {len(images)} images and {text.count('<image>')} <image> tags in the input")
+        tags = text.count("<image>")
+        raise ConfigError(f"{where}: there are {len(images)} images and {tags} <image> tags; the numbers must be equal")
     for image in images:
         if not Path(image).is_file():
             raise ConfigError(f"{where}: there is no image {image}")
-    return Problem(str(identity), text, row["label"], tuple(images))
+    return BenchmarkProblem(str(identity), text, row["label"], tuple(images))

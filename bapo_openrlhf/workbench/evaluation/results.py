@@ -7,7 +7,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +15,8 @@ from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, paper, store
 from bapo_openrlhf.workbench.evaluation.paper import Block
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark
+from bapo_openrlhf.workbench.evaluation.request import Request
 from bapo_openrlhf.workbench.evaluation.tables import Table, markdown, percent, with_interval
-
-if TYPE_CHECKING:
-    from bapo_openrlhf.workbench.evaluation.run import Request
 
 RESULTS = "results"
 Estimate = dict[str, float]  # value, low, high

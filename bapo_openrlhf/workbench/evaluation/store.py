@@ -1,7 +1,7 @@
-"""An evaluation's folder: settings.json, and BENCHMARK.jsonl with one line a problem.
+"""An evaluation's folder: settings.json, and BENCHMARK.jsonl with one line for each problem.
 
-A line is written when the problem's responses have been judged, and flushed. A kill at any moment leaves whole lines
-and at most one torn one at the end, which the next start cuts off. So an evaluation is resumed by making it again.
+A line is written as soon as the problem's responses have been judged. If the process is killed, only the last line can
+be incomplete, and the next start cuts it off. So the same command resumes an evaluation.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from typing import Any
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
+from bapo_openrlhf.record.state_file import write_atomically
 
 FORMAT = 1
 SETTINGS = "settings.json"
 _MODEL_FILES = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt", ".py")
-_WHOLE = 2**26  # bytes; larger files are sampled
-_BLOCKS, _BLOCK = 256, 2**14
+_WHOLE = 2**26  # Bytes. Of larger files only some blocks are read.
+_BLOCKS, _BLOCK = 256, 2**14  # Number of these blocks, and bytes of each.
 
 
 # ── settings ──
 
 
 def fingerprint(model: str) -> str:
-    """Tells models apart by what is in them: a copy has the same one, another checkpoint of the same run has not.
+    """A text that identifies the content of a model. A copy has the same one; another checkpoint has a different one.
 
-    A folder's files are digested, of more than 64 MiB only the size and 256 blocks spread over the file: a training
-    step changes nearly every weight. A name on the hub stands for the commit that its config.json comes from.
+    For a folder it is a digest of the files. Of a file above 64 MiB only the size and 256 blocks are read, because a
+    training step changes nearly every weight. For a name on the hub it is the commit of its config.json.
 
     Raises:
-        ConfigError: there is no such model, here or on the hub.
+        ConfigError: There is no such model, neither here nor on the hub.
     """
     check_model("model", model)
     folder = Path(model).expanduser()
@@ -61,31 +62,32 @@ def _sampled(path: Path) -> Iterator[bytes]:
 
 
 def _commit(model: str) -> str:
-    cpu.prepare_environment()  # which keeps off the network, unless told otherwise
+    cpu.prepare_environment()  # It sets HF_HUB_OFFLINE unless the user did.
     from huggingface_hub import hf_hub_download
 
     try:
         config = hf_hub_download(model, "config.json")
-    except Exception as error:  # no such folder and no such name, no network, no access
+    except Exception as error:  # There is no such name, no network or no access.
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise ConfigError(
-            f"model is {model}; there is no such folder, and it cannot be had from the hub{offline}: "
+            f"model is {model}; there is no such folder, and the hub does not provide it{offline}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from error
     return Path(config).parent.name  # .../snapshots/COMMIT/config.json
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Whether results made with these settings may join those that a folder has.
+    """Check that results with these settings may be added to those in a folder.
 
-    More benchmarks and a larger limit are fine, and other names and paths of the same things.
+    More benchmarks, a larger limit, and other names and paths of the same things are allowed.
 
     Args:
+        folder: The folder of the evaluation.
         settings: {"name", "model": {"path", "fingerprint"}, "sampling": {...}, "chat_template", "limit",
             "benchmarks": {name: {"file", "sha256", "reward", "reward_sha256"}}}
 
     Raises:
-        ConfigError: names the first difference.
+        ConfigError: The settings differ. The message names the first difference.
     """
     path = folder / SETTINGS
     if not path.is_file():
@@ -96,16 +98,16 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write settings.json; makes the folder."""
+    """Write settings.json. The folder is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / SETTINGS, json.dumps({"format": FORMAT, **settings}, indent=2) + "\n")
+    write_text(folder / SETTINGS, json.dumps({"format": FORMAT, **settings}, indent=2) + "\n")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """settings.json of a folder.
+    """The content of a folder's settings.json.
 
     Raises:
-        ConfigError: it is not there, no JSON, or of another format.
+        ConfigError: The file is missing, is not JSON, or has another format.
     """
     path = folder / SETTINGS
     if not path.is_file():
@@ -113,16 +115,16 @@ def read_settings(folder: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_bytes())
     except ValueError:
-        raise ConfigError(f"{path} is no JSON") from None
+        raise ConfigError(f"{path} is not JSON; it must be the settings of an evaluation") from None
     if settings.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {settings.get('format')!r}; this version reads {FORMAT}")
+        raise ConfigError(f"{path} has format {settings.get('format')!r}; this version reads only format {FORMAT}")
     return settings
 
 
 def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     missing = [name for name in old["benchmarks"] if name not in new["benchmarks"]]
     if missing:
-        raise ConfigError(f"{path} has the benchmark {missing[0]}: name it too, or choose another folder (--out)")
+        raise ConfigError(f"{path} has the benchmark {missing[0]}; name it too, or choose another folder (--out)")
     if old["limit"] is None or (new["limit"] is not None and new["limit"] < old["limit"]):
         _refuse_unless(old["limit"] == new["limit"], path, "limit", old["limit"], new["limit"])
     was, is_now = dict(_compared(old)), dict(_compared(new))
@@ -132,12 +134,12 @@ def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> N
 
 def _refuse_unless(same: bool, path: Path, name: str, old: Any, new: Any) -> None:
     if not same:
-        raise ConfigError(f"{name} is {new}, and {path} has {old}: results of the two cannot be mixed; choose another "
+        raise ConfigError(f"{name} is {new}, and {path} has {old}; results of the two cannot be mixed; choose another "
                           "folder (--out)")  # fmt: skip
 
 
 def _compared(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What must be the same, with the names that a user knows."""
+    """Names and values of everything that must be the same."""
     yield "model's fingerprint", settings["model"]["fingerprint"]
     yield "chat_template", settings["chat_template"]
     yield from settings["sampling"].items()
@@ -146,18 +148,19 @@ def _compared(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"digest of {name}'s reward file", benchmark["reward_sha256"]
 
 
-# ── one line a problem ──
+# ── one line for each problem ──
 
 
 def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
-    """The finished problems of a benchmark by id; what a crash left of a last line is passed over.
+    """The finished problems of a benchmark by id. An incomplete last line is ignored.
 
-    A row is {"id", "input", "prompt", "label", "responses", "scores", "failures", "answers", "tokens", "truncated"},
-    the last six with one entry for each response. `failures` is null where the judge gave a score, or else the kind of
-    its failure, and the score is 0. `answers` is null where there is no answer.
+    A row is {"id", "input", "prompt", "label", "responses", "scores", "failures", "answers", "tokens", "truncated"}.
+    The last six have one entry for each response. An entry of `failures` is null if the judge gave a score; otherwise
+    it is the kind of the failure, and the score is 0. An entry of `answers` is null if there is no answer, and
+    `answers` itself is null if the reward file cannot tell answers.
 
     Raises:
-        ConfigError: a whole line is no row.
+        ConfigError: A complete line is not a row.
     """
     path = folder / f"{benchmark}.jsonl"
     if not path.is_file():
@@ -169,12 +172,12 @@ def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
             row = json.loads(line)
             rows[row["id"]] = row
         except (ValueError, TypeError, KeyError):
-            raise ConfigError(f"{path}, line {number}: no row of an evaluation") from None
+            raise ConfigError(f"{path}, line {number}: it must be a row of an evaluation") from None
     return rows
 
 
 def cut_torn_line(folder: Path, benchmark: str) -> bool:
-    """Cut off a last line that has no end; returns whether there was one."""
+    """Cut off an incomplete last line. Returns whether there was one."""
     path = folder / f"{benchmark}.jsonl"
     if not path.is_file():
         return False
@@ -189,12 +192,10 @@ def cut_torn_line(folder: Path, benchmark: str) -> bool:
 def append_row(folder: Path, benchmark: str, row: Mapping[str, Any]) -> None:
     """Add one problem."""
     with (folder / f"{benchmark}.jsonl").open("ab") as file:
-        # Lone surrogates, which a tokenizer can decode to, are escaped by json itself.
+        # A tokenizer may decode tokens to lone surrogates. json escapes them.
         file.write(json.dumps(row).encode() + b"\n")
 
 
-def replace(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    write_atomically(path, text.encode())

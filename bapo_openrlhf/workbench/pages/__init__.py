@@ -3,10 +3,10 @@
 A page is made of sections, and a section of figures, tables and sentences:
 
     import pandas as pd
-    from bapo_openrlhf.workbench.pages import charts
-    from bapo_openrlhf.workbench.pages.charts import Curve
+    from bapo_openrlhf.workbench.pages import charts, curves
+    from bapo_openrlhf.workbench.pages.curves import Curve, Key
     from bapo_openrlhf.workbench.pages.colours import PALETTE
-    from bapo_openrlhf.workbench.pages.figure import Figure, Key
+    from bapo_openrlhf.workbench.pages.figure import Figure
     from bapo_openrlhf.workbench.pages.page import Section, render
     from bapo_openrlhf.workbench.pages.table import Table
 
@@ -14,7 +14,7 @@ A page is made of sections, and a section of figures, tables and sentences:
     chart = charts.lines([curve], x=charts.STEP, y="mean reward", x_domain=(1, 3))
     reward = Figure(
         "Reward", "Mean reward of the fresh responses.", chart, keys=[curve.key],
-        summary=charts.in_words([curve]), table=charts.table_of([curve], charts.STEP),
+        summary=curves.in_words([curve]), table=curves.table_of([curve], charts.STEP),
     )
     seconds = Table.of(["phase", "seconds"], [["generation", 12.5], ["training", 30]])
     sections = [Section("reward", "Reward", figures=[reward], tables=[seconds])]

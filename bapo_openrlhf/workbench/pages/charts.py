@@ -8,60 +8,19 @@ runs, which anybody may have written, stay in `Key` and `Table`, which the page 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from bapo_openrlhf.workbench.pages.colours import CARD, GRID, INK, MUTED
-from bapo_openrlhf.workbench.pages.figure import Key
-from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import number
+from bapo_openrlhf.workbench.pages.curves import Curve, Key
 
 FEW = 12  # points of a curve that are marked one by one
 MAX_LABELLED = 17  # bins of a matrix whose cells have room for a number
 STEP = "trainer step"  # the title of an axis of steps
 
 Domain = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One line of a chart.
-
-    Attributes:
-        values: The values of y. The index holds x, in ascending order.
-        faint: Whether the line is thin and pale.
-        band: The ends of an area around the line, in the columns low and high; the index holds x.
-    """
-
-    key: Key
-    values: pd.Series
-    faint: bool = False
-    band: pd.DataFrame | None = None
-
-
-def in_words(curves: Sequence[Curve], x_name: str = "step") -> str:
-    """The beginning, the end and the extremes of each curve."""
-    parts = []
-    for curve in curves:
-        if curve.values.empty or curve.faint:
-            continue
-        values, (first, last) = curve.values, (number(curve.values.index[place]) for place in (0, -1))
-        parts.append(
-            f"{curve.key.name}: {number(values.iloc[0])} at {x_name} {first}, {number(values.iloc[-1])} at {x_name} "
-            f"{last}; between {number(values.min())} and {number(values.max())}"
-        )
-    return "; ".join(parts) + "." if parts else ""
-
-
-def table_of(curves: Sequence[Curve], x: str) -> Table:
-    """What is drawn: a row for each x, a column for each curve."""
-    columns = [curve.values[~curve.values.index.duplicated(keep="last")] for curve in curves]
-    frame = pd.concat(columns, axis=1, sort=True).reset_index()
-    frame.columns = pd.Index([x, *(curve.key.name for curve in curves)])
-    return Table(frame)
 
 
 # ── lines and areas ──

@@ -14,6 +14,7 @@ import vl_convert
 from markupsafe import Markup, escape
 
 from bapo_openrlhf.workbench.pages.colours import GRID, MUTED, without_variables
+from bapo_openrlhf.workbench.pages.curves import Key
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean
 
@@ -37,21 +38,6 @@ THEME: dict[str, Any] = {
         "tickColor": MUTED,
     },
 }
-
-
-@dataclass(frozen=True)
-class Key:
-    """A line of a legend.
-
-    Attributes:
-        shape: Either line or area.
-        dash: SVG's stroke-dasharray; empty for a solid line.
-    """
-
-    name: str
-    colour: str
-    dash: str = ""
-    shape: str = "line"
 
 
 @dataclass(frozen=True)

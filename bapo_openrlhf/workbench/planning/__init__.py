@@ -2,11 +2,11 @@
 
 constants   every number that is assumed, with its source
 shapes      a model's layers, and its parameters
-settings    what the flags say, as far as a plan needs it
+workload    what the flags say, as far as a plan needs it
 measured    shares of groups, from a run's record
-groups      groups of a step and of a run, by method
+groups      groups of a step and of a run, for each algorithm
 times       seconds of each phase
 memory      bytes on a GPU and on the host, and what does not fit
-plan        the grid of models, GPUs and methods
-output      its table, page and picture
+plan        the grid of models, GPUs and algorithms
+output      the plan as tables, page and picture
 """

@@ -9,41 +9,17 @@ from typing import Any
 from bapo_openrlhf.errors import ConfigError
 
 GIB = 2**30
-# From the makers' data sheets; the last is vLLM's own default for such a card.
+# From the makers' data sheets, except `engine_sequences`, which is vLLM's own default for such a card.
+_SHEET_NAMES = (
+    "peak_flops", "memory_bandwidth", "gpu_bytes", "link_bandwidth", "network_bandwidth", "engine_sequences"
+)  # fmt: skip
+_SHEETS = {
+    "A100": ("NVIDIA A100 80GB SXM and DGX A100 data sheets", 312e12, 2.039e12, 80 * GIB, 300e9, 200e9, 256),
+    "H100": ("NVIDIA H100 SXM and DGX H100 data sheets", 989e12, 3.35e12, 80 * GIB, 450e9, 400e9, 1024),
+    "H200": ("NVIDIA H200 SXM and DGX H200 data sheets", 989e12, 4.8e12, 141e9, 450e9, 400e9, 1024),
+}
 DATA_SHEETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "A100": (
-        "NVIDIA A100 80GB SXM and DGX A100 data sheets",
-        {
-            "peak_flops": 312e12,
-            "memory_bandwidth": 2.039e12,
-            "gpu_bytes": 80 * GIB,
-            "link_bandwidth": 300e9,
-            "network_bandwidth": 200e9,
-            "engine_sequences": 256,
-        },
-    ),
-    "H100": (
-        "NVIDIA H100 SXM and DGX H100 data sheets",
-        {
-            "peak_flops": 989e12,
-            "memory_bandwidth": 3.35e12,
-            "gpu_bytes": 80 * GIB,
-            "link_bandwidth": 450e9,
-            "network_bandwidth": 400e9,
-            "engine_sequences": 1024,
-        },
-    ),
-    "H200": (
-        "NVIDIA H200 SXM and DGX H200 data sheets",
-        {
-            "peak_flops": 989e12,
-            "memory_bandwidth": 4.8e12,
-            "gpu_bytes": 141e9,
-            "link_bandwidth": 450e9,
-            "network_bandwidth": 400e9,
-            "engine_sequences": 1024,
-        },
-    ),
+    gpu: (sheet, dict(zip(_SHEET_NAMES, values, strict=True))) for gpu, (sheet, *values) in _SHEETS.items()
 }
 
 
@@ -58,43 +34,48 @@ STUDY = "GRPO in the Countdown study, benchmarks/results/plan.md"
 
 @dataclass(frozen=True)
 class Constants:
-    """What a plan is computed from, beside flags and a model's shape. `sources` overrules a field's own source."""
+    """What a plan is computed from, in addition to the flags and a model's shape.
 
-    peak_flops: float = _constant(989e12, "FLOP/s", "of a GPU, bf16, dense", SHEET)
-    memory_bandwidth: float = _constant(3.35e12, "bytes/s", "of a GPU's memory", SHEET)
+    `sources` names the source of each value that replaced a field's default.
+    """
+
+    peak_flops: float = _constant(989e12, "FLOP/s", "speed of a GPU in dense bf16", SHEET)
+    memory_bandwidth: float = _constant(3.35e12, "bytes/s", "speed of a GPU's memory", SHEET)
     gpu_bytes: float = _constant(80 * GIB, "bytes", "memory of a GPU", SHEET)
-    link_bandwidth: float = _constant(450e9, "bytes/s", "between GPUs of a machine, one direction", SHEET)
-    network_bandwidth: float = _constant(400e9, "bytes/s", "between machines, all 8 ports of one together", SHEET)
-    gpus_per_machine: int = _constant(8, "GPUs", "of a machine", ASSUMED)
+    link_bandwidth: float = _constant(450e9, "bytes/s", "between GPUs of one machine, in one direction", SHEET)
+    network_bandwidth: float = _constant(400e9, "bytes/s", "between machines, all 8 ports together", SHEET)
+    gpus_per_machine: int = _constant(8, "GPUs", "number in a machine", ASSUMED)
     train_utilisation: float = _constant(0.4, "of peak", "attained in forward and backward passes", ASSUMED)
-    forward_utilisation: float = _constant(0.4, "of peak", "attained in forward passes of log-probs, values", ASSUMED)
+    forward_utilisation: float = _constant(0.4, "of peak", "attained in forward passes without training", ASSUMED)
     prefill_utilisation: float = _constant(0.5, "of peak", "attained by the engines on prompts", ASSUMED)
-    decode_utilisation: float = _constant(0.3, "of peak", "attained in decoding, where compute limits it", ASSUMED)
-    memory_utilisation: float = _constant(0.6, "of bandwidth", "attained in decoding", ASSUMED)
+    decode_utilisation: float = _constant(0.3, "of peak", "attained in decoding if compute limits it", ASSUMED)
+    memory_utilisation: float = _constant(0.6, "of bandwidth", "attained in decoding if memory limits it", ASSUMED)
     network_utilisation: float = _constant(0.7, "of bandwidth", "attained by gathers and weight syncs", ASSUMED)
-    engine_sequences: int = _constant(1024, "sequences", "that an engine decodes at once, at most", "vLLM's default")
-    engine_reserve_bytes: float = _constant(3 * GIB, "bytes", "of an engine beside weights and KV cache", ASSUMED)
-    reserve_bytes: float = _constant(4 * GIB, "bytes", "of a GPU for CUDA, NCCL and fragments", ASSUMED)
+    engine_sequences: int = _constant(1024, "sequences", "most that an engine decodes at once", "vLLM's default")
+    engine_reserve_bytes: float = _constant(
+        3 * GIB, "bytes", "memory of an engine without weights and KV cache", ASSUMED
+    )
+    reserve_bytes: float = _constant(4 * GIB, "bytes", "memory of a GPU for CUDA, NCCL and fragments", ASSUMED)
     activation_factor: float = _constant(
         34, "bytes per token, layer and hidden unit", "kept for the backward pass", "arXiv 2205.05198, Eq. 1, flash"
     )
     logit_bytes: float = _constant(
-        10, "bytes per token and vocabulary entry", "of logits in training: bf16, fp32, fp32 gradient", "OpenRLHF"
+        10, "bytes per token and vocabulary entry", "logits in training: bf16, fp32, fp32 gradient", "OpenRLHF"
     )
     forward_logit_bytes: float = _constant(
-        6, "bytes per token and vocabulary entry", "of logits in a forward pass: bf16, fp32", "OpenRLHF"
+        6, "bytes per token and vocabulary entry", "logits in a forward pass: bf16, fp32", "OpenRLHF"
     )
     stored_token_bytes: float = _constant(
-        7.5, "bytes", "of a token in the replay buffer", "measured, benchmarks/results/adaptation.md"
+        7.5, "bytes", "size of a token in the replay buffer", "measured, benchmarks/results/adaptation.md"
     )
     response_share: float = _constant(0.5, "of rollout.max_new_tokens", "mean length of a response", ASSUMED)
     prompt_share: float = _constant(0.1, "of data.max_len less responses", "mean length of a prompt", ASSUMED)
-    signal_share: float = _constant(0.377, "of fresh groups", "whose rewards are not all equal", STUDY)
-    gaussian_share: float = _constant(0.455, "of these", "that the gaussian filter would keep", STUDY)
+    signal_share: float = _constant(0.377, "of fresh groups", "rewards are not all equal", STUDY)
+    gaussian_share: float = _constant(0.455, "of groups with signal", "the gaussian filter keeps them", STUDY)
     replayable_share: float = _constant(0.035, "of recent fresh groups", "within c2 and c3, then and today", STUDY)
-    hard_share: float = _constant(0.469, "of fresh groups", "with mean reward at most c1", STUDY)
-    leaving_share: float = _constant(0.171, "of re-evaluated prompts", "above c1, so that they leave the buffer", STUDY)
-    improved_share: float = _constant(0.157, "of re-evaluated prompts", "above c1 with a signal: X2", STUDY)
+    hard_share: float = _constant(0.469, "of fresh groups", "mean reward is at most c1", STUDY)
+    leaving_share: float = _constant(0.171, "of re-evaluated prompts", "above c1, so they leave the buffer", STUDY)
+    improved_share: float = _constant(0.157, "of re-evaluated prompts", "mean is above c1 and below 1: X2", STUDY)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, float, str, str, str]]:
@@ -108,11 +89,11 @@ class Constants:
                 self.sources.get(item.name, item.metadata["source"]),
             )
             for item in fields(self)
-            if "unit" in item.metadata
+            if item.metadata
         ]
 
     def replaced(self, source: str, values: Mapping[str, Any]) -> Constants:
-        """These constants with some values of another source."""
+        """These constants with some values replaced by those of another source."""
         return replace(self, **values, sources={**self.sources, **dict.fromkeys(values, source)})
 
 
@@ -120,7 +101,7 @@ def constants_of(gpu: str) -> Constants:
     """The constants for a kind of GPU.
 
     Raises:
-        ConfigError: it is none of DATA_SHEETS.
+        ConfigError: DATA_SHEETS has no such kind.
     """
     if gpu not in DATA_SHEETS:
         raise ConfigError(f"gpu is {gpu!r}; it must be one of {', '.join(DATA_SHEETS)}")

@@ -1,23 +1,23 @@
-"""Groups of a step and of a run, by method. Expectations: a share times a count stands for a random number."""
+"""Groups of a step and of a run, for each algorithm. They are expected values: a share times a count."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.workbench.planning.constants import Constants
-from bapo_openrlhf.workbench.planning.settings import Method, Settings
+from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of one step; of an average one they are no whole numbers.
+    """Numbers of groups in one step. They are not whole numbers because they are expected values.
 
     Attributes:
-        fresh: generated for prompts of the data.
-        again: hard prompts generated again.
-        x1, x2, x3: trained on, by source.
+        fresh: Groups that are generated for prompts of the data.
+        again: Groups that are generated to re-evaluate hard prompts.
+        x1, x2, x3: Groups that are trained on, by source.
     """
 
     fresh: float
@@ -28,85 +28,85 @@ class Groups:
 
     @property
     def generated(self) -> float:
-        """Fresh ones and re-evaluated ones."""
+        """Fresh and re-evaluated groups."""
         return self.fresh + self.again
 
     @property
     def trained(self) -> float:
-        """The batch: X1, X2, X3."""
+        """Groups of the batch: X1, X2 and X3."""
         return self.x1 + self.x2 + self.x3
 
     def mixed(self, other: Groups, share: float) -> Groups:
-        """The average of many steps, of which `share` are like `other`."""
-        names = ("fresh", "again", "x1", "x2", "x3")
-        return Groups(*((1 - share) * getattr(self, name) + share * getattr(other, name) for name in names))
+        """The average of many steps of which the part `share` is like `other`."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Groups(*((1 - share) * mine + share * theirs for mine, theirs in pairs))
 
 
-def kept_share(settings: Settings, constants: Constants) -> float:
-    """Share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1]."""
+def kept_share(workload: Workload, constants: Constants) -> float:
+    """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1]."""
     return {
         "range": constants.signal_share,
         "gaussian": constants.signal_share * constants.gaussian_share,
-        "uniform": settings.uniform_fraction,
+        "uniform": workload.uniform_fraction,
         "none": 1.0,
-    }[settings.filter]
+    }[workload.filter]
 
 
-def hard_prompts(settings: Settings, constants: Constants) -> float:
-    """Prompts generated again in a re-evaluation, once the hard buffer has settled (Eq. 6).
+def hard_prompts(workload: Workload, constants: Constants) -> float:
+    """Number of prompts in a re-evaluation once the hard buffer has settled (Eq. 6).
 
-    In m steps, n m hard_share prompts come in, and leaving_share of those tried go out: where the second cannot keep
-    up, the buffer is full and the most that may be tried are.
+    In m steps, n * m * hard_share prompts come in, and leaving_share of the tried prompts go out. If more come in than
+    can go out, the buffer fills up and each re-evaluation tries as many prompts as it may.
     """
-    if not settings.reevaluate_every:
+    if not workload.reevaluate_every:
         return 0.0
-    most = float(min(settings.max_reevaluated, settings.hard_capacity))
-    coming = settings.prompts * settings.reevaluate_every * constants.hard_share
+    most = float(min(workload.max_reevaluated, workload.hard_capacity))
+    coming = workload.prompts * workload.reevaluate_every * constants.hard_share
     if constants.leaving_share <= 0:
         return most if coming else 0.0
     return min(most, coming / constants.leaving_share)
 
 
-def replayable_groups(settings: Settings, constants: Constants) -> float:
-    """Groups that the replay buffer is expected to hold: those of the last steps that may be replayed."""
-    recent = constants.replayable_share * settings.prompts * settings.replay_steps
-    return min(recent, float(settings.replay_capacity))
+def replayable_groups(workload: Workload, constants: Constants) -> float:
+    """Number of groups of the last steps that may be replayed, as far as the replay buffer has room."""
+    recent = constants.replayable_share * workload.prompts * workload.replay_steps
+    return min(recent, float(workload.replay_capacity))
 
 
-def groups_of_step(method: Method, settings: Settings, constants: Constants, *, reevaluates: bool) -> Groups:
+def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constants, *, reevaluates: bool) -> Groups:
     """The groups of one step.
 
     Args:
-        reevaluates: whether hard prompts are generated again in it.
+        reevaluates: Whether the step re-evaluates hard prompts.
     """
-    prompts = float(settings.prompts)
-    if method.dynamic:  # draws until as many as the batch holds have a signal
+    prompts = float(workload.prompts)
+    if algorithm.dynamic:  # It draws groups until enough of them have a signal.
         return Groups(prompts / max(constants.signal_share, 1 / prompts), 0.0, prompts, 0.0, 0.0)
-    if not method.adapted:
+    if not algorithm.adapted:
         return Groups(prompts, 0.0, prompts, 0.0, 0.0)
-    again = hard_prompts(settings, constants) if reevaluates else 0.0
-    x1, x2 = prompts * kept_share(settings, constants), again * constants.improved_share
-    chosen = min(1.0, settings.capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which
+    again = hard_prompts(workload, constants) if reevaluates else 0.0
+    x1, x2 = prompts * kept_share(workload, constants), again * constants.improved_share
+    chosen = min(1.0, workload.capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which groups are kept.
     x1, x2 = x1 * chosen, x2 * chosen
-    x3 = min(replayable_groups(settings, constants), max(settings.capacity - x1 - x2, 0.0))
+    x3 = min(replayable_groups(workload, constants), max(workload.capacity - x1 - x2, 0.0))
     return Groups(prompts, again, x1, x2, x3)
 
 
-def average_groups(method: Method, settings: Settings, constants: Constants) -> Groups:
-    """An average step: every m-th re-evaluates."""
-    every = settings.reevaluate_every if method.adapted else 0
-    plain, again = (groups_of_step(method, settings, constants, reevaluates=whether) for whether in (False, True))
+def average_groups(algorithm: Algorithm, workload: Workload, constants: Constants) -> Groups:
+    """The groups of an average step. Every m-th step re-evaluates."""
+    every = workload.reevaluate_every if algorithm.adapted else 0
+    plain, again = (groups_of_step(algorithm, workload, constants, reevaluates=whether) for whether in (False, True))
     return plain.mixed(again, 1 / every if every else 0.0)
 
 
 @dataclass(frozen=True)
 class Happenings:
-    """What the schedule lets happen in the steps 0 ... steps - 1 of a run.
+    """How often the schedule syncs and re-evaluates in the steps 0 ... steps - 1 of a run.
 
     Attributes:
-        syncs: of the delayed rollout policy, one after each v-th update.
-        reevaluations: every m steps, first at t = m.
-        apart: of these, those between two syncs: the engines get today's weights for them alone.
+        syncs: Syncs of the delayed rollout policy. One follows each v-th update.
+        reevaluations: Re-evaluations. They come every m steps, the first one at t = m.
+        apart: Re-evaluations between two syncs. The engines get today's weights only for them.
     """
 
     syncs: int
@@ -120,7 +120,7 @@ class Happenings:
 
 
 def happenings(schedule: RolloutSchedule, steps: int) -> Happenings:
-    """In closed form: multiples of v in 1 ... steps, of m in 1 ... steps - 1, and those of both."""
+    """The counts in closed form: multiples of v in 1 ... steps, multiples of m and of both in 1 ... steps - 1."""
     every, last = schedule.reevaluate_every, steps - 1
     again = last // every if every else 0
     both = last // math.lcm(schedule.delay, every) if every else 0
@@ -128,14 +128,14 @@ def happenings(schedule: RolloutSchedule, steps: int) -> Happenings:
 
 
 def keeps_delayed_weights(schedule: RolloutSchedule) -> bool:
-    """Whether the engines keep a host copy of the delayed weights at some sync (`RolloutSchedule.must_keep`)."""
+    """Whether the engines keep a host copy of the delayed weights after any sync (`RolloutSchedule.must_keep`)."""
     period = math.lcm(schedule.delay, schedule.reevaluate_every or 1)
     period = math.lcm(period, schedule.evaluate_every or 1)
     return any(schedule.must_keep(step) for step in range(0, period + 1, schedule.delay))
 
 
-def rollouts(method: Method, settings: Settings, constants: Constants, steps: int) -> float:
-    """Responses that a run of so many steps generates: `rollouts/total`."""
-    fresh = groups_of_step(method, settings, constants, reevaluates=False).fresh * steps
-    again = groups_of_step(method, settings, constants, reevaluates=True).again
-    return settings.group_size * (fresh + again * happenings(settings.schedule(method), steps).reevaluations)
+def rollouts(algorithm: Algorithm, workload: Workload, constants: Constants, steps: int) -> float:
+    """Number of responses that a run of so many steps generates. The run's metric is `rollouts/total`."""
+    fresh = groups_of_step(algorithm, workload, constants, reevaluates=False).fresh * steps
+    again = groups_of_step(algorithm, workload, constants, reevaluates=True).again
+    return workload.group_size * (fresh + again * happenings(workload.schedule(algorithm), steps).reevaluations)

@@ -1,4 +1,4 @@
-"""Shares of groups, and mean lengths, of a run's record: what a plan otherwise assumes."""
+"""Shares of groups and mean lengths, read from a run's record. Without a record a plan assumes them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from typing import Any
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import GROUPS, read_groups, read_metrics, read_run
-from bapo_openrlhf.workbench.planning.settings import Settings
+from bapo_openrlhf.workbench.planning.workload import Workload
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def measured_values(directory: str | os.PathLike[str], settings: Settings) -> dict[str, float]:
+def measured_values(directory: str | os.PathLike[str], workload: Workload) -> dict[str, float]:
     """The constants that a run's record can replace, by name.
 
     Args:
-        directory: of the run, of any method; the settings' thresholds decide which of its groups count as what.
+        directory: The folder of a run with any algorithm.
+        workload: Its thresholds decide which groups count as hard, replayable or improved.
 
     Raises:
-        ConfigError: it has no groups with a mean reward, or its files are no record.
+        ConfigError: The run has no groups with a mean reward, or its files are not a record.
     """
     try:
         groups = [row for row in read_groups(directory) if row.get("mean") is not None]
@@ -37,63 +38,66 @@ def measured_values(directory: str | os.PathLike[str], settings: Settings) -> di
         raise ConfigError(
             f"measured is {Path(directory)}; it must be the folder of a run with groups that have rewards ({GROUPS})"
         )
-    return shares_of(groups, settings) | lengths_of(metrics, read_run(directory).get("config", {}))
+    return shares_of(groups, workload) | lengths_of(metrics, read_run(directory).get("config", {}))
 
 
-def shares_of(groups: Rows, settings: Settings) -> dict[str, float]:
-    """Shares of fresh groups and of hard prompts that were tried again.
+def shares_of(groups: Rows, workload: Workload) -> dict[str, float]:
+    """Shares of fresh groups, and shares of hard prompts that were tried again.
 
     Args:
-        groups: of one run, in order: step, prompt, source, mean of rewards of 0 and 1.
+        groups: The groups of one run in order. Each has step, prompt, source and mean; rewards are 0 or 1.
     """
     fresh = [row for row in groups if row["source"] == "fresh"]
     means = [row["mean"] for row in fresh]
     signal = [mean for mean in means if 0 < mean < 1]
-    centre, width = settings.gaussian
+    centre, width = workload.gaussian
     found = {
         "signal_share": len(signal) / len(means),
-        "hard_share": sum(mean <= settings.c1 for mean in means) / len(means),
-        "replayable_share": _replayable(fresh, settings),
+        "hard_share": sum(mean <= workload.c1 for mean in means) / len(means),
+        "replayable_share": _replayable(fresh, workload),
     }
     if signal:
         found["gaussian_share"] = statistics.fmean(math.exp(-(((m - centre) / width) ** 2) / 2) for m in signal)
-    tried = [row["mean"] for row in groups if row["source"] == "reevaluated"] or list(_second_tries(fresh, settings))
+    tried = [row["mean"] for row in groups if row["source"] == "reevaluated"] or list(_second_tries(fresh, workload))
     if tried:
-        found["leaving_share"] = sum(mean > settings.c1 for mean in tried) / len(tried)
-        found["improved_share"] = sum(settings.c1 < mean < 1 for mean in tried) / len(tried)
+        found["leaving_share"] = sum(mean > workload.c1 for mean in tried) / len(tried)
+        found["improved_share"] = sum(workload.c1 < mean < 1 for mean in tried) / len(tried)
     return found
 
 
-def _replayable(fresh: Rows, settings: Settings) -> float:
-    """Groups of the last steps within their own step's c2 and c3 and within today's, of all groups of these steps."""
+def _replayable(fresh: Rows, workload: Workload) -> float:
+    """Share of the last steps' groups whose mean is within c2 and c3, both of their own step and of today."""
     by_step: dict[int, list[float]] = defaultdict(list)
     for row in fresh:
         by_step[row["step"]].append(row["mean"])
     limits = {}
     for step, means in by_step.items():
-        thresholds = AdaptiveThresholds(settings.c2, settings.c3, direction=settings.direction)
+        thresholds = AdaptiveThresholds(workload.c2, workload.c3, direction=workload.direction)
         thresholds.update(Fraction(statistics.fmean(means)))
         limits[step] = (thresholds.c2, thresholds.c3)
     inside = total = 0
     for today in by_step:
-        for step in range(today - settings.replay_steps, today):
+        for step in range(today - workload.replay_steps, today):
             means = by_step.get(step, [])
             total += len(means)
             inside += sum(all(low <= mean <= high for low, high in (limits[step], limits[today])) for mean in means)
     return inside / total if total else 0.0
 
 
-def _second_tries(fresh: Rows, settings: Settings) -> Iterable[float]:
-    """Mean rewards of prompts that came again after they had been hard: what a plain run says of re-evaluation."""
+def _second_tries(fresh: Rows, workload: Workload) -> Iterable[float]:
+    """Mean rewards of prompts that came again after they had been hard.
+
+    A run without re-evaluation shows in this way what a re-evaluation would find.
+    """
     last: dict[str, float] = {}
     for row in fresh:
-        if row["prompt"] in last and last[row["prompt"]] <= settings.c1:
+        if row["prompt"] in last and last[row["prompt"]] <= workload.c1:
             yield row["mean"]
         last[row["prompt"]] = row["mean"]
 
 
 def lengths_of(metrics: Rows, config: Mapping[str, Any]) -> dict[str, float]:
-    """Mean lengths of responses and prompts, as parts of the longest that the run's own flags allow."""
+    """Mean lengths of responses and prompts, as shares of the longest that the run's own flags allow."""
     longest = config.get("rollout.max_new_tokens") or config.get("data.max_len")
     tokens = sum(row.get("tokens/generated") or 0 for row in metrics)
     responses = sum(row.get("rollouts/step") or 0 for row in metrics)

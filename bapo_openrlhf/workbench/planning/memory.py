@@ -1,4 +1,4 @@
-"""Bytes on a GPU and on the host, and the one word for what does not fit."""
+"""Bytes on a GPU and on the host, and one word that says what does not fit."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.groups import keeps_delayed_weights
-from bapo_openrlhf.workbench.planning.settings import Method, Settings
 from bapo_openrlhf.workbench.planning.shapes import BYTES, ModelShape
 from bapo_openrlhf.workbench.planning.times import lengths
+from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
-OPTIMIZER = 12  # bytes a parameter: master weight and Adam's two moments in fp32 (arXiv 1910.02054, Sec. 3.1)
-LOG_PROB = 4  # bytes of a stored log-prob (adapt/group.py)
+OPTIMIZER = 12  # Bytes per parameter: master weight and Adam's two moments in fp32 (arXiv 1910.02054, Sec. 3.1).
+LOG_PROB = 4  # Bytes of a stored log-prob (adapt/group.py).
 REASONS = {
     "fits": "fits",
-    "GPUs": "fewer GPUs than roles, or than one engine or rank takes",
-    "engine": "an engine's weights and the cache of one longest sequence do not fit, with up to 8 GPUs an engine",
+    "GPUs": "there are fewer GPUs than roles, or than one engine or rank needs",
+    "engine": "an engine's weights and the cache of one longest sequence do not fit, even with 8 GPUs per engine",
     "training": "weights, gradients, optimizer and activations of a trained model do not fit",
-    "together": "each fits alone, but not what stays on the GPU beside it",
+    "together": "each model fits, but not together with what else stays on the GPU",
     "batch": "an optimizer step (train.batch_size) has fewer samples than ranks x micro-batch",
 }
 
 
 def model_state_bytes(parameters: int, zero_stage: int, ranks: int, *, optimizer_on_host: bool = False) -> float:
-    """Weights, gradients and optimizer of a trained model on one GPU (arXiv 1910.02054).
+    """Bytes of a trained model's weights, gradients and optimizer on one GPU (arXiv 1910.02054).
 
     Args:
-        zero_stage: 0 shares nothing, 1 the optimizer, 2 gradients too, 3 weights too.
-        ranks: data-parallel ranks that share.
+        zero_stage: Stage 0 shares nothing, 1 the optimizer, 2 also the gradients, 3 also the weights.
+        ranks: Number of data-parallel ranks that share.
     """
     weights = BYTES * parameters / (ranks if zero_stage == 3 else 1)
     gradients = BYTES * parameters / (ranks if zero_stage >= 2 else 1)
@@ -35,34 +35,38 @@ def model_state_bytes(parameters: int, zero_stage: int, ranks: int, *, optimizer
     return weights + gradients + optimizer
 
 
-def activation_bytes(shape: ModelShape, settings: Settings, constants: Constants, *, logits: bool) -> float:
-    """Kept for the backward pass of one micro-batch of the longest samples, on one rank's GPU.
+def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants, *, logits: bool) -> float:
+    """Bytes that one GPU keeps for the backward pass of a micro-batch of the longest samples.
 
-    A layer keeps `activation_factor` bytes a token and hidden unit; with checkpointing its input alone, and one layer
-    at a time is whole.
+    A layer keeps `activation_factor` bytes per token and hidden unit. With checkpointing all layers keep only their
+    inputs, and one layer at a time is complete.
     """
-    tokens = settings.micro_train * settings.sample_tokens / settings.copies
+    tokens = workload.micro_train * workload.sample_tokens / workload.copies
     layer = constants.activation_factor * shape.hidden
-    kept = BYTES * shape.hidden * shape.layers + layer if settings.checkpointing else layer * shape.layers
+    kept = BYTES * shape.hidden * shape.layers + layer if workload.checkpointing else layer * shape.layers
     return tokens * (kept + (constants.logit_bytes * shape.vocabulary if logits else 0.0))
 
 
-def forward_bytes(shape: ModelShape, settings: Settings, constants: Constants) -> float:
-    """Logits of one forward-pass batch of the longest samples."""
-    tokens = settings.micro_forward * settings.sample_tokens / settings.copies
+def forward_bytes(shape: ModelShape, workload: Workload, constants: Constants) -> float:
+    """Bytes of the logits of one forward micro-batch of the longest samples."""
+    tokens = workload.micro_forward * workload.sample_tokens / workload.copies
     return tokens * constants.forward_logit_bytes * shape.vocabulary
 
 
-def cache_tokens(shape: ModelShape, settings: Settings, constants: Constants, tensor_parallel: int) -> float:
-    """Tokens whose keys and values fit into an engine of so many GPUs; below 0 where its weights do not."""
-    share = settings.engine_share * constants.gpu_bytes - constants.engine_reserve_bytes
+def cache_tokens(shape: ModelShape, workload: Workload, constants: Constants, tensor_parallel: int) -> float:
+    """Number of tokens whose keys and values fit into an engine. It is negative if the engine's weights do not fit."""
+    share = workload.engine_share * constants.gpu_bytes - constants.engine_reserve_bytes
     return (tensor_parallel * share - shape.weight_bytes) / shape.cache_bytes
 
 
-def tensor_parallel(shape: ModelShape, settings: Settings, constants: Constants) -> int | None:
-    """GPUs of an engine: the configuration's, doubled until one longest sequence fits; None where none are enough."""
-    size = settings.tensor_parallel
-    while cache_tokens(shape, settings, constants, size) < settings.sample_tokens:
+def tensor_parallel(shape: ModelShape, workload: Workload, constants: Constants) -> int | None:
+    """Number of GPUs of an engine: the configured one, doubled until one longest sequence fits.
+
+    Returns:
+        None if no number up to a whole machine is enough.
+    """
+    size = workload.tensor_parallel
+    while cache_tokens(shape, workload, constants, size) < workload.sample_tokens:
         size *= 2
         if size > constants.gpus_per_machine:
             return None
@@ -71,13 +75,13 @@ def tensor_parallel(shape: ModelShape, settings: Settings, constants: Constants)
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the GPU that has most, by phase, and the word for it.
+    """Bytes on the fullest GPU by phase, and the word that says whether they fit.
 
     Attributes:
-        generation, experience, training: the most that is on a GPU in each phase.
-        state, activations: of the actor, of `training`.
-        engine: what the engines take of a GPU while they generate.
-        word: of REASONS.
+        generation, experience, training: Bytes on the fullest GPU in each phase.
+        state, activations: The actor's part of `training`.
+        engine: Bytes of a GPU that the engines take while they generate.
+        word: A key of REASONS.
     """
 
     generation: float
@@ -90,39 +94,39 @@ class Memory:
 
     @property
     def most(self) -> float:
-        """Of all phases."""
+        """Bytes in the phase that needs most."""
         return max(self.generation, self.experience, self.training)
 
 
-def gpu_memory(shape: ModelShape, settings: Settings, constants: Constants, method: Method, total: int) -> Memory:
-    """Where `total` GPUs are shared as the settings say. The critic has the actor's shape.
+def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algorithm: Algorithm, total: int) -> Memory:
+    """Memory if `total` GPUs are shared as the workload says. The critic has the actor's shape.
 
-    While a phase of another role goes on, a colocated model leaves its 16-bit weights on the GPU if it sleeps
-    (OpenRLHF keeps them there), else everything; an engine leaves nothing if it sleeps, else its share.
+    A colocated model stays on the GPU while another role works: only its 16-bit weights if it sleeps (OpenRLHF keeps
+    them there), everything otherwise. An engine leaves nothing there if it sleeps, and its share otherwise.
     """
-    size = tensor_parallel(shape, settings, constants)
+    size = tensor_parallel(shape, workload, constants)
 
     def state(role: str) -> float:
-        ranks = settings.ranks(role, method, total)
-        host = settings.optimizer_on_host
-        return model_state_bytes(shape.parameters, settings.zero_stage, ranks, optimizer_on_host=host)
+        ranks = workload.ranks(role, algorithm, total)
+        host = workload.optimizer_on_host
+        return model_state_bytes(shape.parameters, workload.zero_stage, ranks, optimizer_on_host=host)
 
     def weights(role: str) -> float:
-        return shape.weight_bytes / (settings.ranks(role, method, total) if settings.zero_stage == 3 else 1)
+        return shape.weight_bytes / (workload.ranks(role, algorithm, total) if workload.zero_stage == 3 else 1)
 
-    engine = settings.engine_share * constants.gpu_bytes
-    reference = weights("reference") if settings.has_reference(method) and not settings.reference_on_host else 0.0
-    trained = method.trained
-    activations = {model: activation_bytes(shape, settings, constants, logits=model == "actor") for model in trained}
-    forward = forward_bytes(shape, settings, constants)
-    if settings.colocated:
-        idle = {model: weights(model) if settings.training_sleeps else state(model) for model in trained}
-        beside = reference + (0.0 if settings.engine_sleeps else engine)
+    engine = workload.engine_share * constants.gpu_bytes
+    reference = weights("reference") if workload.has_reference(algorithm) and not workload.reference_on_host else 0.0
+    trained = algorithm.trained
+    activations = {model: activation_bytes(shape, workload, constants, logits=model == "actor") for model in trained}
+    forward = forward_bytes(shape, workload, constants)
+    if workload.colocated:
+        idle = {model: weights(model) if workload.training_sleeps else state(model) for model in trained}
+        beside = reference + (0.0 if workload.engine_sleeps else engine)
         generation = engine + sum(idle.values()) + reference
         experience = forward + sum(idle.values()) + beside
         training = max(state(m) + activations[m] + sum(idle[n] for n in trained if n != m) for m in trained) + beside
     else:
-        on_actor = reference if "reference" not in settings.gpus else 0.0
+        on_actor = reference if "reference" not in workload.gpus else 0.0
         generation = engine
         experience = forward + max(state("actor") + on_actor, reference)
         training = max(state(m) + activations[m] + (on_actor if m == "actor" else 0.0) for m in trained)
@@ -131,50 +135,53 @@ def gpu_memory(shape: ModelShape, settings: Settings, constants: Constants, meth
     word = "fits"
     if size is None:
         word = "engine"
-    elif _too_few(settings, method, total, size):
+    elif _too_few(workload, algorithm, total, size):
         word = "GPUs"
     elif alone > room:
         word = "training"
     elif max(generation, experience, training) > room:
         word = "together"
-    elif not fills_step(settings, method, total):
+    elif not fills_step(workload, algorithm, total):
         word = "batch"
     return Memory(generation, experience, training, state("actor"), activations["actor"], engine, word)
 
 
-def _too_few(settings: Settings, method: Method, total: int, engine: int) -> bool:
-    """Whether a role has not the GPUs of one engine, or of one rank; where roles have their own, each needs one."""
-    roles = 0 if settings.colocated else len(settings.roles(method))
-    ranks = settings.gpus_of("actor", method, total)
-    return total < roles or settings.gpus_of("engines", method, total) < engine or ranks < settings.copies
+def _too_few(workload: Workload, algorithm: Algorithm, total: int, engine: int) -> bool:
+    """Whether a role has fewer GPUs than one engine or one rank needs. Roles with GPUs of their own need one each."""
+    roles = 0 if workload.colocated else len(workload.roles(algorithm))
+    ranks = workload.gpus_of("actor", algorithm, total)
+    return total < roles or workload.gpus_of("engines", algorithm, total) < engine or ranks < workload.copies
 
 
-def fills_step(settings: Settings, method: Method, total: int) -> bool:
-    """Whether an optimizer step has a micro-batch for every rank of each trained model, as DeepSpeed requires."""
-    ranks = max(settings.ranks(model, method, total) for model in method.trained)
-    return settings.train_samples >= ranks * settings.micro_train
+def fills_step(workload: Workload, algorithm: Algorithm, total: int) -> bool:
+    """Whether an optimizer step has a micro-batch for every rank of each trained model. DeepSpeed requires that."""
+    ranks = max(workload.ranks(model, algorithm, total) for model in algorithm.trained)
+    return workload.train_samples >= ranks * workload.micro_train
 
 
-def replay_bytes(settings: Settings, constants: Constants, *, groups: float | None = None) -> float:
-    """Of the replay buffer on the host: of `groups` groups of mean length, or of a full one of the longest samples.
+def replay_bytes(workload: Workload, constants: Constants, *, groups: float | None = None) -> float:
+    """Bytes of the replay buffer on the host.
 
-    Where there is a reference model, the log-probs of a response's tokens under it are stored as well.
+    With a reference model, its log-probs of the response's tokens are stored as well.
+
+    Args:
+        groups: Number of groups of mean length. None means a full buffer of the longest samples.
     """
-    tokens, responses = float(settings.sample_tokens), float(settings.response_tokens)
+    tokens, responses = float(workload.sample_tokens), float(workload.response_tokens)
     if groups is not None:
-        length = lengths(settings, constants)
+        length = lengths(workload, constants)
         tokens, responses = length.total, length.response
     else:
-        groups = min(settings.replay_capacity, settings.replay_steps * settings.prompts)
-    reference = LOG_PROB * responses if settings.reference else 0.0
-    return groups * settings.group_size * (tokens * constants.stored_token_bytes + reference)
+        groups = min(workload.replay_capacity, workload.replay_steps * workload.prompts)
+    reference = LOG_PROB * responses if workload.reference else 0.0
+    return groups * workload.group_size * (tokens * constants.stored_token_bytes + reference)
 
 
-def hard_bytes(settings: Settings, constants: Constants) -> float:
-    """Of a full hard buffer, which has prompts alone, at 4 bytes a token."""
-    return settings.hard_capacity * 4.0 * constants.prompt_share * settings.prompt_tokens
+def hard_bytes(workload: Workload, constants: Constants) -> float:
+    """Bytes of a full hard buffer. It holds only prompts, with 4 bytes per token."""
+    return workload.hard_capacity * 4.0 * constants.prompt_share * workload.prompt_tokens
 
 
-def delayed_weight_bytes(shape: ModelShape, settings: Settings, method: Method) -> float:
-    """Host memory of each engine for the delayed weights; 0 where none are ever put back."""
-    return float(shape.weight_bytes) if keeps_delayed_weights(settings.schedule(method)) else 0.0
+def delayed_weight_bytes(shape: ModelShape, workload: Workload, algorithm: Algorithm) -> float:
+    """Bytes on the host of each engine for the delayed weights. They are 0 if the engines never need them back."""
+    return float(shape.weight_bytes) if keeps_delayed_weights(workload.schedule(algorithm)) else 0.0

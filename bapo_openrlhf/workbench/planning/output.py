@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.memory import REASONS
 from bapo_openrlhf.workbench.planning.plan import Entry, Plan, as_json
-from bapo_openrlhf.workbench.planning.settings import METHODS
 from bapo_openrlhf.workbench.planning.times import PHASES
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: told apart with any colour vision; each method has a marker of its own too.
+# Okabe and Ito's colours: told apart with any colour vision; each algorithm has a marker of its own too.
 STYLES = {
     "GRPO": ("#000000", "o"),
     "PPO": ("#0072B2", "s"),
@@ -24,7 +24,7 @@ STYLES = {
     "BAPO-GRPO": ("#D55E00", "D"),
     "BA-PPO": ("#009E73", "v"),
 }
-NAMES = tuple(method.name for method in METHODS)
+NAMES = tuple(algorithm.name for algorithm in ALGORITHMS)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -82,7 +82,7 @@ def _groups(plan: Plan) -> str:
     for e in first:
         g = e.groups
         counts = [g.fresh, g.again, g.x1, g.x2, g.x3, g.trained, e.responses, e.trained_tokens]
-        rows.append((e.method, *map(number, counts), number(e.rollouts), f"{e.rollouts / base:.2f}"))
+        rows.append((e.algorithm, *map(number, counts), number(e.rollouts), f"{e.rollouts / base:.2f}"))
     return table(head, rows) + f'\n"rollouts" are the responses of all {plan.steps} steps.\n'
 
 
@@ -104,8 +104,8 @@ def _words(plan: Plan) -> str:
     return "".join(f"- {word}: {REASONS[word]}\n" for word in words)
 
 
-def _fewest(plan: Plan, model: str, method: str) -> Entry | None:
-    fitting = [e for e in plan.entries if (e.model, e.method) == (model, method) and e.seconds is not None]
+def _fewest(plan: Plan, model: str, algorithm: str) -> Entry | None:
+    fitting = [e for e in plan.entries if (e.model, e.algorithm) == (model, algorithm) and e.seconds is not None]
     return min(fitting, key=lambda e: e.gpus, default=None)
 
 
@@ -147,7 +147,7 @@ def _traffic(plan: Plan) -> str:
 
 
 def figure(plan: Plan) -> Figure:
-    """Seconds a step over GPUs: a panel a model, all on one scale, a line a method; a gap where it does not fit."""
+    """Seconds a step over GPUs: a panel a model, all on one scale, a line a algorithm; a gap where it does not fit."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
 

@@ -1,4 +1,4 @@
-"""The grid of a plan: each model on each number of GPUs, with each method."""
+"""The grid of a plan: each model on each number of GPUs with each algorithm."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.groups import Groups, average_groups, happenings, replayable_groups, rollouts
 from bapo_openrlhf.workbench.planning.memory import Memory
-from bapo_openrlhf.workbench.planning.settings import METHODS, Method, Settings
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.times import GPUCosts, average_seconds, lengths
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One model on so many GPUs with one method; all of it predicted.
+    """Predictions for one model on so many GPUs with one algorithm.
 
     Attributes:
-        groups: of an average step.
-        responses, generated_tokens, trained_tokens: of an average step; tokens are those of responses.
-        rollouts: responses of the whole run.
-        tensor_parallel: GPUs of an engine; None where none is large enough.
-        seconds: of an average step by phase; None where it does not fit.
-        sync_bytes: that the engines' GPUs receive in one sync, all together.
-        syncs: of the whole run, those for re-evaluations between two syncs included.
-        replay_bytes, replay_bytes_most: of the replay buffer: expected, and full of the longest samples.
-        delayed_bytes: on the host of each engine, for the delayed weights.
+        groups: Groups of an average step.
+        responses, generated_tokens, trained_tokens: Counts of an average step. Tokens are tokens of responses.
+        rollouts: Responses of the whole run.
+        tensor_parallel: Number of GPUs of an engine. None means that no engine is large enough.
+        seconds: Seconds of an average step by phase. None means that the run does not fit.
+        sync_bytes: Bytes that the GPUs of all engines together receive in one sync.
+        syncs: Syncs of the whole run, including those for re-evaluations between two regular syncs.
+        replay_bytes, replay_bytes_most: Bytes of the replay buffer: expected, and full of the longest samples.
+        hard_bytes: Bytes of a full hard buffer.
+        delayed_bytes: Bytes on the host of each engine for the delayed weights.
     """
 
     model: str
     gpus: int
-    method: str
+    algorithm: str
     memory: Memory
     groups: Groups
     responses: float
@@ -51,81 +52,81 @@ class Entry:
 
     @property
     def step_seconds(self) -> float | None:
-        """Of all phases; None where it does not fit."""
+        """Seconds of all phases. None means that the run does not fit."""
         return sum(self.seconds.values()) if self.seconds is not None else None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was planned, and from what.
+    """The predictions, and what they were made from.
 
     Attributes:
-        steps: of the whole run.
-        gpu: kind of GPU.
+        steps: Trainer steps of the whole run.
+        gpu: Kind of GPU.
+        command: The command that made the plan.
     """
 
     entries: tuple[Entry, ...]
     shapes: tuple[ModelShape, ...]
-    settings: Settings
+    workload: Workload
     constants: Constants
     steps: int
     gpu: str
     command: str
 
-    def entry(self, model: str, gpus: int, method: str) -> Entry:
-        """The one entry of these three."""
-        (found,) = [e for e in self.entries if (e.model, e.gpus, e.method) == (model, gpus, method)]
-        return found
+    def entry(self, model: str, gpus: int, algorithm: str) -> Entry:
+        """The one entry of this model, number of GPUs and algorithm."""
+        return next(e for e in self.entries if (e.model, e.gpus, e.algorithm) == (model, gpus, algorithm))
 
 
-def plan_entry(shape: ModelShape, gpus: int, method: Method, settings: Settings, constants: Constants,
+def plan_entry(shape: ModelShape, gpus: int, algorithm: Algorithm, workload: Workload, constants: Constants,
                steps: int) -> Entry:  # fmt: skip
     """One entry of the grid."""
-    found = memory.gpu_memory(shape, settings, constants, method, gpus)
-    groups, length = average_groups(method, settings, constants), lengths(settings, constants)
-    size = memory.tensor_parallel(shape, settings, constants)
+    found = memory.gpu_memory(shape, workload, constants, algorithm, gpus)
+    groups, length = average_groups(algorithm, workload, constants), lengths(workload, constants)
+    size = memory.tensor_parallel(shape, workload, constants)
     seconds = None
     if found.word == "fits" and size is not None:
-        cache = memory.cache_tokens(shape, settings, constants, size)
-        costs = GPUCosts(shape, settings, method, constants, gpus, size, cache)
-        seconds = average_seconds(method, settings, constants, costs)
-    responses = settings.group_size * groups.generated
-    stored = replayable_groups(settings, constants)
+        cache = memory.cache_tokens(shape, workload, constants, size)
+        costs = GPUCosts(shape, workload, algorithm, constants, gpus, size, cache)
+        seconds = average_seconds(algorithm, workload, constants, costs)
+    responses = workload.group_size * groups.generated
+    stored = replayable_groups(workload, constants)
     return Entry(
         model=shape.name,
         gpus=gpus,
-        method=method.name,
+        algorithm=algorithm.name,
         memory=found,
         groups=groups,
         responses=responses,
         generated_tokens=responses * length.response,
-        trained_tokens=settings.group_size * groups.trained * length.response,
-        rollouts=rollouts(method, settings, constants, steps),
+        trained_tokens=workload.group_size * groups.trained * length.response,
+        rollouts=rollouts(algorithm, workload, constants, steps),
         tensor_parallel=size,
         seconds=seconds,
-        sync_bytes=float(shape.weight_bytes) * settings.gpus_of("engines", method, gpus),
-        syncs=happenings(settings.schedule(method), steps).sent,
-        replay_bytes=memory.replay_bytes(settings, constants, groups=stored) if method.adapted else 0.0,
-        replay_bytes_most=memory.replay_bytes(settings, constants) if method.adapted else 0.0,
-        hard_bytes=memory.hard_bytes(settings, constants) if method.adapted else 0.0,
-        delayed_bytes=memory.delayed_weight_bytes(shape, settings, method),
+        sync_bytes=float(shape.weight_bytes) * workload.gpus_of("engines", algorithm, gpus),
+        syncs=happenings(workload.schedule(algorithm), steps).sent,
+        replay_bytes=memory.replay_bytes(workload, constants, groups=stored) if algorithm.adapted else 0.0,
+        replay_bytes_most=memory.replay_bytes(workload, constants) if algorithm.adapted else 0.0,
+        hard_bytes=memory.hard_bytes(workload, constants) if algorithm.adapted else 0.0,
+        delayed_bytes=memory.delayed_weight_bytes(shape, workload, algorithm),
     )
 
 
-def make_plan(shapes: Sequence[ModelShape], gpus: Sequence[int], settings: Settings, constants: Constants, *,
+def make_plan(shapes: Sequence[ModelShape], gpus: Sequence[int], workload: Workload, constants: Constants, *,
               steps: int, gpu: str, command: str = "") -> Plan:  # fmt: skip
-    """The whole grid, models first, then GPUs, then methods."""
+    """The whole grid, ordered by model, then by number of GPUs, then by algorithm."""
     entries = tuple(
-        plan_entry(shape, count, method, settings, constants, steps)
+        plan_entry(shape, count, algorithm, workload, constants, steps)
         for shape in shapes
         for count in gpus
-        for method in METHODS
+        for algorithm in ALGORITHMS
     )
-    return Plan(entries, tuple(shapes), settings, constants, steps, gpu, command)
+    return Plan(entries, tuple(shapes), workload, constants, steps, gpu, command)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON holds it; `kind` says that nothing of it was measured."""
+    """The content of plan.json. Its `kind` says that nothing was measured."""
     return {
         "kind": "predicted",
         "command": plan.command,
@@ -140,7 +141,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             {
                 "model": e.model,
                 "gpus": e.gpus,
-                "method": e.method,
+                "method": e.algorithm,
                 "fits": e.memory.word,
                 "why": memory.REASONS[e.memory.word],
                 "step_seconds": e.step_seconds,

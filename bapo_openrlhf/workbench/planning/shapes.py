@@ -1,4 +1,4 @@
-"""A model's shape, and the parameters, operations and cache bytes that follow from it. Dense decoders alone."""
+"""A model's shape, and the parameters, operations and cache bytes that follow from it. Only for dense decoders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
 
-BYTES = 2  # of a weight, a key or a value: bf16
+BYTES = 2  # A weight, a key or a value in bf16.
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class ModelShape:
     """The sizes of a decoder with grouped-query attention and a gated MLP.
 
     Attributes:
-        name: of the model.
-        heads, kv_heads, head_dim: query heads, key and value heads, width of each.
-        tied: whether input and output embeddings are one matrix.
-        qkv_bias: whether the query, key and value projections have biases (Qwen2).
-        qk_norm: whether queries and keys have a norm of their own (Qwen3).
+        name: The model's name.
+        heads, kv_heads, head_dim: Number of query heads, number of key and value heads, and width of a head.
+        tied: Whether input and output embeddings are one matrix.
+        qkv_bias: Whether the query, key and value projections have biases (Qwen2).
+        qk_norm: Whether queries and keys have a norm of their own (Qwen3).
     """
 
     name: str
@@ -39,13 +39,13 @@ class ModelShape:
 
     @property
     def matrices(self) -> int:
-        """Weights of one layer's matrices."""
+        """Number of weights in one layer's matrices."""
         query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return self.hidden * (2 * query + 2 * cache) + 3 * self.hidden * self.intermediate
 
     @property
     def parameters(self) -> int:
-        """All weights."""
+        """Number of all weights."""
         query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
         small = 2 * self.hidden + self.qkv_bias * (query + 2 * cache) + self.qk_norm * 2 * self.head_dim
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
@@ -53,25 +53,27 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights in bf16."""
+        """Bytes of all weights in bf16."""
         return BYTES * self.parameters
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of one token, in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         return 2 * BYTES * self.layers * self.kv_heads * self.head_dim
 
     def forward_flops(self, context: float) -> float:
-        """Operations for one token's forward pass: 2 a weight that it meets, 4 a unit of attention and earlier token.
+        """Operations for one token's forward pass.
+
+        They are 2 for each weight that the token meets, and 4 for each unit of attention and each earlier token.
 
         Args:
-            context: tokens before it, on average.
+            context: Mean number of tokens before it.
         """
-        met = self.layers * self.matrices + self.vocabulary * self.hidden  # looking an embedding up is no product
+        met = self.layers * self.matrices + self.vocabulary * self.hidden  # An embedding is looked up, not multiplied.
         return 2 * met + 4 * self.layers * self.heads * self.head_dim * context
 
     def pass_flops(self, samples: float, length: float) -> float:
-        """Operations for one forward pass of so many samples, each of `length` tokens."""
+        """Operations for one forward pass of so many samples with `length` tokens each."""
         return samples * length * self.forward_flops(length / 2)
 
 
@@ -87,22 +89,22 @@ SHAPES = {
 
 
 def shape_of_folder(flag: str, folder: Path) -> ModelShape:
-    """The shape that a model's own config.json says.
+    """The shape that a model's own config.json gives.
 
     Args:
-        flag: what names the folder, for the errors.
+        flag: The flag that names the folder. Error messages begin with it.
 
     Raises:
-        ConfigError: there is none, it lacks a size, or the model is no dense decoder.
+        ConfigError: There is no such file, it lacks a size, or the model is not a dense decoder.
     """
     path = folder / "config.json"
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{flag} {folder}: config.json cannot be read: {error}") from None
-    found: Mapping[str, Any] = whole.get("text_config") or whole  # a vision model's language part
+    found: Mapping[str, Any] = whole.get("text_config") or whole  # The language part of a vision model.
     if any(key in found for key in ("num_experts", "num_local_experts", "n_routed_experts")):
-        raise ConfigError(f"{flag} is {folder}, a mixture of experts; a plan is made for dense models alone")
+        raise ConfigError(f"{flag} is {folder}, a mixture of experts; it must be a dense model")
 
     def size(name: str, default: int | None = None) -> int:
         value = found.get(name) if found.get(name) is not None else default

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.pages.text import is_number
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left; everything but its steps may be missing.
+    """What a run left behind. Everything but its steps may be missing.
 
     Attributes:
-        name: what the page calls it; no two runs have the same.
-        about: run.json; empty for runs of older versions.
-        rows: metrics.jsonl, a row a trainer step.
-        groups: groups.jsonl, a row a generated group.
-        answers: answers.jsonl.
-        summary: summary.json; empty until the run has ended.
+        name: What the page calls the run. No two runs have the same name.
+        rows: Metrics from metrics.jsonl, a row for each trainer step.
+        about: Facts from run.json; empty for runs of older versions.
+        groups: Generated groups from groups.jsonl, in the order of the file. A mean that is no finite number is NaN.
+        answers: Sampled answers from answers.jsonl.
+        summary: Facts from summary.json; empty until the run has ended.
     """
 
     name: str
     rows: Sequence[Row]
     about: Mapping[str, Any] = field(default_factory=dict)
-    groups: Sequence[Row] = ()
+    groups: pd.DataFrame = field(default_factory=pd.DataFrame)
     answers: Sequence[Row] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
 
@@ -41,25 +44,48 @@ class Run:
         return self.about.get("config") or {}
 
     def fact(self, name: str) -> Any:
-        """From run.json, else from summary.json, else None."""
+        """A fact from run.json, otherwise from summary.json, otherwise None."""
         return self.about.get(name, self.summary.get(name))
 
     @property
     def last_step(self) -> int:
-        """The newest step there is."""
+        """The newest step that is recorded."""
         return max(row["step"] for row in self.rows)
 
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """The finite numbers of the rows, by step, and in the column "hours" what all steps until then took.
 
-def is_number(value: Any) -> bool:
-    """Whether a value of a record is a finite number."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+        The hours end before the first step whose time is not recorded.
+        """
+        finite = [{key: float(value) for key, value in row.items() if is_number(value)} for row in self.rows]
+        frame = pd.DataFrame(finite).set_index([[row["step"] for row in self.rows]])
+        seconds = frame["timing/step_total"] if "timing/step_total" in frame else pd.Series(np.nan, index=frame.index)
+        return frame.assign(hours=seconds.cumsum(skipna=False) / 3600)
+
+    def curve(self, metric: str, over: str = "step") -> pd.Series:
+        """The values of a metric by step, or by another metric `over`. Steps that lack one of them are left out."""
+        if metric not in self.metrics or over not in self.metrics:
+            return pd.Series(dtype=float)
+        known = self.metrics[[metric]].assign(over=self.metrics[over]).dropna()
+        return known[metric].set_axis(known.index if over == "step" else known["over"])
+
+    def total(self, metric: str) -> float:
+        """The sum of a metric over the steps that have it."""
+        return float(self.curve(metric).sum())
+
+
+def groups_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows of groups.jsonl as a frame."""
+    frame = pd.DataFrame(list(rows))
+    return frame.assign(mean=[row["mean"] if is_number(row["mean"]) else np.nan for row in rows]) if rows else frame
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read runs; two of one name are told apart by their folders.
+    """Read runs. Runs of the same name get the names of their folders.
 
     Raises:
-        ConfigError: a folder is given twice, is not there, or is no run's; or a file in it is broken.
+        ConfigError: A folder is given twice, is not there, or is no run's; or a file in it is broken.
     """
     seen: dict[Path, Path] = {}
     for folder in folders:
@@ -69,7 +95,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     runs = [read_run(folder) for folder in folders]
     names = [run.name for run in runs]
     return [
-        Run(str(folder), *_parts(run)) if names.count(run.name) > 1 else run
+        replace(run, name=str(folder)) if names.count(run.name) > 1 else run
         for folder, run in zip(folders, runs, strict=True)
     ]
 
@@ -78,7 +104,7 @@ def read_run(folder: Path) -> Run:
     """Read one run.
 
     Raises:
-        ConfigError: the folder is not there or no run's; or a file in it is broken.
+        ConfigError: The folder is not there or is no run's; or a file in it is broken.
     """
     if not folder.is_dir():
         raise ConfigError(f"run {str(folder)!r} is no folder; give a run's folder, runs/NAME unless --run.dir moved it")
@@ -92,9 +118,4 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(
             f"run {str(folder)!r} has no step in its {record.METRICS}; a run writes the first line after its first step"
         )
-    groups = [group if is_number(group["mean"]) else {**group, "mean": None} for group in groups]
-    return Run(str(about.get("name") or folder.resolve().name), rows, about, groups, answers, summary)
-
-
-def _parts(run: Run) -> tuple[Any, ...]:
-    return run.rows, run.about, run.groups, run.answers, run.summary
+    return Run(str(about.get("name") or folder.resolve().name), rows, about, groups_frame(groups), answers, summary)

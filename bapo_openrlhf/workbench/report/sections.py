@@ -1,60 +1,31 @@
-"""What the page says, in its order: sections of figures, tables and sentences."""
+"""The report: its sections, in the order of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from bapo_openrlhf.record.run_record import ANSWERS, RUN, SUMMARY
-from bapo_openrlhf.workbench.report import charts, data, figures, tables
-from bapo_openrlhf.workbench.report.charts import Chart, Key, Table
+from bapo_openrlhf.record.run_record import RUN, SUMMARY
+from bapo_openrlhf.workbench.pages.colours import DASHES, MUTED, PALETTE, SOURCE_COLOURS
+from bapo_openrlhf.workbench.pages.curves import Key
+from bapo_openrlhf.workbench.pages.figure import Figure
+from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
+from bapo_openrlhf.workbench.report import figures, tables
+from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
+from bapo_openrlhf.workbench.report.answers import listings
+from bapo_openrlhf.workbench.report.conditions import conditions
 from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import NO_THEORY
 
-MAX_ANSWERS = 20  # prompts of each kind and run
-NO_ANSWERS = (
-    f"{ANSWERS} is not there or is empty: no prompt failed, the run kept none (--run.answer_chars 0), or it is of an "
-    "older version"
-)
 
+def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
+    """The report of runs.
 
-@dataclass(frozen=True)
-class Verdict:
-    """Conditions, such as the theorem's for a run, and whether they held; `run` is empty where there is one only."""
-
-    run: str
-    conditions: Sequence[data.Condition]
-    missing: str
-    words: Mapping[str, str] = field(
-        default_factory=lambda: {"held": "Held", "unknown": "Not known", "broken": "Did not hold"}
-    )
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Prompts of one run and one kind: those that are shown, each with what tells it from the others, of `total`."""
-
-    run: str
-    title: str
-    shown: Sequence[tuple[data.Tried, str]]
-    total: int
-    missing: str
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page under a heading of its own; folded tables open when asked for."""
-
-    anchor: str
-    title: str
-    intro: str = ""
-    charts: Sequence[Chart] = ()
-    tables: Sequence[Table] = ()
-    folded: Sequence[Table] = ()
-    verdicts: Sequence[Verdict] = ()
-    answers: Sequence[Answers] = ()
-    notes: Sequence[str] = ()
+    Args:
+        runs: At least one, of different names.
+        progress: Wraps the figures (and their number) while they are drawn.
+    """
+    return render([run.name for run in runs], build(runs), title="report", made_by="report", progress=progress)
 
 
 def build(runs: Sequence[Run]) -> list[Section]:
@@ -62,7 +33,7 @@ def build(runs: Sequence[Run]) -> list[Section]:
     page = Comparison(runs)
     return [
         _overview(page),
-        Section("reward", "Reward", charts=[figures.reward(page), _reward_for_responses(page)]),
+        Section("reward", "Reward", figures=[figures.reward(page), _reward_for_responses(page)]),
         _batches(page),
         _filtered(page),
         _accuracy(page),
@@ -86,18 +57,18 @@ def _overview(page: Comparison) -> Section:
     return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
 
 
-def _reward_for_responses(page: Comparison) -> Chart:
+def _reward_for_responses(page: Comparison) -> Figure:
     return figures.reward_for(page, "rollouts/total", "responses generated")
 
 
 def _batches(page: Comparison) -> Section:
     drawn = [*figures.composition(page), by_run(page, "groups/capacity_used")]
-    return Section("batches", "Where the batches came from", charts=drawn, tables=[tables.sources(page)])
+    return Section("batches", "Where the batches came from", figures=drawn, tables=[tables.sources(page)])
 
 
 def _filtered(page: Comparison) -> Section:
     return Section(
-        "filtered", "What was filtered, and why", charts=figures.filtered(page), tables=[tables.outcomes(page)]
+        "filtered", "What was filtered, and why", figures=figures.filtered(page), tables=[tables.outcomes(page)]
     )
 
 
@@ -109,14 +80,14 @@ def _accuracy(page: Comparison) -> Section:
     )
     notes = []
     for run in page.runs:
-        if figures.why_no_bins(run) or not (found := data.unlocked(run.groups)).at_first:
+        if why_no_bins(run) or not (found := unlocked(run.groups)).at_first:
             continue
         notes.append(
             f"{run.name}: {found.at_first:,} prompts had no right response in their first group. A later group solved "
             f"{found.ever:,} of them ({found.ever / found.at_first:.0%}), the latest group {found.now:,} "
             f"({found.now / found.at_first:.0%}). In the paper, 3 passes unlocked 31 % with BAPO and 19 % with GRPO."
         )
-    pairs = tables.paired(page)
+    pairs = tables.pairs(page)
     return Section(
         "accuracy", "Prompts by accuracy", intro, figures.accuracy(page), [pairs] if pairs else [], notes=notes
     )
@@ -129,18 +100,18 @@ def _cost(page: Comparison) -> Section:
         figures.reward_for(page, "hours", "hours of all steps"),
         *figures.phases(page),
     ]
-    return Section("cost", "What it cost", charts=drawn, tables=[tables.cost(page)])
+    return Section("cost", "What it cost", figures=drawn, tables=[tables.cost(page)])
 
 
 def _buffers(page: Comparison) -> Section:
     thresholds = {
-        "threshold/c2": Key("c2", charts.PALETTE[0]),
-        "threshold/c3": Key("c3", charts.PALETTE[1], "7 3"),
-        "threshold/average_reward": Key("average reward", charts.MUTED, "2 2"),
+        "threshold/c2": Key("c2", PALETTE[0]),
+        "threshold/c3": Key("c3", PALETTE[1], "7 3"),
+        "threshold/average_reward": Key("average reward", MUTED, "2 2"),
     }
     replayed = {
-        "staleness/replayed_steps_mean": Key("mean", charts.SOURCE_COLOURS["replayed"]),
-        "staleness/replayed_steps_max": Key("oldest", charts.PALETTE[1], "7 3"),
+        "staleness/replayed_steps_mean": Key("mean", SOURCE_COLOURS["replayed"]),
+        "staleness/replayed_steps_max": Key("oldest", PALETTE[1], "7 3"),
     }
     drawn = [
         by_run(page, "buffer/hard"),
@@ -150,7 +121,7 @@ def _buffers(page: Comparison) -> Section:
         *in_each(page, replayed),
         by_run(page, "staleness/rollout_policy"),
     ]
-    return Section("buffers", "Buffers, thresholds, staleness", charts=drawn)
+    return Section("buffers", "Buffers, thresholds, staleness", figures=drawn)
 
 
 def _theory(page: Comparison) -> Section:
@@ -158,7 +129,7 @@ def _theory(page: Comparison) -> Section:
         "Theorem 3.2 bounds from below how much an update improves the policy; these are its conditions and numbers. "
         "TV is the total variation distance of today's policy to the one that generated a source, from 0 (equal) to 1."
     )
-    constants = {f"theory/k{n}": Key(f"K{n}", charts.PALETTE[n - 1], charts.DASHES[n - 1]) for n in (1, 2, 3)}
+    constants = {f"theory/k{n}": Key(f"K{n}", PALETTE[n - 1], DASHES[n - 1]) for n in (1, 2, 3)}
     drawn = [
         *by_source(page, "tv/{}"),
         *in_each(page, constants, log=True),
@@ -168,10 +139,11 @@ def _theory(page: Comparison) -> Section:
     ]
     verdicts, notes = [], []
     for run in page.runs:
-        found = data.conditions(run)
+        found = conditions(run)
         verdicts.append(Verdict(page.label(run), found, "" if found else NO_THEORY))
-        if bound := data.points(run.rows, "theory/bound"):
-            above = sum(value > 0 for _, value in bound)
+        bound = run.curve("theory/bound")
+        if len(bound):
+            above = int((bound > 0).sum())
             notes.append(
                 f"{run.name}: the bound was above 0, and so promised something, at {above:,} of {len(bound):,} steps."
             )
@@ -182,22 +154,14 @@ def _training(page: Comparison) -> Section:
     metrics = ("entropy_loss", "response_length", "actor_grad_norm", "kl")
     of_sources = ("length/{}", "clip/{}", "advantage/{}_abs", "value/{}_error", "value/{}_bias")
     drawn = [by_run(page, metric) for metric in metrics]
-    drawn += [chart for metric in of_sources for chart in by_source(page, metric)]
-    return Section("training", "Training", charts=drawn)
+    drawn += [figure for metric in of_sources for figure in by_source(page, metric)]
+    return Section("training", "Training", figures=drawn)
 
 
 def _answers(page: Comparison) -> Section:
     intro = "Prompts that had a group without a right response, with sampled answers: text as it was written."
-    found = []
-    for run in page.runs:
-        for title, tried in (
-            ("Solved after a failure, the newest first", data.newly_solved(run)),
-            ("Never solved, the most often tried first", data.never_solved(run)),
-        ):
-            parts = data.telling_parts([one.text for one in tried])
-            shown = list(zip(tried, parts, strict=True))[:MAX_ANSWERS]
-            found.append(Answers(page.label(run), title, shown, len(tried), "" if run.answers else NO_ANSWERS))
-    return Section("answers", "Hard prompts and their answers", intro, answers=found)
+    found = [listing for run in page.runs for listing in listings(run, page.label(run))]
+    return Section("answers", "Hard prompts and their answers", intro, listings=found)
 
 
 def _configuration(page: Comparison) -> Section:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
-from bapo_openrlhf.workbench.plot import LABELS
+from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, STATE_LABELS
+from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import mean, number
 from bapo_openrlhf.workbench.report import data
-from bapo_openrlhf.workbench.report.charts import Table, number
-from bapo_openrlhf.workbench.report.figures import PHASES, Comparison, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import Paired, paired, why_no_bins
+from bapo_openrlhf.workbench.report.figures import Comparison
 from bapo_openrlhf.workbench.report.runs import Run
 
 # ── at a glance ──
@@ -37,21 +39,14 @@ def _progress(run: Run) -> str:
 
 def _ends(run: Run) -> tuple[float | None, float | None]:
     """Mean reward of the first and of the last steps: 8 of them, at most a third of all."""
-    reward = [value for _, value in data.points(run.rows, REWARD)]
+    reward = run.curve(REWARD).to_list()
     window = max(1, min(8, len(reward) // 3))
-    return (_mean(reward[:window]), _mean(reward[-window:]))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return mean(reward[:window]), mean(reward[-window:])
 
 
 def _capacity_used(run: Run) -> str | None:
-    used, room = (
-        sum(data.total(run.rows, f"groups/{source}") for source in SOURCES),
-        data.total(run.rows, "groups/capacity"),
-    )
-    return f"{used / room:.0%}" if room else None
+    room = run.total("groups/capacity")
+    return f"{sum(run.total(f'groups/{source}') for source in SOURCES) / room:.0%}" if room else None
 
 
 def _hours(seconds: float | None) -> float | None:
@@ -59,7 +54,7 @@ def _hours(seconds: float | None) -> float | None:
 
 
 def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: str = "") -> Table:
-    return Table([head, *(run.name for run in page.runs)], rows, title)
+    return Table.of([head, *(run.name for run in page.runs)], rows, title)
 
 
 # ── groups ──
@@ -67,8 +62,10 @@ def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: s
 
 def sources(page: Comparison) -> Table:
     """Where the groups that were trained on came from."""
-    counts = [{source: data.total(run.rows, f"groups/{source}") for source in SOURCES} for run in page.runs]
-    rows = [[LABELS[source], *(_share(found[source], sum(found.values())) for found in counts)] for source in SOURCES]
+    counts = [{source: run.total(f"groups/{source}") for source in SOURCES} for run in page.runs]
+    rows = [
+        [SOURCE_LABELS[source], *(_share(found[source], sum(found.values())) for found in counts)] for source in SOURCES
+    ]
     title = "Groups trained on, over the whole run. In the paper 40 to 60 % of them are fresh (A.6)"
     return _by_run(page, "source", rows, title)
 
@@ -78,7 +75,7 @@ def outcomes(page: Comparison) -> Table:
     counts = [data.outcomes(run) for run in page.runs]
     rows: list[list[Any]] = [
         [words, *(_share(found.get(state, 0), sum(found.values())) for found in counts)]
-        for state, words in data.STATES.items()
+        for state, words in STATE_LABELS.items()
         if any(state in found for found in counts)
     ]
     rows.append(["generated in all", *(number(sum(found.values())) for found in counts)])
@@ -89,22 +86,25 @@ def _share(count: float, of: float) -> str:
     return f"{count:,.0f} ({count / of:.1%})" if of else "–"
 
 
-def paired(page: Comparison) -> Table | None:
-    """Each further run against the first, over the prompts that both have seen; None where there is nothing to pair."""
+def pairs(page: Comparison) -> Table | None:
+    """Each further run against the first, over the prompts that both have seen; None if there is nothing to pair."""
     base, *others = page.runs
-    rows: list[list[Any]] = []
-    for run in others:
-        if why_no_bins(base) or why_no_bins(run) or not (found := data.paired(base.groups, run.groups)):
-            continue
-        change = f"{found.mean_b - found.mean_a:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-        moved = f"{found.better:,} / {found.equal:,} / {found.worse:,}"
-        rows.append([run.name, found.prompts, found.mean_b, found.mean_a, change, moved, found.only_b, found.only_a])
+    if why_no_bins(base):
+        return None
+    found = {run.name: paired(base.groups, run.groups) for run in others if not why_no_bins(run)}
+    rows = [_pair(name, compared) for name, compared in found.items() if compared]
     head = ["run", "prompts of both", "its mean", f"mean of {base.name}", "difference, 95 % interval"]
     head += ["better / equal / worse", "solved by it alone", f"solved by {base.name} alone"]
     title = (
         f"The latest group means of the same prompts, paired with {base.name}; interval by bootstrap over the prompts"
     )
-    return Table(head, rows, title) if rows else None
+    return Table.of(head, rows, title) if rows else None
+
+
+def _pair(name: str, found: Paired) -> list[Any]:
+    change = f"{found.mean_b - found.mean_a:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+    moved = f"{found.better:,} / {found.equal:,} / {found.worse:,}"
+    return [name, found.prompts, found.mean_b, found.mean_a, change, moved, found.only_b, found.only_a]
 
 
 # ── cost ──
@@ -122,10 +122,10 @@ def cost(page: Comparison) -> Table:
         _against_first("groups trained on", [found.trained_groups for found in costs]),
         _against_first("seconds of all steps", seconds),
     ]
-    for phase in dict.fromkeys([*PHASES, *(phase for found in costs for phase in found.seconds)]):
+    for phase in dict.fromkeys([*PHASE_LABELS, *(phase for found in costs for phase in found.seconds)]):
         spent = [found.seconds.get(phase) for found in costs]
         if any(value is not None for value in spent):
-            rows.append(_against_first(f"seconds: {PHASES.get(phase, phase)}", spent, shares_of=seconds))
+            rows.append(_against_first(f"seconds: {PHASE_LABELS.get(phase, phase)}", spent, shares_of=seconds))
     if any(found.whole_run is not None for found in costs):
         rows.append(_against_first("seconds of the last start, loading included", [found.whole_run for found in costs]))
     title = "Cost (the paper's Table 2 has the time). In brackets: share of all steps' time, ratio to the first run"
@@ -133,7 +133,7 @@ def cost(page: Comparison) -> Table:
 
 
 def _against_first(name: str, values: Sequence[float | None], *, shares_of: Sequence[float | None] = ()) -> list[Any]:
-    """Values, each with its share of `shares_of` and its ratio to the first."""
+    """A row of the values, each with its share of `shares_of` and its ratio to the first value."""
     cells: list[Any] = [name]
     for index, value in enumerate(values):
         whole = shares_of[index] if shares_of else None
@@ -144,14 +144,14 @@ def _against_first(name: str, values: Sequence[float | None], *, shares_of: Sequ
 
 
 def _until_as_good(page: Comparison) -> list[list[Any]]:
-    """What each run had spent when it first was as good as the first run ever was."""
+    """What each run had spent when its reward first reached the highest reward of the first run."""
     first = page.runs[0]
-    best = data.best_smoothed(first.rows)
+    best = data.best_smoothed(first)
     if best is None or len(page.runs) == 1:
         return []
     rows = []
     for metric, unit in (("rollouts/total", "responses"), ("hours", "hours")):
-        spent = [data.spent_until(run.rows, metric, best) for run in page.runs]
+        spent = [data.spent_until(run, metric, best) for run in page.runs]
         name, *cells = _against_first(f"{unit} until as good as {first.name} at its best ({best:.3f}, smoothed)", spent)
         rows.append([name, *("never" if value is None else cell for value, cell in zip(spent, cells, strict=True))])
     return rows
@@ -174,7 +174,7 @@ def all_flags(runs: Sequence[Run]) -> Table:
 
 def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
     rows = [[name, *(_value(run.config, name) for run in runs)] for name in names]
-    return Table(["flag", *(run.name for run in runs)], rows, title)
+    return Table.of(["flag", *(run.name for run in runs)], rows, title)
 
 
 def _value(config: Mapping[str, Any], name: str) -> str:
@@ -185,7 +185,7 @@ def _value(config: Mapping[str, Any], name: str) -> str:
 
 
 def provenance(page: Comparison) -> Table | None:
-    """Where the runs come from; None where nothing says so."""
+    """Where the runs come from; None if nothing says it."""
     names = ("algorithm", "seed", "started", "resumed", "finished", "commit", "command")
     rows = [
         [name, *(_value({name: run.fact(name)}, name) for run in page.runs)]

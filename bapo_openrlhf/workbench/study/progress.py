@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.follow import Follower, LocalFiles
+from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.workbench.study.runner import Planned, Running
 
 
@@ -37,7 +37,7 @@ class Watching:
         """Steps that each of the running runs has made."""
         counts = {}
         for one in running:
-            follower = self._followers.setdefault(one.planned.name, Follower(LocalFiles(one.planned.folder)))
+            follower = self._followers.setdefault(one.planned.name, Follower(one.planned.folder))
             follower.poll()
             counts[one.planned.name] = len(follower.rows)
         return counts

@@ -1,4 +1,4 @@
-"""What the servers of test_prefork.py are prepared with."""
+"""Prepares the servers of test_prefork.py."""
 
 import os
 import sys

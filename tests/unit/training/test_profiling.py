@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.settings import prepare_adaptation
+from bapo_openrlhf.launch.openrlhf_flags import check_combinations
 from bapo_openrlhf.training import profiling
 from bapo_openrlhf.training.profiling import Profile, Trace, busy_seconds, calls_within, start_trace, stop_trace
 
@@ -180,4 +180,4 @@ def test_negative_number_of_steps_is_refused():
 def test_asynchronous_run_has_no_profile():
     args = arguments.parse([*WORDS, "--algorithm", "grpo", "--train.async_enable", "--run.profile_steps", "2"])
     with pytest.raises(ConfigError, match=r"run\.profile_steps is 2; with train\.async_enable it must be 0"):
-        prepare_adaptation(args)
+        check_combinations(args)

@@ -34,13 +34,14 @@ from openrlhf.trainer import ppo_trainer  # noqa: E402
 from openrlhf.trainer.ray import ppo_actor, ppo_critic  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-from bapo_openrlhf.adapt.arithmetic import BatchArithmetic  # noqa: E402
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic  # noqa: E402
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE, Prompt  # noqa: E402
 from bapo_openrlhf.adapt.schedule import RolloutSchedule  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
+from bapo_openrlhf.config import Checked  # noqa: E402
+from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
-from bapo_openrlhf.launch.settings import prepare_adaptation  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
 from bapo_openrlhf.record.run_record import read_answers, read_groups, read_metrics  # noqa: E402
@@ -386,7 +387,8 @@ class World:
             many = [*map(str, value)] if isinstance(value, (list, tuple)) else None
             argv += [f"--{name}", *many] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
         args = arguments.parse(argv)
-        prepare_adaptation(args)
+        args.checked = Checked(batch_arithmetic(args), kl_coef=behaviour_kl(args))
+        set_openrlhf_flags(args)
         return args
 
     def note(self, name: str, argument: Any = None) -> None:
@@ -1825,7 +1827,7 @@ def resuming(made: World, *, step: int, saved: int) -> World:
     made.updates["actor"] = made.trainer.step = step
     made.trainer.resumed_engine_step = saved
     made.trainer._engines_live = []
-    made.args.adapt.resume_tag = f"global_step{step}"
+    made.args.checked = replace(made.args.checked, resume_tag=f"global_step{step}")
     if saved != step:
         folder = made.checkpoints / "_adapt" / f"global_step{step}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -2121,8 +2123,8 @@ def resumed(made: World, folder: Path, tag: str, **words: Any) -> World:
     sizes = {"prompts": len(made.data().dataset), "evaluation": len(made.evaluation or []), "engines": 1}
     again = World(folder, words | {"ckpt.load_enable": True}, **sizes)
     again.reward = made.reward
-    choose_checkpoint(again.args)
-    assert again.args.adapt.resume_tag == tag
+    again.args.checked = replace(again.args.checked, resume_tag=choose_checkpoint(again.args))
+    assert again.args.checked.resume_tag == tag
     again.make_trainer()
     return again
 

@@ -175,7 +175,7 @@ def test_folders_that_are_no_evaluation_are_refused(two, tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere has no settings\.json"):
         cli.main([str(a), str(tmp_path / "nowhere")])
     (a / "settings.json").write_text('{"format": 99}')
-    with pytest.raises(ConfigError, match="has format 99; this version reads 1"):
+    with pytest.raises(ConfigError, match="has format 99; this version reads only format 1"):
         cli.main([str(a), str(a)])
     with pytest.raises(ConfigError, match="the following arguments are required: RUN_B"):
         cli.main([str(a)])

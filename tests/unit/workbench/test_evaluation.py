@@ -16,8 +16,9 @@ from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.workbench.evaluation import generate, judge, plots, problems, prompts, run, store
-from bapo_openrlhf.workbench.evaluation.generate import Engine, Response, Sampling
-from bapo_openrlhf.workbench.evaluation.prompts import Prompt
+from bapo_openrlhf.workbench.evaluation.generate import Engine, SampledResponse, Sampling
+from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt
+from bapo_openrlhf.workbench.evaluation.request import Request
 
 REWARD = """
 import os, time
@@ -46,7 +47,7 @@ class FakePrompter:
 
     def __call__(self, problem):
         text = f"<user>{problem.input}<assistant>"
-        return Prompt(text, [0] * len(text), problem.images, len(text))
+        return EncodedPrompt(text, [0] * len(text), problem.images, len(text))
 
 
 class FakeModel:
@@ -62,7 +63,10 @@ class FakeModel:
             if number == self.fail_after:
                 raise RunError("the engine died")
             texts = [self.say(sampling.seed, benchmark, identity, i) for i in range(sampling.runs)]
-            yield (benchmark, identity), [Response(prompt.text + t, t, len(t), i == 0) for i, t in enumerate(texts)]
+            yield (
+                (benchmark, identity),
+                [SampledResponse(prompt.text + t, t, len(t), i == 0) for i, t in enumerate(texts)],
+            )
 
     def say(self, seed, benchmark, identity, sample):
         return f"it is {hashlib.sha256(f'{seed} {benchmark} {identity} {sample}'.encode()).digest()[0] % 3}"
@@ -88,7 +92,7 @@ def request_(tmp_path):
     (tmp_path / "reward.py").write_text(REWARD)
     write_problems(tmp_path / "mods.jsonl", 8)
     write_problems(tmp_path / "more.jsonl", 3)
-    return run.Request(
+    return Request(
         model=str(tmp_path / "model"),
         name="a model",
         benchmarks=[f"mods={tmp_path / 'mods.jsonl'}"],
@@ -184,7 +188,7 @@ def test_an_answer_that_fails_ends_the_run_by_name(request_):
     with pytest.raises(RunError, match=r"reward\.py: answer raised ZeroDivisionError"):
         evaluate(request_)
     request_.reward.write_text(REWARD + "\ndef answer(response):\n    return 7\n")
-    with pytest.raises(RunError, match=r"answer returned 7; it must be a text or None"):
+    with pytest.raises(RunError, match=r"answer returned 7; it must return a text or None"):
         evaluate(replace(request_, out=request_.out.with_name("other")))
 
 
@@ -249,7 +253,7 @@ def test_a_broken_line_within_is_named(request_):
     evaluate(request_)
     path = request_.out / "mods.jsonl"
     path.write_bytes(path.read_bytes().replace(b'{"id": "p3"', b'{"id" "p3"'))
-    with pytest.raises(ConfigError, match=r"mods\.jsonl, line 4: no row"):
+    with pytest.raises(ConfigError, match=r"mods\.jsonl, line 4: it must be a row"):
         evaluate(request_)
 
 
@@ -300,7 +304,7 @@ def test_benchmarks_and_limit_may_grow_and_things_may_move(request_, tmp_path):
         [("mods", "p2"), ("mods", "p3"), ("more", "p0"), ("more", "p1"), ("more", "p2")],
         [("mods", f"p{i}") for i in range(4, 8)],
     ]
-    with pytest.raises(ConfigError, match=r"has the benchmark more: name it too"):
+    with pytest.raises(ConfigError, match=r"has the benchmark more; name it too"):
         evaluate(request_)
     (tmp_path / "model").rename(tmp_path / "moved")
     results = evaluate(replace(request_, benchmarks=more, model=str(tmp_path / "moved"), name="renamed"), model)
@@ -371,7 +375,7 @@ def test_engine_gets_the_room_that_is_needed(long_request):
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"seed": -1}, "seed is -1"),
         ({"limit": 0}, "limit is 0; it must be at least 1"),
-        ({"ks": [7]}, r"k is 7; it must be within 1\.\.6, the runs"),
+        ({"ks": [7]}, r"k is 7; it must be within 1\.\.6, the number of runs"),
         ({"ks": [0]}, "k is 0"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
@@ -400,17 +404,17 @@ def test_bad_values_are_refused_by_name(request_, change, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: no valid JSON"),
-        ("\xff", "line 2: no valid JSON"),
-        ("[1]", "line 2: must be a JSON object, is list"),
-        ('{"input": "x"}', "line 2: no column 'label'; it has input"),
-        ('{"label": "x"}', "line 2: no column 'input'"),
+        ("{", "line 2: the line must be valid JSON"),
+        ("\xff", "line 2: the line must be valid JSON"),
+        ("[1]", "line 2: the line is a JSON list; it must be an object"),
+        ('{"input": "x"}', "line 2: the column 'label' is missing; there are input"),
+        ('{"label": "x"}', "line 2: the column 'input' is missing"),
         ('{"input": " ", "label": "x"}', "input is ' '; it must be a text"),
         ('{"input": ["x"], "label": "x"}', "it must be a text"),
-        ('{"input": "x", "label": "x", "id": "p0"}', "line 2: the id 'p0' is there twice"),
+        ('{"input": "x", "label": "x", "id": "p0"}', "line 2: the id 'p0' occurs twice"),
         ('{"input": "x", "label": "x", "id": null}', "id is None"),
         ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "line 2: there is no image none.png"),
-        ('{"input": "x", "label": "x", "images": ["none.png"]}', "1 images and 0 <image> tags"),
+        ('{"input": "x", "label": "x", "images": ["none.png"]}', "there are 1 images and 0 <image> tags"),
         ('{"input": "<image>x", "label": "x", "images": "none.png"}', "it must be a list of paths"),
     ],
 )
@@ -422,7 +426,7 @@ def test_bad_rows_are_named(request_, tmp_path, line, message):
 
 
 def test_a_file_without_problems_and_a_missing_reward_file(request_, tmp_path):
-    with pytest.raises(ConfigError, match=r"reward is .*none\.py; there is no such file"):
+    with pytest.raises(ConfigError, match=r"reward is .*none\.py; it must be a file that exists"):
         evaluate(replace(request_, reward=tmp_path / "none.py"))
     with pytest.raises(ConfigError, match="needs --reward FILE"):
         evaluate(replace(request_, reward=None))
@@ -446,7 +450,7 @@ def test_a_reward_file_without_rewards_is_found_before_the_model_loads(request_,
 @pytest.mark.parametrize("task", TASKS)
 def test_benchmarks_of_a_task_are_read_from_its_folder(task, tmp_path):
     for name, part in get_task(task).benchmarks.items():
-        with pytest.raises(ConfigError, match=rf"there is no .*{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"):
+        with pytest.raises(ConfigError, match=rf"there is no file .*{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"):
             problems.load(name, tmp_path, None, None)
         write_problems(tmp_path / task / f"{name}.jsonl", 3)
         benchmark = problems.load(name, tmp_path, None, 2)
@@ -546,7 +550,7 @@ def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
     assert make.longest == 77 and make.note is None
     for text in ("What is 1 + 1?", "  é \n", "<image>Find x.", "a <image> b<image>", "<image>"):
         expected, _ = preprocess_data({"input": text}, None, "input", None, tokenizer.apply_chat_template)
-        prompt = make(problems.Problem("1", text, "2"))
+        prompt = make(problems.BenchmarkProblem("1", text, "2"))
         assert prompt.text == expected
         # As OpenRLHF's executor: no special tokens beyond the template's.
         assert prompt.token_ids == tokenizer(expected, add_special_tokens=False)["input_ids"]
@@ -555,7 +559,7 @@ def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
 
 
 def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_environment):
-    problem = problems.Problem("1", "1 + 1?", "2")
+    problem = problems.BenchmarkProblem("1", "1 + 1?", "2")
     chosen = prompts.Prompter(str(tokenizer_folder), chat=False, images=False)
     assert (chosen(problem).text, chosen.note) == ("1 + 1?", None)
     (tokenizer_folder / "chat_template.jinja").unlink()
@@ -572,12 +576,12 @@ def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tokenizer_fold
     make = prompts.Prompter(str(tokenizer_folder), chat=template, images=False)
     for text in ("1 + 1?", "the set {} and {x}"):
         expected, _ = preprocess_data({"input": text}, template, "input", None, None)
-        assert make(problems.Problem("1", text, "2")).text == expected
+        assert make(problems.BenchmarkProblem("1", text, "2")).text == expected
     assert make.note is None
 
 
 def test_a_model_that_cannot_be_asked_is_refused(tokenizer_folder, keep_environment, tmp_path):
-    with pytest.raises(ConfigError, match="the problems have images, and it takes none"):
+    with pytest.raises(ConfigError, match="it takes no images, and the problems have some"):
         prompts.Prompter(str(tokenizer_folder), chat=True, images=True)
     (tokenizer_folder / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
@@ -612,12 +616,12 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
     Image.new("RGBA", (7, 3)).save(tmp_path / "b.png")
     paths = (str(tmp_path / "a.png"), str(tmp_path / "b.png"))
     prompt = prompts.Prompter(str(tokenizer_folder), chat=True, images=True)(
-        problems.Problem("1", "<image> Find x <image>", "2", paths)
+        problems.BenchmarkProblem("1", "<image> Find x <image>", "2", paths)
     )
     image, text = {"type": "image"}, {"type": "text", "text": "Find x"}
     assert seen == [[{"role": "user", "content": [image, text, image]}]]
     assert (prompt.text, len(prompt.token_ids), prompt.length, prompt.images) == ("#Find x#", 8, 6 + 5 + 7, paths)
-    with pytest.raises(ConfigError, match="put into the prompt by a chat template, and none is used"):
+    with pytest.raises(ConfigError, match="images need a chat template to be put into the prompt"):
         prompts.Prompter(str(tokenizer_folder), chat=False, images=True)
     (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(ConfigError, match=r"image .*a\.png cannot be read"):
@@ -681,11 +685,11 @@ def ask(asked, **changes):
 
 
 def test_every_prompt_is_asked_with_a_seed_of_its_own(fake_vllm):
-    asked = {("m", str(i)): Prompt("sab", [0, 5, 6], (), 3) for i in range(3)}
+    asked = {("m", str(i)): EncodedPrompt("sab", [0, 5, 6], (), 3) for i in range(3)}
     answered = ask(asked)
     assert list(answered) == [("m", "1"), *(key for key in answered if key != ("m", "1"))] and len(answered) == 3
-    yes = Response(query="<s>abyes</s>", text="yes</s>", tokens=2, truncated=False)
-    assert answered["m", "0"] == [yes, Response(query="<s>abno", text="no", tokens=1, truncated=True)]
+    yes = SampledResponse(query="<s>abyes</s>", text="yes</s>", tokens=2, truncated=False)
+    assert answered["m", "0"] == [yes, SampledResponse(query="<s>abno", text="no", tokens=1, truncated=True)]
     (llm,) = fake_vllm
     assert llm.options["dtype"] == "bfloat16" and llm.options["max_model_len"] == 100
     assert llm.options["tensor_parallel_size"] == 2 and llm.options["max_num_seqs"] == 16
@@ -702,7 +706,12 @@ def test_images_are_handed_over_opened(fake_vllm, tmp_path):
     from PIL import Image
 
     Image.new("RGB", (5, 3)).save(tmp_path / "a.png")
-    ask({("m", "0"): Prompt("x", [5], (), 1), ("m", "1"): Prompt("x", [5], (str(tmp_path / "a.png"),) * 2, 9)})
+    ask(
+        {
+            ("m", "0"): EncodedPrompt("x", [5], (), 1),
+            ("m", "1"): EncodedPrompt("x", [5], (str(tmp_path / "a.png"),) * 2, 9),
+        }
+    )
     (llm,) = fake_vllm
     assert llm.options["limit_mm_per_prompt"] == {"image": 2}
     (text, _), (vision, _) = llm.llm_engine.requests.values()
@@ -713,7 +722,7 @@ def test_images_are_handed_over_opened(fake_vllm, tmp_path):
 def test_a_failing_engine_is_a_failed_run(fake_vllm, monkeypatch, capsys):
     monkeypatch.setattr(FakeEngine, "step", lambda self: 1 / 0)
     with pytest.raises(RunError, match="vLLM failed with model: ZeroDivisionError"):
-        ask({("m", "0"): Prompt("x", [5], (), 1)})
+        ask({("m", "0"): EncodedPrompt("x", [5], (), 1)})
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -765,7 +774,7 @@ def parsed(monkeypatch):
 
 def test_defaults_are_the_papers(parsed):
     request = parsed()
-    assert request == run.Request(
+    assert request == Request(
         model="some/model-1B",
         name="model-1B",
         benchmarks=["aime24", "amc"],
@@ -779,7 +788,7 @@ def test_every_flag_reaches_the_request(parsed):
     words = "--data d --reward r.py --limit 3 --runs 5 --k 5,2 --temperature 0.6 --top-p 0.95 --top-k 20 "
     words += "--max-new-tokens 99 --max-model-len 999 --skip-long --no-chat-template --seed 7 --name n --out o "
     words += "--tensor-parallel-size 2 --gpu-memory-utilization 0.5 --max-num-seqs 4"
-    assert parsed(*words.split()) == run.Request(
+    assert parsed(*words.split()) == Request(
         model="some/model-1B", name="n", benchmarks=["aime24", "amc"], out=Path("o"),
         sampling=Sampling(5, 0.6, 0.95, 20, 99, 7), ks=[2, 5], data=Path("d"), reward=Path("r.py"), limit=3,
         chat_template=False, skip_long=True, max_model_len=999, tensor_parallel_size=2, gpu_memory_utilization=0.5,

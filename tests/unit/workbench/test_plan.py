@@ -10,13 +10,13 @@ import pytest
 from bapo_openrlhf.cli import main, plan
 from bapo_openrlhf.record.run_record import RunRecord, begin_run
 from bapo_openrlhf.workbench.planning import output
-from bapo_openrlhf.workbench.planning.settings import METHODS
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets", "matplotlib")
 PRESET = ["--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")]
-NAMES = [method.name for method in METHODS]
+NAMES = [method.name for method in ALGORITHMS]
 
 
 def planned(capsys, *words):

@@ -29,25 +29,25 @@ from bapo_openrlhf.workbench.planning.groups import (
     rollouts,
 )
 from bapo_openrlhf.workbench.planning.plan import plan_entry
-from bapo_openrlhf.workbench.planning.settings import METHODS, settings_of
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, workload_of
 
 ROOT = Path(__file__).parents[3]
-GRPO, PPO, DAPO, BAPO_GRPO, BA_PPO = METHODS
+GRPO, PPO, DAPO, BAPO_GRPO, BA_PPO = ALGORITHMS
 CONSTANTS = Constants()
 FREE = replace(CONSTANTS, link_bandwidth=math.inf, network_bandwidth=math.inf)  # ranks exchange in no time
 
 
-def settings_from(name, *flags):
-    return settings_of(arguments.parse(["--config", str(ROOT / "configs" / name), *flags]))
+def workload_from(name, *flags):
+    return workload_of(arguments.parse(["--config", str(ROOT / "configs" / name), *flags]))
 
 
-SETTINGS = settings_from("ba_ppo_qwen3_4b.yaml")  # 8 colocated GPUs, ZeRO-3, 256 x 8 responses of 4096, prompts of 2048
-APART = settings_from("quickstart.yaml")  # a GPU each for actor, critic, reference and engine
+WORKLOAD = workload_from("ba_ppo_qwen3_4b.yaml")  # 8 colocated GPUs, ZeRO-3, 256 x 8 responses of 4096, prompts of 2048
+APART = workload_from("quickstart.yaml")  # a GPU each for actor, critic, reference and engine
 
 
-def costs(shape="7B", gpus=8, settings=SETTINGS, method=GRPO, constants=CONSTANTS, engine=1, cache=1e6):
-    return times.GPUCosts(SHAPES[shape], settings, method, constants, gpus, engine, cache)
+def costs(shape="7B", gpus=8, workload=WORKLOAD, algorithm=GRPO, constants=CONSTANTS, engine=1, cache=1e6):
+    return times.GPUCosts(SHAPES[shape], workload, algorithm, constants, gpus, engine, cache)
 
 
 # ── Shapes ──
@@ -99,7 +99,7 @@ def test_cache_of_a_token():
         ("{", "config.json cannot be read"),
         ("{}", "has num_attention_heads None; it must be a whole number above 0"),
         ('{"num_attention_heads": 0}', "has num_attention_heads 0; it must be"),
-        ('{"num_experts": 8}', "a mixture of experts; a plan is made for dense models alone"),
+        ('{"num_experts": 8}', "a mixture of experts; it must be a dense model"),
     ],
 )
 def test_a_folder_that_is_no_dense_model(tmp_path, config, says):
@@ -160,13 +160,13 @@ class Stub:
 
 @pytest.mark.parametrize(("delay", "every"), [(1, 0), (5, 5), (2, 4), (8, 4), (3, 4), (5, 1)])
 def test_average_seconds_are_those_of_many_steps(delay, every):
-    settings = replace(SETTINGS, delay=delay, reevaluate_every=every)
+    workload = replace(WORKLOAD, delay=delay, reevaluate_every=every)
     many = 840  # a multiple of all periods; the first is left out, for t = 0 re-evaluates nothing
     phases = Counter()
     for step in range(many, 2 * many):
         again = bool(every) and step % every == 0
-        groups = groups_of_step(BA_PPO, settings, CONSTANTS, reevaluates=again)
-        assert groups.again == (again and hard_prompts(settings, CONSTANTS))
+        groups = groups_of_step(BA_PPO, workload, CONSTANTS, reevaluates=again)
+        assert groups.again == (again and hard_prompts(workload, CONSTANTS))
         phases["generation"] += 8e-3 * 256 + 1
         if again and step % delay == 0:
             phases["reevaluation"] += 8e-3 * groups.again
@@ -175,7 +175,7 @@ def test_average_seconds_are_those_of_many_steps(delay, every):
         phases["experience"] += 8e-5 * groups.trained
         phases["training"] += 8e-4 * groups.trained
         phases["sync"] += 7 * ((step + 1) % delay == 0)
-    found = times.average_seconds(BA_PPO, settings, CONSTANTS, Stub())
+    found = times.average_seconds(BA_PPO, workload, CONSTANTS, Stub())
     assert found == pytest.approx({phase: phases[phase] / many for phase in times.PHASES})
 
 
@@ -183,25 +183,25 @@ def test_average_seconds_are_those_of_many_steps(delay, every):
 
 
 def test_a_plain_step():
-    for method in (GRPO, PPO):
-        found = groups_of_step(method, SETTINGS, CONSTANTS, reevaluates=True)
+    for algorithm in (GRPO, PPO):
+        found = groups_of_step(algorithm, WORKLOAD, CONSTANTS, reevaluates=True)
         assert (found.generated, found.x1, found.trained) == (256, 256, 256)
-        assert rollouts(method, SETTINGS, CONSTANTS, 10) == 256 * 8 * 10
+        assert rollouts(algorithm, WORKLOAD, CONSTANTS, 10) == 256 * 8 * 10
 
 
 def test_dapo_draws_until_its_batch_is_full():
     """Against playing it: n places, each filled anew until its group has a signal."""
     rng, share, places = np.random.default_rng(0), 0.3, 64
     draws = rng.geometric(share, size=(20_000, places))
-    settings, constants = replace(SETTINGS, prompts=places), replace(CONSTANTS, signal_share=share)
-    found = groups_of_step(DAPO, settings, constants, reevaluates=False)
+    workload, constants = replace(WORKLOAD, prompts=places), replace(CONSTANTS, signal_share=share)
+    found = groups_of_step(DAPO, workload, constants, reevaluates=False)
     assert found.fresh == pytest.approx(draws.sum(axis=1).mean(), rel=0.01) and found.trained == places
-    assert times.rounds_of(DAPO, settings, constants) == pytest.approx(draws.max(axis=1).mean(), rel=0.01)
-    assert times.rounds_of(BA_PPO, settings, constants) == 1
+    assert times.rounds_of(DAPO, workload, constants) == pytest.approx(draws.max(axis=1).mean(), rel=0.01)
+    assert times.rounds_of(BA_PPO, workload, constants) == 1
 
 
 def test_rounds_where_every_group_has_a_signal():
-    assert times.rounds_of(DAPO, SETTINGS, replace(CONSTANTS, signal_share=1.0)) == 1
+    assert times.rounds_of(DAPO, WORKLOAD, replace(CONSTANTS, signal_share=1.0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -212,38 +212,38 @@ def test_hard_prompts_of_a_reevaluation(flags, leaving):
     """Against a queue: what comes in each step, what is tried every m steps, what leaves."""
     rng = np.random.default_rng(1)
     base = {"prompts": 32, "reevaluate_every": 4, "max_reevaluated": 40, "hard_capacity": 60}
-    settings = replace(SETTINGS, **(base | flags))
+    workload = replace(WORKLOAD, **(base | flags))
     constants, waiting, tried = replace(CONSTANTS, hard_share=0.05, leaving_share=leaving), 0, []
     for step in range(1, 40_000):
-        if step % settings.reevaluate_every == 0:
-            now = min(waiting, settings.max_reevaluated)
+        if step % workload.reevaluate_every == 0:
+            now = min(waiting, workload.max_reevaluated)
             tried.append(now)
             waiting -= rng.binomial(now, leaving)
-        waiting = min(waiting + rng.binomial(32, 0.05), settings.hard_capacity)
+        waiting = min(waiting + rng.binomial(32, 0.05), workload.hard_capacity)
     # The buffer fills with what no re-evaluation solves; the mean of a minimum is a little below the minimum of means.
-    assert np.mean(tried[100:]) == pytest.approx(hard_prompts(settings, constants), rel=0.05)
+    assert np.mean(tried[100:]) == pytest.approx(hard_prompts(workload, constants), rel=0.05)
 
 
 def test_hard_prompts_that_never_leave_or_never_come():
-    assert hard_prompts(SETTINGS, replace(CONSTANTS, leaving_share=0.0)) == 64
-    assert hard_prompts(SETTINGS, replace(CONSTANTS, leaving_share=0.0, hard_share=0.0)) == 0
-    assert hard_prompts(replace(SETTINGS, reevaluate_every=0), CONSTANTS) == 0
+    assert hard_prompts(WORKLOAD, replace(CONSTANTS, leaving_share=0.0)) == 64
+    assert hard_prompts(WORKLOAD, replace(CONSTANTS, leaving_share=0.0, hard_share=0.0)) == 0
+    assert hard_prompts(replace(WORKLOAD, reevaluate_every=0), CONSTANTS) == 0
 
 
 SMALL = replace(
-    SETTINGS, group_size=4, prompts=24, capacity=20, hard_capacity=16, replay_capacity=16, replay_steps=3, delay=2,
+    WORKLOAD, group_size=4, prompts=24, capacity=20, hard_capacity=16, replay_capacity=16, replay_steps=3, delay=2,
     reevaluate_every=4, max_reevaluated=8, c1=Fraction(0), c2=Interval(Fraction(1, 4), Fraction(1, 4)),
     c3=Interval(Fraction(1, 2), Fraction(1, 2)),
 )  # fmt: skip
 
 
-def played(settings, steps=400):
+def played(workload, steps=400):
     """The real method on groups of prompts of fixed difficulties: counts of each step, and a record's rows."""
     rng = np.random.default_rng(2)
     method = BAPO(
         BAPOConfig(
-            capacity=settings.capacity, group_size=4, c1=settings.c1, c2=settings.c2, c3=settings.c3, buffer_size=16,
-            replay_buffer_size=16, replay_steps=settings.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
+            capacity=workload.capacity, group_size=4, c1=workload.c1, c2=workload.c2, c3=workload.c3, buffer_size=16,
+            replay_buffer_size=16, replay_steps=workload.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
         )
     )  # fmt: skip
     uid, rows, counts = 0, [], []
@@ -261,7 +261,7 @@ def played(settings, steps=400):
 
     for step in range(steps):
         again = method.begin_step(step)
-        fresh = [Prompt(f"{step} {n}", f"{rng.beta(0.3, 0.9):.4f}") for n in range(settings.prompts)]
+        fresh = [Prompt(f"{step} {n}", f"{rng.beta(0.3, 0.9):.4f}") for n in range(workload.prompts)]
         batch = method.build_batch(step, generate(fresh, step, "fresh"), generate(again, step, "reevaluated"))
         counts.append((len(again), len(batch.fresh), len(batch.reevaluated), len(batch.replayed)))
     return np.array(counts), rows
@@ -269,9 +269,9 @@ def played(settings, steps=400):
 
 @pytest.mark.parametrize("changed", [{}, {"capacity": 12}, {"replay_steps": 1}])
 def test_groups_of_the_real_method(changed):
-    settings = replace(SMALL, **changed)
-    counts, rows = played(settings)
-    found = average_groups(BAPO_GRPO, settings, replace(CONSTANTS, **measured.shares_of(rows, settings)))
+    workload = replace(SMALL, **changed)
+    counts, rows = played(workload)
+    found = average_groups(BAPO_GRPO, workload, replace(CONSTANTS, **measured.shares_of(rows, workload)))
     again, x1, x2, x3 = counts[20:].mean(axis=0)
     assert found.again == pytest.approx(again, rel=0.02)
     # A batch that is sometimes full has a little less than a full one's mean.
@@ -282,25 +282,25 @@ def test_groups_of_the_real_method(changed):
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 300), st.booleans())
 def test_a_batch_has_all_that_is_eligible_up_to_its_capacity(signal, improved, replayable, capacity, reevaluates):
     constants = replace(CONSTANTS, signal_share=signal, improved_share=improved, replayable_share=replayable)
-    settings = replace(SETTINGS, capacity=capacity)
-    found = groups_of_step(BA_PPO, settings, constants, reevaluates=reevaluates)
+    workload = replace(WORKLOAD, capacity=capacity)
+    found = groups_of_step(BA_PPO, workload, constants, reevaluates=reevaluates)
     assert min(vars(found).values()) >= 0
-    replays = min(replayable * SETTINGS.prompts * SETTINGS.replay_steps, SETTINGS.replay_capacity)
-    eligible = signal * SETTINGS.prompts + improved * found.again + replays
+    replays = min(replayable * WORKLOAD.prompts * WORKLOAD.replay_steps, WORKLOAD.replay_capacity)
+    eligible = signal * WORKLOAD.prompts + improved * found.again + replays
     assert found.trained == pytest.approx(min(capacity, eligible))
 
 
 def test_any_number_of_groups():
     constants = replace(CONSTANTS, signal_share=30 / 256, replayable_share=9 / 768)
-    found = groups_of_step(BAPO_GRPO, SETTINGS, constants, reevaluates=False)
+    found = groups_of_step(BAPO_GRPO, WORKLOAD, constants, reevaluates=False)
     assert (found.x1, found.x3, found.trained) == pytest.approx((30, 9, 39))
 
 
 @pytest.mark.parametrize(("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.6), ("none", 1.0)])
 def test_filters(name, kept):
-    settings = replace(SETTINGS, filter=name, capacity=1000, replay_steps=0, uniform_fraction=0.6)
+    workload = replace(WORKLOAD, filter=name, capacity=1000, replay_steps=0, uniform_fraction=0.6)
     constants = replace(CONSTANTS, signal_share=0.4, gaussian_share=0.25)
-    assert groups_of_step(BA_PPO, settings, constants, reevaluates=False).trained == pytest.approx(256 * kept)
+    assert groups_of_step(BA_PPO, workload, constants, reevaluates=False).trained == pytest.approx(256 * kept)
 
 
 # ── Shares of a record ──
@@ -315,12 +315,12 @@ def test_shares_by_hand():
     rows = [row(1, "a", 0.0), row(1, "b", 0.25), row(1, "c", 0.25), row(1, "d", 1.0)]  # r 3/8: 0.266 to 0.391
     rows += [row(2, "e", 0.375), row(2, "f", 0.375), row(2, "g", 0.0), row(2, "h", 0.125)]  # r 7/32: 0.207 to 0.332
     rows += [row(3, "i", 0.5), row(3, "j", 0.5), row(3, "k", 0.25), row(3, "l", 0.25)]  # the same as step 1
-    found = measured.shares_of(rows, replace(SETTINGS, replay_steps=1))
+    found = measured.shares_of(rows, replace(WORKLOAD, replay_steps=1))
     assert found["signal_share"] == 9 / 12 and found["hard_share"] == 3 / 12
     assert found["replayable_share"] == 0  # of step 1 none is inside its own limits, of step 2 none either
     changed = [row(r["step"], r["prompt"], 0.3125 if r["prompt"] in "bc" else r["mean"]) for r in rows]
     # Now r of step 1 is 13/32, 0.277 to 0.402: b and c are inside, and inside step 2's; of 8 that may be replayed.
-    assert measured.shares_of(changed, replace(SETTINGS, replay_steps=1))["replayable_share"] == 2 / 8
+    assert measured.shares_of(changed, replace(WORKLOAD, replay_steps=1))["replayable_share"] == 2 / 8
     near = [0.25, 0.25, 0.375, 0.375, 0.125, 0.5, 0.5, 0.25, 0.25]
     kept = sum(math.exp(-((m - 0.5) ** 2) / (2 * 0.2**2)) for m in near) / 9
     assert found["gaussian_share"] == pytest.approx(kept) and "improved_share" not in found
@@ -330,16 +330,16 @@ def test_shares_by_hand():
 def test_todays_thresholds_decide_too(today, share):
     """Groups of 1/4 are within c2 and c3 of their own step (r = 1/4: 0.219 to 0.344), not where r is 1 (1/2 to 5/8)."""
     rows = [row(1, str(n), 0.25) for n in range(4)] + [row(2, f"{n} again", today) for n in range(4)]
-    assert measured.shares_of(rows, replace(SETTINGS, replay_steps=1))["replayable_share"] == share
+    assert measured.shares_of(rows, replace(WORKLOAD, replay_steps=1))["replayable_share"] == share
 
 
 def test_what_came_of_hard_prompts():
     rows = [row(1, "a", 0.0), row(1, "b", 0.0), row(1, "c", 0.125), row(1, "d", 0.5)]
     rows += [row(2, "a", 1.0), row(2, "b", 0.25), row(2, "c", 0.0), row(2, "d", 0.75), row(3, "c", 0.125)]
-    found = measured.shares_of(rows, SETTINGS)  # tried again: a, b, c, c
+    found = measured.shares_of(rows, WORKLOAD)  # tried again: a, b, c, c
     assert (found["leaving_share"], found["improved_share"]) == (2 / 4, 1 / 4)
     rows += [row(4, "a", 0.25, "reevaluated"), row(4, "b", 0.0, "reevaluated")]  # real ones say more
-    found = measured.shares_of(rows, SETTINGS)
+    found = measured.shares_of(rows, WORKLOAD)
     assert (found["leaving_share"], found["improved_share"]) == (1 / 2, 1 / 2)
 
 
@@ -355,7 +355,7 @@ def test_lengths_by_hand():
 
 
 def test_lengths_of_a_plan():
-    found = times.lengths(SETTINGS, replace(CONSTANTS, response_share=0.25, prompt_share=0.5))
+    found = times.lengths(WORKLOAD, replace(CONSTANTS, response_share=0.25, prompt_share=0.5))
     assert (found.prompt, found.response, found.longest, found.total) == (1024, 1024, 4096, 2048)
 
 
@@ -365,9 +365,9 @@ def test_lengths_of_a_plan():
 def test_decoding_is_a_simulated_engine():
     """Equal responses in whole waves: each iteration reads all weights and each sequence's keys and values."""
     shape, prompt, length, at_once, waves = SHAPES["7B"], 200, 400, 50, 3
-    settings = replace(SETTINGS, response_tokens=length, prompt_tokens=prompt)
+    workload = replace(WORKLOAD, response_tokens=length, prompt_tokens=prompt)
     constants = replace(CONSTANTS, response_share=1.0, prompt_share=1.0, peak_flops=1e30)
-    engine = costs(settings=settings, constants=constants, engine=2, cache=at_once * (prompt + length))
+    engine = costs(workload=workload, constants=constants, engine=2, cache=at_once * (prompt + length))
     read = sum(
         shape.weight_bytes + at_once * (prompt + token) * shape.cache_bytes
         for _ in range(waves)
@@ -379,9 +379,9 @@ def test_decoding_is_a_simulated_engine():
 
 def test_decoding_takes_as_long_as_its_longest_response():
     """One short response among few: still as many iterations as the longest may have."""
-    settings = replace(SETTINGS, response_tokens=1000)
+    workload = replace(WORKLOAD, response_tokens=1000)
     constants = replace(CONSTANTS, response_share=0.1, peak_flops=1e30, prompt_share=0.0)
-    engine = costs(settings=settings, constants=constants)
+    engine = costs(workload=workload, constants=constants)
     weights = SHAPES["7B"].weight_bytes / (3.35e12 * 0.6)
     cache = 100 * 50 * SHAPES["7B"].cache_bytes / (3.35e12 * 0.6)
     assert engine.decode_seconds(1, 1.0) == pytest.approx(1000 * weights + cache)
@@ -404,8 +404,8 @@ def test_training_by_hand():
     found = costs(constants=FREE)
     assert found.training(2048) == pytest.approx(4 * operations / (8 * 989e12 * 0.4))
     assert found.experience(2048) == pytest.approx(2 * operations / (8 * 989e12 * 0.4))  # actor and reference
-    plain = replace(SETTINGS, checkpointing=False, reference=False, epochs=2)
-    found = costs(constants=FREE, settings=plain, method=PPO)
+    plain = replace(WORKLOAD, checkpointing=False, reference=False, epochs=2)
+    found = costs(constants=FREE, workload=plain, algorithm=PPO)
     assert found.training(2048) == pytest.approx(2 * 2 * 3 * operations / (8 * 989e12 * 0.4))
     assert found.experience(2048) == pytest.approx(2 * operations / (8 * 989e12 * 0.4))  # actor and critic
     prefill = 2048 * 204.8 * (2 * met + 4 * 28 * 3584 * 102.4) / (989e12 * 0.5)
@@ -414,34 +414,34 @@ def test_training_by_hand():
 
 
 def test_dapo_has_no_reference():
-    plain, without = (costs(method=method, constants=FREE).experience(2048) for method in (GRPO, DAPO))
+    plain, without = (costs(algorithm=algorithm, constants=FREE).experience(2048) for algorithm in (GRPO, DAPO))
     assert without == pytest.approx(plain / 2)
-    assert DAPO not in [method for method in METHODS if SETTINGS.has_reference(method)]
-    assert not replace(SETTINGS, reference=False).has_reference(GRPO)
+    assert DAPO not in [algorithm for algorithm in ALGORITHMS if WORKLOAD.has_reference(algorithm)]
+    assert not replace(WORKLOAD, reference=False).has_reference(GRPO)
 
 
 def test_roles_with_gpus_of_their_own_work_at_once():
     """Four roles on 16 GPUs: four each; the slowest counts, not the sum."""
     assert [APART.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "reference", "engines")] == [4] * 4
     assert [APART.gpus_of(role, GRPO, 16) for role in ("actor", "reference", "engines")] == [5] * 3
-    found = costs(settings=replace(APART, checkpointing=True), method=BA_PPO, gpus=16, constants=FREE)
+    found = costs(workload=replace(APART, checkpointing=True), algorithm=BA_PPO, gpus=16, constants=FREE)
     shared = replace(APART, checkpointing=True, colocated=True)
-    together = costs(settings=shared, method=BA_PPO, gpus=16, constants=FREE)
+    together = costs(workload=shared, algorithm=BA_PPO, gpus=16, constants=FREE)
     assert found.training(64) == pytest.approx(4 * together.training(64) / 2)
     assert found.experience(64) == pytest.approx(4 * together.experience(64) / 3)
 
 
 def test_a_reference_beside_the_actor():
-    settings = replace(APART, gpus={"actor": 2, "critic": 2, "engines": 4})
-    assert settings.gpus_of("reference", BA_PPO, 16) == settings.gpus_of("actor", BA_PPO, 16) == 4
-    assert [settings.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [4, 4, 4]
+    workload = replace(APART, gpus={"actor": 2, "critic": 2, "engines": 4})
+    assert workload.gpus_of("reference", BA_PPO, 16) == workload.gpus_of("actor", BA_PPO, 16) == 4
+    assert [workload.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [4, 4, 4]
 
 
 def test_an_optimizer_step_is_for_the_ranks_of_all_trained_models():
-    settings = replace(APART, gpus={"actor": 1, "critic": 3, "engines": 4}, train_samples=23, micro_train=1)
-    assert [settings.ranks(model, BA_PPO, 64) for model in ("actor", "critic")] == [8, 24]
-    assert not memory.fills_step(settings, BA_PPO, 64) and memory.fills_step(settings, BAPO_GRPO, 64)
-    assert memory.fills_step(replace(settings, train_samples=24), BA_PPO, 64)
+    workload = replace(APART, gpus={"actor": 1, "critic": 3, "engines": 4}, train_samples=23, micro_train=1)
+    assert [workload.ranks(model, BA_PPO, 64) for model in ("actor", "critic")] == [8, 24]
+    assert not memory.fills_step(workload, BA_PPO, 64) and memory.fills_step(workload, BAPO_GRPO, 64)
+    assert memory.fills_step(replace(workload, train_samples=24), BA_PPO, 64)
 
 
 def test_what_ranks_exchange():
@@ -453,9 +453,9 @@ def test_what_ranks_exchange():
     assert found.exchange_seconds("actor", 2047, 1, 4) == pytest.approx(
         128 * 4 * weights / between
     )  # the last is ragged
-    second = replace(SETTINGS, zero_stage=2)  # 512 samples an optimizer step
-    assert costs(settings=second).exchange_seconds("actor", 2048, 1, 3) == pytest.approx(4 * 2 * weights / inside)
-    assert costs(settings=second).exchange_seconds("actor", 2048, 1, 1) == 0  # a forward pass
+    second = replace(WORKLOAD, zero_stage=2)  # 512 samples an optimizer step
+    assert costs(workload=second).exchange_seconds("actor", 2048, 1, 3) == pytest.approx(4 * 2 * weights / inside)
+    assert costs(workload=second).exchange_seconds("actor", 2048, 1, 1) == 0  # a forward pass
     assert costs(gpus=1).exchange_seconds("actor", 2048, 1, 4) == 0
     assert costs(gpus=8).sync() == pytest.approx(weights / inside)
     assert costs(gpus=16).sync() == pytest.approx(weights / between)
@@ -465,14 +465,14 @@ def test_exchange_is_added_or_hidden():
     one, free = costs(gpus=16), costs(gpus=16, constants=FREE)
     exchanged = one.exchange_seconds("actor", 2048, 1, 4)
     assert one.training(2048) == pytest.approx(free.training(2048) + exchanged)
-    hidden = costs(gpus=16, settings=replace(SETTINGS, overlapped=True))
+    hidden = costs(gpus=16, workload=replace(WORKLOAD, overlapped=True))
     assert hidden.training(2048) == pytest.approx(max(free.training(2048), exchanged))
 
 
-@given(st.sampled_from(sorted(SHAPES)), st.sampled_from(METHODS), st.integers(0, 6), st.booleans())
-def test_more_gpus_are_never_slower_in_compute(size, method, power, colocated):
-    settings = replace(SETTINGS, colocated=colocated)
-    few, many = (costs(size, 8 * 2**p, settings, method, FREE) for p in (power, power + 1))
+@given(st.sampled_from(sorted(SHAPES)), st.sampled_from(ALGORITHMS), st.integers(0, 6), st.booleans())
+def test_more_gpus_are_never_slower_in_compute(size, algorithm, power, colocated):
+    workload = replace(WORKLOAD, colocated=colocated)
+    few, many = (costs(size, 8 * 2**p, workload, algorithm, FREE) for p in (power, power + 1))
     for phase in ("experience", "training"):
         assert getattr(many, phase)(2048) <= getattr(few, phase)(2048) * (1 + 1e-12)
     assert many.generation(2048, 1.0) <= few.generation(2048, 1.0) * (1 + 1e-12)
@@ -496,12 +496,12 @@ def test_memory_by_hand():
     n, tokens = 7_615_616_512, 6144
     state, weights = 16 * n / 8, 2 * n / 8
     trained = tokens * (2 * 3584 * 28 + 34 * 3584 + 10 * 152064)  # inputs of the layers, one layer, logits
-    found = memory.gpu_memory(SHAPES["7B"], SETTINGS, CONSTANTS, BA_PPO, 8)
+    found = memory.gpu_memory(SHAPES["7B"], WORKLOAD, CONSTANTS, BA_PPO, 8)
     assert found.word == "fits"
     assert found.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
     assert found.training == pytest.approx(state + trained + 2 * weights)  # the critic's and the reference's are there
     assert found.experience == pytest.approx(2 * tokens * 6 * 152064 + 3 * weights)
-    awake = replace(SETTINGS, engine_sleeps=False, training_sleeps=False)
+    awake = replace(WORKLOAD, engine_sleeps=False, training_sleeps=False)
     found = memory.gpu_memory(SHAPES["7B"], awake, CONSTANTS, BA_PPO, 8)
     assert found.generation == pytest.approx(0.6 * 80 * GIB + 2 * state + weights)
     assert found.training == pytest.approx(2 * state + trained + weights + 0.6 * 80 * GIB)
@@ -521,11 +521,11 @@ def test_memory_of_roles_apart():
 
 def test_engines():
     """48 GiB less 3 of reserve for weights and cache; 70B takes 131.4 GiB: 4 GPUs an engine."""
-    assert memory.tensor_parallel(SHAPES["7B"], SETTINGS, CONSTANTS) == 1
-    assert memory.tensor_parallel(SHAPES["70B"], SETTINGS, CONSTANTS) == 4
-    assert memory.tensor_parallel(SHAPES["70B"], replace(SETTINGS, engine_share=0.28), CONSTANTS) == 8
+    assert memory.tensor_parallel(SHAPES["7B"], WORKLOAD, CONSTANTS) == 1
+    assert memory.tensor_parallel(SHAPES["70B"], WORKLOAD, CONSTANTS) == 4
+    assert memory.tensor_parallel(SHAPES["70B"], replace(WORKLOAD, engine_share=0.28), CONSTANTS) == 8
     free = 4 * (0.6 * 80 - 3) * GIB - 2 * 70_553_706_496
-    assert memory.cache_tokens(SHAPES["70B"], SETTINGS, CONSTANTS, 4) == pytest.approx(free / (320 * 1024))
+    assert memory.cache_tokens(SHAPES["70B"], WORKLOAD, CONSTANTS, 4) == pytest.approx(free / (320 * 1024))
 
 
 @pytest.mark.parametrize(
@@ -545,16 +545,16 @@ def test_engines():
     ],
 )
 def test_the_word_for_what_does_not_fit(word, size, gpus, changed):
-    settings = replace(SETTINGS, **changed)
-    assert memory.gpu_memory(SHAPES[size], settings, CONSTANTS, BA_PPO, gpus).word == word
-    entry = plan_entry(SHAPES[size], gpus, BA_PPO, settings, CONSTANTS, 10)
+    workload = replace(WORKLOAD, **changed)
+    assert memory.gpu_memory(SHAPES[size], workload, CONSTANTS, BA_PPO, gpus).word == word
+    entry = plan_entry(SHAPES[size], gpus, BA_PPO, workload, CONSTANTS, 10)
     assert (entry.seconds is None) == (word != "fits") and word in memory.REASONS
 
 
-@given(st.sampled_from(sorted(SHAPES)), st.sampled_from(METHODS), st.integers(3, 9), st.integers(0, 3))
-def test_memory_never_grows_with_ranks(size, method, power, stage):
-    settings = replace(SETTINGS, zero_stage=stage)
-    few, many = (memory.gpu_memory(SHAPES[size], settings, CONSTANTS, method, 2**p) for p in (power, power + 1))
+@given(st.sampled_from(sorted(SHAPES)), st.sampled_from(ALGORITHMS), st.integers(3, 9), st.integers(0, 3))
+def test_memory_never_grows_with_ranks(size, algorithm, power, stage):
+    workload = replace(WORKLOAD, zero_stage=stage)
+    few, many = (memory.gpu_memory(SHAPES[size], workload, CONSTANTS, algorithm, 2**p) for p in (power, power + 1))
     assert many.most <= few.most and many.state <= few.state
     assert many.state == few.state if stage == 0 else many.state < few.state
 
@@ -566,7 +566,7 @@ def test_a_higher_stage_never_takes_more(parameters, ranks, stage):
 
 def test_checkpointing_saves_activations():
     kept, again = (
-        memory.activation_bytes(SHAPES["7B"], replace(SETTINGS, checkpointing=which), CONSTANTS, logits=False)
+        memory.activation_bytes(SHAPES["7B"], replace(WORKLOAD, checkpointing=which), CONSTANTS, logits=False)
         for which in (False, True)
     )
     assert kept == 6144 * 34 * 3584 * 28 and again == 6144 * (2 * 3584 * 28 + 34 * 3584)
@@ -575,23 +575,23 @@ def test_checkpointing_saves_activations():
 @pytest.mark.parametrize("reference", [False, True])
 def test_replay_bytes_are_those_of_stored_groups(reference):
     """Against groups as the buffer holds them: 512 tokens of prompt in 4096."""
-    settings = replace(SETTINGS, prompt_tokens=512, response_tokens=3584, replay_capacity=5, hard_capacity=10)
-    settings = replace(settings, reference=reference)
+    workload = replace(WORKLOAD, prompt_tokens=512, response_tokens=3584, replay_capacity=5, hard_capacity=10)
+    workload = replace(workload, reference=reference)
     kept = {REFERENCE: ("a model", np.zeros(3584, np.float32))} if reference else {}
     response = Response(np.zeros(4096, np.int32), ((512, 4096),), np.zeros(3584, np.float32), 1.0, kept)
     group = Group(0, Prompt("x"), (response,) * 8, 0, 0)
-    assert memory.replay_bytes(settings, CONSTANTS) == pytest.approx(5 * group.nbytes, rel=0.01)
-    assert memory.replay_bytes(replace(settings, prompts=1), CONSTANTS) == pytest.approx(3 * group.nbytes, rel=0.01)
+    assert memory.replay_bytes(workload, CONSTANTS) == pytest.approx(5 * group.nbytes, rel=0.01)
+    assert memory.replay_bytes(replace(workload, prompts=1), CONSTANTS) == pytest.approx(3 * group.nbytes, rel=0.01)
     halves = replace(CONSTANTS, prompt_share=0.5, response_share=0.5)
-    assert memory.replay_bytes(settings, halves, groups=3) == pytest.approx(1.5 * group.nbytes, rel=0.01)
-    assert memory.hard_bytes(settings, halves) == 10 * 256 * 4
+    assert memory.replay_bytes(workload, halves, groups=3) == pytest.approx(1.5 * group.nbytes, rel=0.01)
+    assert memory.hard_bytes(workload, halves) == 10 * 256 * 4
 
 
 def test_delayed_weights():
     shape = SHAPES["4B"]
-    assert memory.delayed_weight_bytes(shape, SETTINGS, BA_PPO) == 0  # m is a multiple of v
-    assert memory.delayed_weight_bytes(shape, replace(SETTINGS, reevaluate_every=3), BA_PPO) == 2 * 4_022_468_096
-    assert memory.delayed_weight_bytes(shape, replace(SETTINGS, reevaluate_every=3), PPO) == 0
+    assert memory.delayed_weight_bytes(shape, WORKLOAD, BA_PPO) == 0  # m is a multiple of v
+    assert memory.delayed_weight_bytes(shape, replace(WORKLOAD, reevaluate_every=3), BA_PPO) == 2 * 4_022_468_096
+    assert memory.delayed_weight_bytes(shape, replace(WORKLOAD, reevaluate_every=3), PPO) == 0
 
 
 # ── A whole entry ──
@@ -599,7 +599,7 @@ def test_delayed_weights():
 
 def test_an_entry_by_hand():
     constants = replace(CONSTANTS, signal_share=0.5, replayable_share=0.0, hard_share=1.0, improved_share=0.25)
-    entry = plan_entry(SHAPES["7B"], 8, BA_PPO, SETTINGS, constants, steps=21)
+    entry = plan_entry(SHAPES["7B"], 8, BA_PPO, WORKLOAD, constants, steps=21)
     # 64 hard prompts every 5 steps: in 21 steps at t = 5, 10, 15, 20
     assert entry.responses == pytest.approx(8 * (256 + 64 / 5))
     assert entry.rollouts == 8 * (21 * 256 + 4 * 64)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.tasks import TASKS, get_task
-from bapo_openrlhf.workbench.evaluation import paper, plots, results, run, store
+from bapo_openrlhf.workbench.evaluation import paper, plots, results, store
 from bapo_openrlhf.workbench.evaluation.generate import Sampling
-from bapo_openrlhf.workbench.evaluation.problems import Benchmark, Problem
+from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
+from bapo_openrlhf.workbench.evaluation.request import Request
 from bapo_openrlhf.workbench.evaluation.tables import Table, markdown, rich_table, show
 
 MATHEMATICS, PLANNING, GEOMETRY = paper.BLOCKS
@@ -54,7 +55,7 @@ def written(tmp_path):
     def write(right, *, ks=(1, 4), name="mine", sizes=None, too_long=(), rows=None, generators=None):
         benchmarks = []
         for benchmark, counts in right.items():
-            problems = tuple(Problem(f"{benchmark}-{i}", f"text {i}", "7") for i in range(len(counts)))
+            problems = tuple(BenchmarkProblem(f"{benchmark}-{i}", f"text {i}", "7") for i in range(len(counts)))
             for problem, count in zip(problems, counts, strict=True):
                 row = {
                     "id": problem.id, "input": problem.input, "prompt": f"<user>{problem.input}",
@@ -67,7 +68,7 @@ def written(tmp_path):
             generator = (generators or {}).get(benchmark)
             benchmarks.append(Benchmark(benchmark, title, Path("f"), "0", Path("r"), problems, size, generator))
         sampling = Sampling(4, 1.0, 1.0, -1, 8192, 42)
-        request = run.Request("some/model", name, list(right), tmp_path, sampling, list(ks))
+        request = Request("some/model", name, list(right), tmp_path, sampling, list(ks))
         settings = {"model": {"path": "some/model"}, "sampling": {"runs": 4, "seed": 42}}
         return results.write(request, benchmarks, settings, list(too_long))
 

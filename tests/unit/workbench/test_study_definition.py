@@ -170,10 +170,9 @@ def test_the_studies_that_come_with_the_project(path):
     for arm in study.arms:
         args = arguments.parse(study.words(arm, 1))
         assert (args.algo.advantage.estimator == "gae") is (arm.path == "critic")
-        if args.adapt.enabled:
-            method = args.adapt.make_method(batch_arithmetic(args), 1)
-            args.adapt.candidates = method.candidates
+        adapted = args.adapt.enabled
+        candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if adapted else 1
         if not args.algo.dynamic_filtering_enable:
             used = min(prompts, args.data.max_samples)
-            steps[arm.name] = epoch_steps(args, used) * args.train.num_episodes
+            steps[arm.name] = epoch_steps(args, used, candidates) * args.train.num_episodes
     assert set(steps.values()) == {expected}, steps

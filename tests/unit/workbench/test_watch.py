@@ -20,7 +20,8 @@ import pytest
 from rich.console import Console
 
 from bapo_openrlhf.cli import main as cli
-from bapo_openrlhf.workbench.watch import ASCII, UNICODE, Seen, curve, duration, picture, step_line, warnings
+from bapo_openrlhf.workbench.terminal import ASCII, UNICODE
+from bapo_openrlhf.workbench.watch import Seen, picture, step_line, warnings
 
 WIDTHS = (60, 80, 200)
 
@@ -203,7 +204,7 @@ def test_warnings_that_matter():
     seen = Seen("x", rows, RUN, {}, 1000.0, ["connection lost"])
     assert warnings(seen) == [
         "connection lost",
-        "no new step for 16m 40s, where a step takes 2 s: the run may have stopped; see its output (train.log)",
+        "no new step for 16m 40s, but a step takes 2 s: the run may have stopped; see its output (train.log)",
         "2 of 30 updates skipped, the last in step 21: the batch was empty",
         "3 groups left out in the last 20 steps: no reward",
         "1 group left out in the last 20 steps: log-probs that are no finite numbers",
@@ -224,53 +225,7 @@ def test_what_others_wrote_cannot_steer_the_terminal():
     assert "[bold red]n[/]" in text and "a b" in text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(1.57, "1.6 s"), (42.4, "42 s"), (59.6, "1m 00s"), (185.6, "3m 06s"), (3599.6, "1h 00m"), (7512, "2h 05m"),
-     (97200, "1d 03h"), (0.0312, "0.031 s")],
-)  # fmt: skip
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
 # ── The curve ──
-
-
-def dots(lines, braille):
-    """Heights of the dots in each column, from above."""
-    found = {}
-    for row, text in enumerate(lines):
-        for column, char in enumerate(text):
-            if not braille:
-                if char == "*":
-                    found.setdefault(column, set()).add(row)
-                continue
-            bits = ord(char) - 0x2800 if char != " " else 0
-            # Unicode 2800: dots 1-3 and 7 are the left column from above, 4-6 and 8 the right one.
-            for bit, (x, y) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]):
-                if bits >> bit & 1:
-                    found.setdefault(2 * column + x, set()).add(4 * row + y)
-    return found
-
-
-@pytest.mark.parametrize("braille", [True, False])
-@pytest.mark.parametrize("count", [1, 2, 7, 500])
-def test_the_curve_goes_through_the_values(braille, count):
-    rng = np.random.default_rng(count)
-    values = rng.random(count).tolist()
-    columns, height = 40, 6
-    wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
-    found = dots(curve(values, 0.0, 1.0, columns, height, braille=braille), braille)
-    assert sorted(found) == list(range(wide))
-    expected = np.interp(np.linspace(0, count - 1, wide), range(count), values)
-    for x, value in enumerate(expected):
-        exact = (1 - value) * (tall - 1)
-        assert any(abs(y - exact) <= 0.5 + 1e-9 for y in found[x])
-        heights = sorted(found[x])
-        assert heights == list(range(heights[0], heights[-1] + 1)), "no gaps"
-        if x:
-            gap = min(abs(a - b) for a in found[x] for b in found[x - 1])
-            assert gap <= 1
 
 
 def test_axes_of_the_curve():
@@ -351,6 +306,27 @@ def test_a_finished_run_is_shown_and_ends(folder):
 def test_no_run_yet(tmp_path):
     done = subprocess.run([*COMMAND, str(tmp_path), "--once"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "no run here yet" in done.stdout and "waiting" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("run", "command"),
+    [("me@cluster:work/runs/a", "ssh -t me@cluster bapo-openrlhf watch work/runs/a"),
+     ("host:~/a:b", "ssh -t host bapo-openrlhf watch ~/a:b")],
+)  # fmt: skip
+def test_a_run_on_another_machine_is_refused_with_the_command_to_type(run, command, capsys):
+    assert cli.run(["watch", run]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: run {run!r} is on another machine") and error.endswith(f"; type: {command}\n")
+
+
+@pytest.mark.parametrize("run", [":runs/x", "-oProxyCommand=x:runs", "host:", "a b:runs/x", "host:a\nb", "runs/a:b"])
+def test_other_names_with_a_colon_are_folders(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["watch", "--once", "--", run]) == 2
+    assert capsys.readouterr().err == f"error: run folder {run!r} does not exist; give the folder of a run, DIR/NAME\n"
+    (tmp_path / run).mkdir(parents=True)
+    (tmp_path / "host:run").mkdir()
+    assert cli.run(["watch", "--once", "--", run]) == cli.run(["watch", "--once", "host:run"]) == 0
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):
@@ -485,26 +461,3 @@ def test_a_terminal_that_is_to_stay_plain(terminal, folder, environment):
     os.write(shell.master, b"\x03")
     assert shell.process.wait(60) == 0
     assert "\x1b" not in shell.output and shell.output.isascii() and "Traceback" not in shell.output
-
-
-def test_live_over_ssh(terminal, folder, tmp_path):
-    """A connection that drops is named in the picture, and made again."""
-    stub = tmp_path / "bin"
-    stub.mkdir()
-    (stub / "ssh").write_text(
-        '#!/bin/sh\nif [ -e "$DOWN" ]; then echo "no route" >&2; exit 255; fi\n'
-        'for command; do :; done\necho $$ > "$PID"\nexec sh -c "$command"\n'
-    )
-    (stub / "ssh").chmod(0o755)
-    down, pid = tmp_path / "down", tmp_path / "pid"
-    path = f"{stub}:{os.environ['PATH']}"
-    shell = terminal([*COMMAND, f"far:{folder}"], 100, 50, PATH=path, DOWN=str(down), PID=str(pid))
-    shell.until(r"2/5 steps")
-    down.touch()
-    os.kill(int(pid.read_text()), signal.SIGKILL)
-    shell.until(r"connection to far lost \(ssh says: no route\); trying again in")
-    write(folder, make_rows(3)[2:])
-    down.unlink()
-    shell.until(r"3/5 steps")
-    os.write(shell.master, b"\x03")
-    assert shell.process.wait(60) == 0

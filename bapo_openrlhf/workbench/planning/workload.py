@@ -1,4 +1,4 @@
-"""What a plan needs of the flags, and how the roles of a run share its GPUs."""
+"""The flags that a plan needs, and how the roles of a run share its GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from bapo_openrlhf.adapt.thresholds import Interval
 
 
 @dataclass(frozen=True)
-class Method:
-    """What methods differ in, for a plan.
+class Algorithm:
+    """What a plan must know about an algorithm.
 
     Attributes:
-        adapted: batch adaptation: X1, X2, X3, and weights synced every v steps.
-        critic: a critic is trained beside the actor.
-        dynamic: a group without signal is replaced by another one (DAPO).
-        reference: whether a KL penalty to the reference model is possible; DAPO has none.
+        name: Name in tables.
+        adapted: Whether batch adaptation builds batches from X1, X2, X3, with a weight sync every v steps.
+        critic: Whether a critic is trained in addition to the actor.
+        dynamic: Whether a group without signal is replaced by another one (DAPO).
+        reference: Whether a KL penalty to the reference model is possible. DAPO has none.
     """
 
     name: str
@@ -30,34 +31,36 @@ class Method:
 
     @property
     def trained(self) -> list[str]:
-        """Models that are trained."""
+        """The models that are trained."""
         return ["actor", *["critic"] * self.critic]
 
 
-METHODS = (
-    Method("GRPO"),
-    Method("PPO", critic=True),
-    Method("DAPO", dynamic=True, reference=False),
-    Method("BAPO-GRPO", adapted=True),
-    Method("BA-PPO", adapted=True, critic=True),
+ALGORITHMS = (
+    Algorithm("GRPO"),
+    Algorithm("PPO", critic=True),
+    Algorithm("DAPO", dynamic=True, reference=False),
+    Algorithm("BAPO-GRPO", adapted=True),
+    Algorithm("BA-PPO", adapted=True, critic=True),
 )
 
 
 @dataclass(frozen=True)
-class Settings:
-    """A run's flags as far as they count here.
+class Workload:
+    """The flags of a run that a plan needs.
 
     Attributes:
-        prompts: of a rollout batch.
-        capacity: B, groups of a training batch at most.
-        hard_capacity, replay_capacity: prompts and groups that the buffers hold.
+        prompts: Prompts of a rollout batch.
+        capacity: B, the most groups of a training batch.
+        train_samples: Samples of an optimizer step.
+        hard_capacity, replay_capacity: Prompts and groups that the two buffers hold.
         delay, reevaluate_every: v and m.
-        response_tokens, prompt_tokens: the longest of each.
-        colocated: all roles share all GPUs, in turn.
-        gpus: of each role in the configuration, where they do not; `engines` is vLLM's.
-        copies: GPUs that hold one data-parallel rank (tensor parallel x ring attention).
-        overlapped: whether what ranks exchange is hidden behind compute, as far as it can be.
-        engine_sleeps, training_sleeps: whether memory is given back between their phases.
+        response_tokens, prompt_tokens: Tokens of the longest response and of the longest prompt.
+        colocated: Whether all roles share all GPUs and take turns.
+        gpus: Number of GPUs of each role in the configuration. The role `engines` is vLLM.
+        copies: Number of GPUs that hold one data-parallel rank (tensor parallel x ring attention).
+        engine_share: Share of a GPU's memory that an engine takes.
+        overlapped: Whether ranks exchange data while they compute.
+        engine_sleeps, training_sleeps: Whether memory is given back between their phases.
     """
 
     group_size: int
@@ -99,46 +102,47 @@ class Settings:
 
     @property
     def sample_tokens(self) -> int:
-        """Of the longest sample."""
+        """Tokens of the longest sample."""
         return self.prompt_tokens + self.response_tokens
 
-    def schedule(self, method: Method) -> RolloutSchedule:
-        """v and m of a method: plain ones sync at every step."""
-        if not method.adapted:
+    def schedule(self, algorithm: Algorithm) -> RolloutSchedule:
+        """The schedule of an algorithm. Without batch adaptation it syncs at every step."""
+        if not algorithm.adapted:
             return RolloutSchedule(1, 0, self.evaluate_every)
         return RolloutSchedule(self.delay, self.reevaluate_every, self.evaluate_every)
 
-    def has_reference(self, method: Method) -> bool:
+    def has_reference(self, algorithm: Algorithm) -> bool:
         """Whether a reference model is loaded."""
-        return self.reference and method.reference
+        return self.reference and algorithm.reference
 
-    def passed_forward(self, method: Method) -> list[str]:
-        """Models that a batch passes through before training."""
-        return [*method.trained, *["reference"] * self.has_reference(method)]
+    def passed_forward(self, algorithm: Algorithm) -> list[str]:
+        """The models that a batch passes through before training."""
+        return [*algorithm.trained, *["reference"] * self.has_reference(algorithm)]
 
-    def roles(self, method: Method) -> dict[str, int]:
-        """GPUs of each role in the configuration, for the roles that a method has."""
-        has = {"critic": method.critic, "reference": self.has_reference(method)}
+    def roles(self, algorithm: Algorithm) -> dict[str, int]:
+        """Number of GPUs in the configuration of each role that an algorithm has."""
+        has = {"critic": algorithm.critic, "reference": self.has_reference(algorithm)}
         return {role: count for role, count in self.gpus.items() if has.get(role, True)}
 
-    def gpus_of(self, role: str, method: Method, total: int) -> int:
-        """GPUs of a role where there are `total`: all where roles share them, else in the configuration's proportion.
+    def gpus_of(self, role: str, algorithm: Algorithm, total: int) -> int:
+        """Number of GPUs of a role out of `total`.
 
-        At least 1, so that a plan for fewer GPUs than roles can say so instead of dividing by zero.
+        It is `total` if all roles share them. Otherwise roles share in the proportion of the configuration. It is at
+        least 1, so that a plan for fewer GPUs than roles can say so instead of dividing by zero.
         """
         if self.colocated:
             return total
-        roles = self.roles(method)
-        own = roles.get(role, roles["actor"])  # a reference that shares the actor's has none of its own
+        roles = self.roles(algorithm)
+        own = roles.get(role, roles["actor"])  # A reference model that shares the actor's GPUs has no own ones.
         return max(total * own // sum(roles.values()), 1)
 
-    def ranks(self, role: str, method: Method, total: int) -> int:
-        """Data-parallel ranks of a trained or forward-passed model."""
-        return max(self.gpus_of(role, method, total) // self.copies, 1)
+    def ranks(self, role: str, algorithm: Algorithm, total: int) -> int:
+        """Number of data-parallel ranks of a model that is trained or passed forward."""
+        return max(self.gpus_of(role, algorithm, total) // self.copies, 1)
 
 
-def settings_of(args: SimpleNamespace) -> Settings:
-    """The settings of parsed arguments, whatever their algorithm is: a plan compares methods."""
+def workload_of(args: SimpleNamespace) -> Workload:
+    """The workload of parsed arguments. Their own algorithm does not matter because a plan compares algorithms."""
     adapt = args.adapt
     adapt.check() if adapt.enabled else adapt.thresholds()
     c1, c2, c3 = adapt.thresholds()
@@ -150,7 +154,7 @@ def settings_of(args: SimpleNamespace) -> Settings:
         gpus["reference"] = args.ref.num_nodes * args.ref.num_gpus_per_node
     gpus["engines"] = max(args.vllm.num_engines or 1, 1) * tensor_parallel
     behaviour = adapt.enabled and adapt.kl_target == "behaviour"
-    return Settings(
+    return Workload(
         group_size=args.rollout.n_samples_per_prompt,
         prompts=args.rollout.batch_size,
         capacity=adapt.batch_size or args.rollout.batch_size,

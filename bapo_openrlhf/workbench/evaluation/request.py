@@ -1,0 +1,92 @@
+"""What to evaluate, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.workbench.evaluation.generate import Sampling
+
+MAX_RUNS = 1000  # `estimators.majority_at_k` counts majority votes in floats.
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to evaluate.
+
+    Attributes:
+        model: A folder, or a name on the hub.
+        name: The name of this evaluation in the tables.
+        benchmarks: Names of benchmarks, or NAME=FILE.jsonl.
+        out: The folder of the results.
+        sampling: How responses are drawn.
+        ks: The values of k for pass@k and maj@k.
+        data: The folder that `bapo-openrlhf prepare` wrote.
+        reward: The reward file of benchmarks that are given as files.
+        limit: The most problems of each benchmark. None means all.
+        chat_template: Whether to apply the tokenizer's template, or a template with {} in place of the text.
+        skip_long: Whether to leave out problems that are too long for the model, instead of refusing them.
+        max_model_len: Most tokens of prompt and response together. None means the model's own limit; vLLM then gets
+            only as many as the prompts need.
+        tensor_parallel_size, gpu_memory_utilization, max_num_seqs: As in `Engine`.
+    """
+
+    model: str
+    name: str
+    benchmarks: Sequence[str]
+    out: Path
+    sampling: Sampling
+    ks: Sequence[int]
+    data: Path = Path("data")
+    reward: Path | None = None
+    limit: int | None = None
+    chat_template: bool | str = True
+    skip_long: bool = False
+    max_model_len: int | None = None
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int | None = None
+
+
+def check(request: Request) -> None:
+    """Check all values that need no file.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+    sampling = request.sampling
+    names = [spec.partition("=")[0] for spec in request.benchmarks]
+    limits = {
+        "runs": (sampling.runs, 1, MAX_RUNS),
+        "max_new_tokens": (sampling.max_new_tokens, 1, None),
+        "limit": (request.limit, 1, None),
+        "max_model_len": (request.max_model_len, 2, None),
+        "max_num_seqs": (request.max_num_seqs, 1, None),
+        "tensor_parallel_size": (request.tensor_parallel_size, 1, None),
+        "temperature": (sampling.temperature, 0, 100),
+        "seed": (sampling.seed, 0, 2**32 - 1),
+    }
+    for name, (value, low, high) in limits.items():
+        if value is not None and not low <= value <= (value if high is None else high):
+            allowed = f"at least {low}" if high is None else f"within {low}..{high}"
+            raise ConfigError(f"{name} is {value}; it must be {allowed}")
+    for name, value in (("top_p", sampling.top_p), ("gpu_memory_utilization", request.gpu_memory_utilization)):
+        if not 0 < value <= 1:
+            raise ConfigError(f"{name} is {value}; it must be above 0 and at most 1")
+    if sampling.top_k < 1 and sampling.top_k != -1:
+        raise ConfigError(f"top_k is {sampling.top_k}; it must be at least 1, or -1 for all tokens")
+    if sampling.temperature == 0 and sampling.runs > 1:
+        raise ConfigError(f"temperature is 0 and runs is {sampling.runs}; all runs would be the same: use --runs 1")
+    for k in request.ks:
+        if not 1 <= k <= sampling.runs:
+            raise ConfigError(f"k is {k}; it must be within 1..{sampling.runs}, the number of runs")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None or not names:
+        raise ConfigError(f"benchmark {twice} is named twice" if names else "benchmarks is empty; name at least one")
+    if request.reward is not None and not any("=" in spec for spec in request.benchmarks):
+        raise ConfigError(
+            f"reward is {request.reward}; it is only for benchmarks given as NAME=FILE.jsonl, and there are none "
+            "because tasks have a reward function of their own"
+        )

@@ -1,0 +1,103 @@
+"""Curves: values of y with x as their index. Here they are thinned, smoothed, and told in words and in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import number
+
+
+@dataclass(frozen=True)
+class Key:
+    """A line of a legend.
+
+    Attributes:
+        shape: Either line or area.
+        dash: SVG's stroke-dasharray; empty for a solid line.
+    """
+
+    name: str
+    colour: str
+    dash: str = ""
+    shape: str = "line"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart.
+
+    Attributes:
+        values: The values of y. The index holds x, in ascending order.
+        faint: Whether the line is thin and pale.
+        band: The ends of an area around the line, in the columns low and high; the index holds x.
+    """
+
+    key: Key
+    values: pd.Series
+    faint: bool = False
+    band: pd.DataFrame | None = None
+
+
+def in_words(curves: Sequence[Curve], x_name: str = "step") -> str:
+    """The beginning, the end and the extremes of each curve."""
+    parts = []
+    for curve in curves:
+        if curve.values.empty or curve.faint:
+            continue
+        values, (first, last) = curve.values, (number(curve.values.index[place]) for place in (0, -1))
+        parts.append(
+            f"{curve.key.name}: {number(values.iloc[0])} at {x_name} {first}, {number(values.iloc[-1])} at {x_name} "
+            f"{last}; between {number(values.min())} and {number(values.max())}"
+        )
+    return ". ".join(parts) + "." if parts else "Nothing to show."
+
+
+def table_of(curves: Sequence[Curve], x: str) -> Table:
+    """What is drawn: a row for each x, a column for each curve."""
+    columns = [curve.values[~curve.values.index.duplicated(keep="last")] for curve in curves]
+    frame = pd.concat(columns, axis=1, sort=True).reset_index()
+    frame.columns = pd.Index([x, *(curve.key.name for curve in curves)])
+    return Table(frame)
+
+
+# ── thinner and smoother ──
+
+
+def bin_width(last_step: int, most: int) -> int:
+    """How many steps one drawn point stands for, so that at most `most` points are drawn."""
+    return max(1, math.ceil(last_step / most))
+
+
+def binned(values: pd.Series, width: int, *, peaks: bool = False) -> pd.Series:
+    """One point for steps 1..width, one for width + 1..2 width, and so on. Its x is the middle of the steps.
+
+    Its y is the mean of the values that are there, or with `peaks` the largest. A bin without a value is left out.
+    """
+    if width == 1:
+        return values
+    bins = values.groupby((values.index.astype(int) - 1) // width)
+    found = bins.max() if peaks else bins.mean()
+    return found.set_axis(found.index * width + (width + 1) / 2)
+
+
+def chunk_means(values: pd.Series, most: int) -> pd.Series:
+    """At most `most` points. Each is the mean, in x and y, of equally many consecutive points; the last of fewer."""
+    chunks = np.arange(len(values)) // max(1, math.ceil(len(values) / most))
+    points = pd.DataFrame({"x": values.index, "y": values.to_numpy()}).groupby(chunks).mean()
+    return points.set_index("x")["y"]
+
+
+def smoothing_width(count: int) -> int:
+    """How many points the moving average of `count` points takes: a tenth of them, at least 3, an odd number."""
+    return max(3, count // 10) | 1
+
+
+def smoothed(values: pd.Series) -> pd.Series:
+    """Centred moving average over `smoothing_width` points; at the ends over those that exist."""
+    return values.rolling(smoothing_width(len(values)), center=True, min_periods=1).mean()

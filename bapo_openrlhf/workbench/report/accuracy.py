@@ -1,0 +1,185 @@
+"""Prompts by accuracy: where they were, where they went, and how two runs compare on the same prompts.
+
+The functions take the groups of `Run.groups`. The accuracy of a prompt is the mean reward of a group of G responses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from bapo_openrlhf.record.run_record import GROUPS
+from bapo_openrlhf.workbench.evaluation.estimators import LEVEL, resampled_means
+from bapo_openrlhf.workbench.report.runs import Run
+
+MAX_PASSES = 12
+RESAMPLES = 1000
+
+
+def why_no_bins(run: Run) -> str:
+    """Why a run's prompts have no accuracy bins; empty if they have."""
+    if run.groups.empty:
+        return f"there is no {GROUPS}: the run is of an older version"
+    if run.groups["mean"].isna().all():
+        return "no group of the run has a mean reward"
+    if not rewards_fit_bins(run.groups):
+        return "mean rewards are not between 0 and 1, and the bins k/G are for these"
+    return ""
+
+
+def rewards_fit_bins(groups: pd.DataFrame) -> bool:
+    """Whether all means are in [0, 1], as the bins 0/G..G/G need."""
+    return bool(groups["mean"].dropna().between(0, 1).all())
+
+
+def group_size(groups: pd.DataFrame) -> int:
+    """G, the most frequent number of responses."""
+    return int(Counter(groups["responses"]).most_common(1)[0][0])
+
+
+def _with_bins(groups: pd.DataFrame) -> pd.DataFrame:
+    """The groups that have a mean, with the bin 0..G whose k/G is nearest to it."""
+    known = groups.dropna(subset="mean")
+    return known.assign(bin=np.floor(known["mean"] * group_size(groups) + 0.5).astype(int))
+
+
+def passes(groups: pd.DataFrame) -> pd.DataFrame:
+    """How many prompts were in each accuracy bin, at first sight and after each pass through the data (Fig. 7, 13).
+
+    A pass is as many fresh groups as there are different prompts; it ends with the step that reaches them. Groups
+    without a mean reward count for the pass, not for the bins. Of many passes, MAX_PASSES evenly spaced ones are kept.
+
+    Args:
+        groups: At least one of them has a mean.
+
+    Returns:
+        A row for each point: "first", then the number of passes until then. A column for each bin 0..G. Each prompt is
+        counted in the bin of its latest group until then, at "first" in that of its first group.
+    """
+    groups = groups.reset_index(drop=True)
+    known = _with_bins(groups)
+    fresh = groups["source"] == "fresh"
+    prompts = groups.loc[fresh, "prompt"].nunique()
+    ends = groups.index[groups["step"].ne(groups["step"].shift(-1))]  # the last group of each step
+    seen = fresh.cumsum()[ends]
+    points, ended = [], 0
+    for end, count in seen.items():
+        if prompts and count // prompts > ended:
+            ended = count // prompts
+            points.append((str(ended), end))
+        elif end == ends[-1]:
+            points.append((f"{count / prompts:.1f}" if prompts else "end", end))
+    chosen = [points[place] for place in evenly(len(points), MAX_PASSES)]
+    counted = {"first": known.drop_duplicates("prompt")}
+    counted |= {name: known.loc[:end].drop_duplicates("prompt", keep="last") for name, end in chosen}
+    counts = {name: found["bin"].value_counts() for name, found in counted.items()}
+    return pd.DataFrame(counts).T.reindex(columns=range(group_size(groups) + 1)).fillna(0).astype(int)
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of the indices 0..count - 1, evenly spaced, the last one included."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round((number + 1) * count / most) - 1 for number in range(most)})
+
+
+def migration(groups: pd.DataFrame, step: int) -> pd.DataFrame:
+    """Where prompts came from and where they were after a step (Fig. 15).
+
+    Returns:
+        The number of prompts by the bin of their first group (rows) and of their latest group (columns), both 0..G.
+        Only prompts with at least two groups count.
+    """
+    known = _with_bins(groups)
+    by_prompt = known[known["step"] <= step].groupby("prompt")["bin"].agg(["first", "last", "size"])
+    moved = by_prompt[by_prompt["size"] > 1]
+    bins = range(group_size(groups) + 1)
+    return pd.crosstab(moved["first"], moved["last"]).reindex(index=bins, columns=bins, fill_value=0)
+
+
+def moved(counts: pd.DataFrame) -> tuple[int, int, int]:
+    """How many prompts of a `migration` are worse, the same, and better than at first."""
+    cells = counts.to_numpy()
+    return int(np.tril(cells, -1).sum()), int(np.trace(cells)), int(np.triu(cells, 1).sum())
+
+
+def thirds(last_step: int) -> list[int]:
+    """The steps after a third, two thirds and all of the run; fewer if some of them are the same."""
+    return sorted({max(1, round(last_step * part / 3)) for part in (1, 2, 3)})
+
+
+class Unlocked(NamedTuple):
+    """Prompts whose first group had no right response.
+
+    Attributes:
+        at_first: How many there are.
+        ever: How many of them have a later group with a mean above 0.
+        now: How many of them have a latest group with a mean above 0.
+    """
+
+    at_first: int
+    ever: int
+    now: int
+
+
+def unlocked(groups: pd.DataFrame) -> Unlocked:
+    """What became of the prompts that were not solved at first (Fig. 7: 31 % of them under BAPO, 19 % under GRPO)."""
+    by_prompt = _by_prompt(groups)
+    hard = by_prompt[by_prompt["first"] == 0]
+    return Unlocked(len(hard), int((hard["max"] > 0).sum()), int((hard["last"] > 0).sum()))
+
+
+def _by_prompt(groups: pd.DataFrame) -> pd.DataFrame:
+    """The first, the highest and the latest group mean of each prompt, sorted by prompt."""
+    return groups.dropna(subset="mean").groupby("prompt")["mean"].agg(["first", "max", "last"])
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Run B compared with run A, prompt by prompt, over the prompts for which both generated groups.
+
+    Attributes:
+        prompts: Number of these prompts.
+        mean_a, mean_b: Average of the latest group means.
+        low, high: 95 % bootstrap interval of mean_b - mean_a over prompts.
+        better, equal, worse: Number of prompts whose latest group mean is above, equal to, or below that of A.
+        only_a, only_b: Number of prompts that only this run ever solved (a group with a mean above 0).
+    """
+
+    prompts: int
+    mean_a: float
+    mean_b: float
+    low: float
+    high: float
+    better: int
+    equal: int
+    worse: int
+    only_a: int
+    only_b: int
+
+
+def paired(groups_a: pd.DataFrame, groups_b: pd.DataFrame) -> Paired | None:
+    """The comparison; None if the runs share no prompt."""
+    both = _by_prompt(groups_a).join(_by_prompt(groups_b), how="inner", lsuffix="_a", rsuffix="_b")
+    if both.empty:
+        return None
+    change = both["last_b"] - both["last_a"]
+    solved_a, solved_b = both["max_a"] > 0, both["max_b"] > 0
+    tail = 100 * (1 - LEVEL) / 2
+    low, high = np.percentile(resampled_means(change.to_numpy(), seed=0, resamples=RESAMPLES), [tail, 100 - tail])
+    return Paired(
+        prompts=len(both),
+        mean_a=float(both["last_a"].mean()),
+        mean_b=float(both["last_b"].mean()),
+        low=float(low),
+        high=float(high),
+        better=int((change > 0).sum()),
+        equal=int((change == 0).sum()),
+        worse=int((change < 0).sum()),
+        only_a=int((solved_a & ~solved_b).sum()),
+        only_b=int((solved_b & ~solved_a).sum()),
+    )

@@ -1,0 +1,116 @@
+"""Prompts that failed, with their answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from bapo_openrlhf.record.run_record import ANSWERS
+from bapo_openrlhf.workbench.pages.page import Entry, Listing
+from bapo_openrlhf.workbench.pages.text import number
+from bapo_openrlhf.workbench.report.runs import Row, Run
+
+MAX_ANSWERS = 20  # prompts of each kind and run
+NO_ANSWERS = (
+    f"{ANSWERS} is not there or is empty: no prompt failed, the run kept none (--run.answer_chars 0), or it is of an "
+    "older version"
+)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A prompt that failed, with its answers.
+
+    Attributes:
+        text: The prompt's text.
+        label: The prompt's label.
+        failed: The row of answers.jsonl of its first failure.
+        solved: The row of its first success after that; None if there was none.
+        groups: How many groups with a mean were generated for it; None if groups.jsonl has none.
+    """
+
+    text: str
+    label: str
+    failed: Row
+    solved: Row | None
+    groups: int | None
+
+
+def listings(run: Run, label: str) -> list[Listing]:
+    """The prompts of a run that were solved after a failure, and those that never were.
+
+    Args:
+        label: What the page calls the run; empty if it is the only one.
+    """
+    found = []
+    for title, tried in (
+        ("Solved after a failure, the newest first", newly_solved(run)),
+        ("Never solved, the most often tried first", never_solved(run)),
+    ):
+        parts = telling_parts([one.text for one in tried])
+        entries = [_entry(one, part) for one, part in list(zip(tried, parts, strict=True))[:MAX_ANSWERS]]
+        found.append(Listing(label, title, entries, len(tried), "" if run.answers else NO_ANSWERS))
+    return found
+
+
+def _entry(tried: Tried, start: str) -> Entry:
+    what = f"Failed at step {number(tried.failed['step'])}"
+    what += f", solved at step {number(tried.solved['step'])}" if tried.solved else ""
+    what += f", {number(tried.groups)} group{'s' if tried.groups > 1 else ''}" if tried.groups else ""
+    texts = [("Prompt", "prompt", tried.text), ("Label", "label", tried.label)]
+    for kind, row in (("Failed", tried.failed), ("Solved", tried.solved)):
+        if row:
+            heading = f"{kind}, step {number(row['step'])}, reward {number(row['reward'])}"
+            texts.append((heading, "response", row["response"]))
+    return Entry(what, start, texts)
+
+
+def newly_solved(run: Run) -> list[Tried]:
+    """Prompts that failed and were solved after that, the newest success first."""
+    failed, solved = _first(run, "failed"), _first(run, "solved")
+    means = _means(run)
+    found = [_tried(failed[prompt], solved[prompt], means) for prompt in solved if prompt in failed]
+    return sorted(found, key=lambda tried: -tried.solved["step"])  # type: ignore[index]
+
+
+def never_solved(run: Run) -> list[Tried]:
+    """Prompts that failed and have no group with a mean above 0 at all, the most often tried first."""
+    failed, solved, means = _first(run, "failed"), _first(run, "solved"), _means(run)
+    known = set(means.index[means["max"] > 0])
+    found = [_tried(row, None, means) for prompt, row in failed.items() if prompt not in solved and prompt not in known]
+    return sorted(found, key=lambda tried: (-(tried.groups or 0), tried.failed["step"]))
+
+
+def telling_parts(texts: Sequence[str]) -> list[str]:
+    """Each text without the template, which is what all texts begin and end with. A single text stays whole."""
+    if len(set(texts)) < 2:
+        return list(texts)
+    start = len(os.path.commonprefix(list(texts)))  # noqa: RUF071 - character by character is meant
+    rests = [text[start:] for text in texts]
+    end = len(os.path.commonprefix([rest[::-1] for rest in rests]))  # noqa: RUF071
+    return [rest[: len(rest) - end] for rest in rests]
+
+
+def _first(run: Run, kind: str) -> dict[str, Row]:
+    """The first answer of a kind of each prompt."""
+    found: dict[str, Row] = {}
+    for row in run.answers:
+        if row["kind"] == kind:
+            found.setdefault(row["prompt"], row)
+    return found
+
+
+def _means(run: Run) -> pd.DataFrame:
+    """The number of groups of each prompt and their highest mean; groups without a mean are left out."""
+    if run.groups.empty:
+        return pd.DataFrame(columns=["count", "max"])
+    return run.groups.groupby("prompt")["mean"].agg(["count", "max"]).query("count > 0")
+
+
+def _tried(failed: Row, solved: Row | None, means: pd.DataFrame) -> Tried:
+    prompt = failed["prompt"]
+    count = int(means.at[prompt, "count"]) if prompt in means.index else None
+    return Tried(str(failed["text"]), str(failed["label"]), failed, solved, count)

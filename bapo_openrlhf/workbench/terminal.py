@@ -1,0 +1,125 @@
+"""Draws into a terminal: a curve, a label with facts, numbers and foreign text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+LABEL = 11  # width of the labels at the left
+BLANK = 0x2800  # the Braille character without dots
+BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot, by row and column
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The characters of a picture.
+
+    Attributes:
+        filled, empty: Parts of a bar.
+        sources: Part of a bar, for each source of a batch.
+        between: Separates two facts.
+        axis: Tick, corner and line of an axis.
+        braille: Whether a curve is drawn with Braille dots.
+    """
+
+    filled: str
+    empty: str
+    sources: Mapping[str, str]
+    between: str
+    axis: tuple[str, str, str]
+    braille: bool
+
+
+UNICODE = Signs("█", "░", {"fresh": "█", "reevaluated": "▓", "replayed": "▒"}, " · ", ("┤", "└", "─"), True)
+ASCII = Signs("#", ".", {"fresh": "#", "reevaluated": "=", "replayed": "+"}, " | ", ("|", "+", "-"), False)
+
+
+def curve(values: Sequence[float], low: float, high: float, columns: int, height: int, *, braille: bool) -> list[str]:
+    """Draw a line through `values` as `height` lines of text.
+
+    Args:
+        values: At least one value. The first is in the left column and the last in the right one.
+        low, high: Values at the bottom and at the top.
+        columns, height: Size in characters.
+        braille: Whether a character holds 2 x 4 dots. Otherwise it holds one.
+    """
+    wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
+    points = []
+    for x in range(wide):
+        place = x / max(wide - 1, 1) * (len(values) - 1)
+        left = min(int(place), max(len(values) - 2, 0))
+        right = min(left + 1, len(values) - 1)
+        value = values[left] + (values[right] - values[left]) * (place - left)
+        points.append(round((high - value) / (high - low) * (tall - 1)))
+    cells = [[0] * columns for _ in range(height)]
+    for x, y in enumerate(points):
+        before = points[x - 1] if x else y
+        # A steep piece starts next to the point where the column before ended.
+        start, end = (min(before + 1, y), y) if y > before else (y, max(before - 1, y))
+        for dot in range(start, end + 1):
+            if braille:
+                cells[dot // 4][x // 2] |= BRAILLE[dot % 4][x % 2]
+            else:
+                cells[dot][x] = 1
+    if braille:
+        # Blank cells are Braille characters too, because a font may give these characters another width.
+        return ["".join(chr(BLANK + cell) for cell in row).rstrip(chr(BLANK)) for row in cells]
+    return ["".join("*" if cell else " " for cell in row).rstrip() for row in cells]
+
+
+def flow(
+    name: str, facts: Sequence[str], width: int, between: str, *, style: str = "", label: int = LABEL
+) -> list[Text]:
+    """A label and its facts, on as many lines as they need. A long fact is broken between words."""
+    lines, current = [], ""
+    for fact in facts:
+        joined = f"{current}{between}{fact}" if current else fact
+        if len(joined) <= width - label:
+            current = joined
+            continue
+        lines += [current] if current else []
+        current = ""
+        for word in fact.split(" "):
+            joined = f"{current} {word}" if current else word
+            if len(joined) > width - label and current:
+                lines.append(current)
+                joined = word
+            current = joined
+    lines += [current] if current else []
+    return [Text(f"{'' if number else name:<{label}}{line}", style=style) for number, line in enumerate(lines)]
+
+
+def ends(left: Text, right: Text, width: int) -> Text:
+    """One line with a text at its left end and one at its right end."""
+    left.truncate(max(width - len(right) - 1, 1))
+    return left.append(" " * (width - len(left) - len(right))).append_text(right)
+
+
+def one_line(text: str) -> str:
+    """Foreign text on one line, without characters that would control the terminal."""
+    return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
+
+
+def duration(seconds: float) -> str:
+    """1.57 s, 42 s, 3m 06s, 2h 05m, 1d 03h."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    for unit, name, smaller in ((86400, "d", (3600, "h")), (3600, "h", (60, "m")), (60, "m", (1, "s"))):
+        if whole >= unit:
+            return f"{whole // unit}{name} {whole % unit // smaller[0]:02d}{smaller[1]}"
+    return f"{whole} s"
+
+
+def size(count: float) -> str:
+    """512 B, 3.0 MiB."""
+    power = max(min(int(math.log2(count)) // 10, 4), 0) if count > 0 else 0
+    return f"{count / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def many(count: float, noun: str) -> str:
+    """1 step, 2 steps."""
+    return f"{count:.0f} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,67 @@
+"""What is drawn into a terminal."""
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.workbench.terminal import curve, duration, many, one_line, size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.57, "1.6 s"), (42.4, "42 s"), (59.6, "1m 00s"), (185.6, "3m 06s"), (3599.6, "1h 00m"), (7512, "2h 05m"),
+     (97200, "1d 03h"), (0.0312, "0.031 s")],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def dots(lines, braille):
+    """Heights of the dots in each column, from above."""
+    found = {}
+    for row, text in enumerate(lines):
+        for column, char in enumerate(text):
+            if not braille:
+                if char == "*":
+                    found.setdefault(column, set()).add(row)
+                continue
+            bits = ord(char) - 0x2800 if char != " " else 0
+            # Unicode 2800: dots 1-3 and 7 are the left column from above, 4-6 and 8 the right one.
+            for bit, (x, y) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]):
+                if bits >> bit & 1:
+                    found.setdefault(2 * column + x, set()).add(4 * row + y)
+    return found
+
+
+@pytest.mark.parametrize("braille", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 7, 500])
+def test_the_curve_goes_through_the_values(braille, count):
+    rng = np.random.default_rng(count)
+    values = rng.random(count).tolist()
+    columns, height = 40, 6
+    wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
+    found = dots(curve(values, 0.0, 1.0, columns, height, braille=braille), braille)
+    assert sorted(found) == list(range(wide))
+    expected = np.interp(np.linspace(0, count - 1, wide), range(count), values)
+    for x, value in enumerate(expected):
+        exact = (1 - value) * (tall - 1)
+        assert any(abs(y - exact) <= 0.5 + 1e-9 for y in found[x])
+        heights = sorted(found[x])
+        assert heights == list(range(heights[0], heights[-1] + 1)), "no gaps"
+        if x:
+            gap = min(abs(a - b) for a in found[x] for b in found[x - 1])
+            assert gap <= 1
+
+
+def test_sizes_and_counts():
+    assert [size(count) for count in (0, 512, 1024, 3 * 2**20, 2**50)] == [
+        "0 B",
+        "512 B",
+        "1.0 KiB",
+        "3.0 MiB",
+        "1024.0 TiB",
+    ]
+    assert [many(count, "step") for count in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+
+
+def test_foreign_text_cannot_control_the_terminal():
+    assert one_line(" a\n\tb \x1b[2J") == "a b  [2J"
