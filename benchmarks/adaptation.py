@@ -1,14 +1,14 @@
-"""What batch adaptation costs at the size of the paper's math runs: time, memory, checkpoints, and how they grow.
+"""Measures the cost of batch adaptation at the size of the paper's math runs: time, memory, checkpoints, growth.
 
     python benchmarks/adaptation.py                    # writes benchmarks/results/adaptation.{json,md,png}
-    python benchmarks/adaptation.py --groups 16 --tokens 64 --rounds 1 --results /tmp     # a short one
+    python benchmarks/adaptation.py --groups 16 --tokens 64 --rounds 1 --results /tmp     # a short run
 
 Each step generates 256 groups of 8 responses of 4096 tokens, and BAPO makes its batch of them with both buffers full.
-Beside the way between OpenRLHF's samples and the layer's groups stands OpenRLHF's own padding of the same samples into
-forward-pass batches, which every step does anyway. The layer alone is also timed at 10 and at 100 times as many groups;
-their responses share one array there, for they would not fit into memory, and the layer never reads it. The share of a
-whole step is given against the paper's own: 41.0 h for 3 epochs of 40,000 prompts in batches of 256, on 8 A100 (Table
-2, GRPO); with --step-seconds also against one that was measured.
+The conversion between OpenRLHF's samples and the layer's groups is compared with OpenRLHF's own padding of the same
+samples into forward-pass batches, which every step does anyway. The layer without the conversion is also timed with 10
+and 100 times as many groups. Their responses share one array there, because they would not fit into memory; the layer
+never reads it. The result is also given as a share of the paper's step: 41.0 h for 3 epochs of 40,000 prompts in
+batches of 256, on 8 A100 (Table 2, GRPO). With --step-seconds it is also given as a share of a step that was measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bapo_openrlhf.cpu import stack as cpu
 PAPER_STEP_SECONDS = 40.97 * 3600 / (3 * math.ceil(40_000 / 256))  # 1d 16h 58m over 471 steps
 CONVERSIONS = {"samples_to_groups": "samples to groups", "groups_to_samples": "groups to samples"}
 ROUNDED = (2000, 4096)  # responses and their tokens
-MEMORY_ROUNDS = 3  # at most: each starts two processes that import the stack
+MEMORY_ROUNDS = 3  # at most, because each round starts two processes that import the stack
 LEAST_GROUPS = 4  # with fewer, a round may have nothing to train on
 DRAWN = {
     "layer": "the layer, a step",
@@ -48,7 +48,7 @@ DRAWN = {
 
 
 class SampledRun(Run):
-    """A run with the way to and from OpenRLHF's samples, which is timed, and OpenRLHF's padding beside it."""
+    """A run with the conversion to and from OpenRLHF's samples. It times the conversion and OpenRLHF's padding."""
 
     def __init__(self, groups: int, world: World) -> None:
         super().__init__(groups, world)
@@ -61,7 +61,7 @@ class SampledRun(Run):
         return seconds | {f"{name}_a_sample": PERIOD * seconds[name] / count for name, count in self.handled.items()}
 
     def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
-        """The groups, made from samples as the rollout engines give them."""
+        """Groups made from samples as the rollout engines give them."""
         from bapo_openrlhf.training.rollout import usable_groups
         from bapo_openrlhf.training.samples import groups_of, samples_of
 
@@ -75,7 +75,7 @@ class SampledRun(Run):
         return groups
 
     def trained(self, batch: Batch, clock: Clock) -> list[Group]:
-        """The groups, which also become samples and forward-pass batches."""
+        """The groups that are trained on, after they were also made samples and forward-pass batches."""
         from openrlhf.trainer.ppo_utils.experience import Experience
 
         from bapo_openrlhf.training.samples import samples_of
@@ -97,7 +97,7 @@ class SampledRun(Run):
 
 
 def measure(groups: int, size: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """All figures: lists over the rounds, by name."""
+    """All numbers by name, each a list over the rounds."""
     cpu.prepare_environment()
     cpu.install()
     run = SampledRun(groups, World(size, tokens, shared=False))
@@ -123,7 +123,7 @@ def measure(groups: int, size: int, tokens: int, rounds: int) -> dict[str, Any]:
 
 
 def slopes(layer: Mapping[str, Sequence[float]], groups: int) -> dict[str, float]:
-    """By name, of log seconds over log groups: 1 is linear. `layer` is in seconds a group, by SCALE/NAME."""
+    """Slopes of log seconds over log groups, by name. 1 is linear. `layer` has seconds a group, by SCALE/NAME."""
     found = {}
     for name in (key.partition("/")[2] for key in layer if key.startswith(f"{SCALES[0]}/")):
         seconds = [scale * groups * statistics.median(layer[f"{scale}/{name}"]) for scale in SCALES]
@@ -132,29 +132,29 @@ def slopes(layer: Mapping[str, Sequence[float]], groups: int) -> dict[str, float
 
 
 def number(value: float) -> str:
-    """With three digits, or all that are before the point."""
+    """A number with three digits, or with all digits before the point if there are more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def spread(values: Sequence[float], factor: float = 1.0) -> str:
-    """Median, and the smallest and largest, each times `factor`."""
+    """The median, the smallest and the largest, each times `factor`."""
     middle, least, most = (number(factor * value) for value in (statistics.median(values), min(values), max(values)))
     return f"{middle} ({least} to {most})"
 
 
 def ratios(part: Mapping[str, Sequence[float]], ours: str, theirs: str) -> str:
-    """Within each round."""
+    """The ratio within each round."""
     return spread([one / other for one, other in zip(part[ours], part[theirs], strict=True)])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table; numbers are to the right."""
+    """Lines of a table. Numbers are aligned to the right."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The page."""
+    """The page of results."""
     setting, step, layer, saved = (result[name] for name in ("setting", "step", "layer", "checkpoint"))
     alone = [
         [
@@ -251,22 +251,31 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Seconds a step over its groups."""
-    import matplotlib.pyplot as plt
+    import altair as alt
+    import pandas as pd
+
+    from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
+    from bapo_openrlhf.workbench.pages.figure import save_png
 
     groups = [scale * result["setting"]["groups"] for scale in SCALES]
-    figure, axes = plt.subplots(figsize=(5.5, 3.6), layout="constrained")
-    # Okabe and Ito's colours, and markers, for readers who see colours differently
-    colours = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
-    for (name, label), colour, marker in zip(DRAWN.items(), colours, "osD^v", strict=True):
-        rounds = [result["layer"][f"{scale}/{name}"] for scale in SCALES]
-        seconds = [count * statistics.median(values) for count, values in zip(groups, rounds, strict=True)]
-        axes.loglog(groups, seconds, color=colour, marker=marker, label=f"{label} (slope {result['slopes'][name]:.2f})")
-    axes.set(xlabel="groups a step", ylabel="seconds")
-    axes.set_xticks(groups, [f"{count:,}" for count in groups])
-    axes.minorticks_off()
-    axes.legend(frameon=False, fontsize="small")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    names = {name: f"{label} (slope {result['slopes'][name]:.2f})" for name, label in DRAWN.items()}
+    rows = [
+        {"groups": count, "seconds": count * statistics.median(result["layer"][f"{scale}/{name}"]), "part": label}
+        for name, label in names.items()
+        for scale, count in zip(SCALES, groups, strict=True)
+    ]
+    at = alt.Scale(type="log", nice=False)
+    tens = [10.0**power for power in range(-6, 3)]
+    order = list(names.values())
+    shapes = ["circle", "square", "diamond", "triangle-up", "triangle-down"]  # besides colours, for all readers
+    base = alt.Chart(pd.DataFrame(rows)).encode(
+        x=alt.X("groups:Q", scale=at, axis=alt.Axis(title="groups a step", values=groups, format=",d", grid=False)),
+        y=alt.Y("seconds:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", values=tens)),
+        color=alt.Color("part:N", title=None, scale=alt.Scale(domain=order, range=[INK, *PALETTE[:4]])),
+        shape=alt.Shape("part:N", title=None, scale=alt.Scale(domain=order, range=shapes)),
+    )
+    drawn = alt.layer(base.mark_line(), base.mark_point(filled=True, opacity=1, size=60))
+    save_png(drawn.properties(width=420, height=300), path)
 
 
 def main() -> None:

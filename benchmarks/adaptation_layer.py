@@ -1,6 +1,7 @@
-"""The layer on made-up groups: a run's steps as the trainer drives them, and each step of the layer by itself.
+"""Times the layer on made-up groups: the steps of a run as the trainer makes them, and each part by itself.
 
-Part of `adaptation.py`. A round is v = m = 5 steps, one of which re-evaluates hard prompts; figures are means over it.
+Part of `adaptation.py`. A round is v = m = 5 steps, one of which re-evaluates hard prompts. Numbers are means over a
+round.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXTRAS = {"info": {"reward": 0.0}, "score": 0.0, "truncated": False, "mm_train_i
 
 
 class Clock:
-    """Seconds by name, from lap to lap."""
+    """Seconds between laps, by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -45,12 +46,12 @@ class Clock:
 
 
 class World:
-    """Makes groups up: random tokens, and a chance of a right response that differs from prompt to prompt.
+    """Makes up groups: random tokens, and for each prompt its own chance of a right response.
 
     Args:
         size: G.
-        tokens: of a response with its prompt, which has an eighth of them and 4 characters a token.
-        shared: all responses have the same two arrays: for more groups than would fit into memory.
+        tokens: tokens of a response with its prompt. The prompt has an eighth of them, and 4 characters a token.
+        shared: whether all responses have the same two arrays, for more groups than would fit into memory.
     """
 
     def __init__(self, size: int, tokens: int, *, shared: bool) -> None:
@@ -65,7 +66,7 @@ class World:
         return token_ids, self.rng.normal(-1, 1, self.tokens - self.prompt_tokens).astype(np.float32)
 
     def prompts(self, count: int) -> list[Prompt]:
-        """New ones."""
+        """New prompts."""
         self.drawn += count
         return [Prompt(f"{n:>{4 * self.prompt_tokens}}", "1") for n in range(self.drawn - count, self.drawn)]
 
@@ -84,14 +85,14 @@ class World:
 
 
 class Run:
-    """The layer through a run, called as `training.trainer` calls it, with the paper's settings (Table 3).
+    """Runs the layer as `training.trainer` does, with the paper's settings (Table 3).
 
-    Buffers hold as many as a step generates, and half as many prompts are generated again: 256, 256 and 128 in the
-    paper.
+    Buffers hold as many entries as a step generates groups, and half as many prompts are generated again: 256, 256
+    and 128 in the paper.
 
     Args:
-        groups: prompts of a step.
-        world: makes the groups.
+        groups: number of prompts of a step.
+        world: what makes the groups.
     """
 
     def __init__(self, groups: int, world: World) -> None:
@@ -109,7 +110,7 @@ class Run:
         self.method, self.ledger = self.make_method(), Ledger()
 
     def take_step(self, clock: Clock) -> None:
-        """One trainer step. Subclasses add the way to and from OpenRLHF's samples."""
+        """One trainer step. A subclass adds the conversion to and from OpenRLHF's samples."""
         step, method = self.step, self.method
         if step % PERIOD == 0 and step:
             method.policy_moved(0.1)  # the engines get today's weights
@@ -146,7 +147,7 @@ class Run:
         return [group for _, group in batch.with_sources()]
 
     def round(self) -> dict[str, float]:
-        """Seconds a step by name, means over PERIOD steps; "layer" is the sum of LAYER."""
+        """Seconds a step by name, as means over PERIOD steps. "layer" is the sum of LAYER."""
         clock = Clock()
         for _ in range(PERIOD):
             self.take_step(clock)
@@ -155,7 +156,7 @@ class Run:
 
 
 def pieces(world: World, count: int) -> dict[str, float]:
-    """Seconds a group of what the layer does with one, each by itself, on two steps' groups of `count` prompts."""
+    """Seconds that each part takes for a group, measured by itself on the groups of two steps of `count` prompts."""
     first, second = (world.groups(world.prompts(count), step, step) for step in (0, 1))
     half, clock = count // 2, Clock()
     for group in first:
@@ -194,7 +195,7 @@ def pieces(world: World, count: int) -> dict[str, float]:
 
 
 def layer_round(runs: Mapping[int, Run]) -> dict[str, float]:
-    """Seconds a group of the layer's steps and pieces in a round, by SCALE/NAME, each scale after the other."""
+    """Seconds a group for the layer's steps and pieces in a round, by SCALE/NAME, one scale after the other."""
     found = {}
     for scale, run in runs.items():
         seconds = {name: value / run.groups for name, value in run.round().items()}

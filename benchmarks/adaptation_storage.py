@@ -1,12 +1,12 @@
-"""What stored groups cost: memory a token, and time to checkpoint, each beside OpenRLHF's `Experience` objects.
+"""Measures what stored groups cost, in memory and in checkpoint time, compared with OpenRLHF's `Experience` objects.
 
-Part of `adaptation.py`, which also starts it as a process of its own for each measurement of memory:
+Part of `adaptation.py`, which also starts it in a new process for each measurement of memory:
 
     python benchmarks/adaptation_storage.py KIND GROUPS SIZE TOKENS      # prints bytes
 
-Memory is what the process grew by. A checkpoint is written and read by the project's own functions, with all that makes
-it safe: synced to the disk, digests, a manifest. Beside it `torch.save` of the same responses, synced too, without
-digests; read by `torch.load`. The model of the checkpoint is one byte.
+Memory is the growth of the process. The project's own functions write and read a checkpoint, with all that makes it
+safe: sync to the disk, digests, a manifest. It is compared with `torch.save` of the same responses, synced too but
+without digests, and `torch.load`. The model of the checkpoint is one byte.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TAG = "global_step1"
 
 
 def rounding(responses: int, tokens: int) -> dict[str, dict[str, float]]:
-    """By how much importance ratios would be off, were log-probs stored in 2 bytes; log-probs from -Exp(mean 1/2)."""
+    """Errors of importance ratios if log-probs were stored in 2 bytes. Log-probs are drawn from -Exp(mean 1/2)."""
     import torch
 
     exact = torch.from_numpy(-np.random.default_rng(0).exponential(0.5, (responses, tokens))).float()
@@ -48,14 +48,14 @@ def rounding(responses: int, tokens: int) -> dict[str, dict[str, float]]:
 
 
 def resident() -> int:
-    """Memory of this process, bytes."""
+    """Memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def grown(kind: str, groups: int, size: int, tokens: int) -> int:
     """Bytes that this process takes to keep groups, as the layer or as OpenRLHF's samples.
 
-    Each is made by itself and what it was made from is let go, so that only what is kept is counted.
+    Each group is made by itself, and what it was made from is released, so that only what is kept is counted.
     """
     cpu.prepare_environment()
     cpu.install()
@@ -67,7 +67,7 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
         samples = samples_of(world.groups(world.prompts(1), 0, 0))
         return samples if kind == "experience" else groups_of(samples, size, first_uid=0, step=0, policy_step=0)
 
-    kept()  # what happens once
+    kept()  # this happens only once
     before = resident()
     stored = [kept() for _ in range(groups)]
     after = resident()
@@ -76,7 +76,7 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
 
 
 def memory_round(groups: int, size: int, tokens: int) -> dict[str, float]:
-    """Bytes a stored token of each of KINDS, each in a new process."""
+    """Bytes of a stored token for each of KINDS, each in a new process."""
     found = {}
     for kind in KINDS:
         words = [sys.executable, __file__, kind, str(groups), str(size), str(tokens)]
@@ -86,7 +86,7 @@ def memory_round(groups: int, size: int, tokens: int) -> dict[str, float]:
 
 
 def save_layer(folder: Path, run: Run) -> None:
-    """As the trainer saves a checkpoint."""
+    """Save a checkpoint as the trainer does."""
     store = CheckpointStore(folder, critic=False)
     begun = store.begin(TAG)
     model = folder / "_actor" / TAG
@@ -97,7 +97,7 @@ def save_layer(folder: Path, run: Run) -> None:
 
 
 def load_layer(folder: Path, run: Run) -> None:
-    """As a run that goes on finds and reads it."""
+    """Find and load a checkpoint as a resumed run does."""
     store = CheckpointStore(folder, critic=False)
     tag = store.newest_whole(print)
     state = load_state(store.folder(tag))
@@ -105,7 +105,7 @@ def load_layer(folder: Path, run: Run) -> None:
 
 
 def save_experience(path: Path, run: Run, samples: list[Any]) -> None:
-    """The samples of the replay buffer and the prompts of the hard buffer."""
+    """Save the samples of the replay buffer and the prompts of the hard buffer."""
     import torch
 
     hard = [(entry.prompt.text, entry.prompt.label) for entry in run.method.hard.oldest(run.groups)]
@@ -116,14 +116,14 @@ def save_experience(path: Path, run: Run, samples: list[Any]) -> None:
 
 
 def timed(action: Any, *args: Any) -> float:
-    """Seconds."""
+    """Seconds that a call takes."""
     start = time.perf_counter()
     action(*args)
     return time.perf_counter() - start
 
 
 def checkpoint_round(run: Run) -> dict[str, float]:
-    """Seconds to save and to load, and bytes, of the run's buffers as the layer has them and as samples."""
+    """Seconds to save and to load the run's buffers, and their bytes: as the layer stores them, and as samples."""
     import torch
 
     from bapo_openrlhf.training.samples import samples_of

@@ -1,12 +1,12 @@
-"""What the rollout delay v and re-evaluation every m steps cost on the real stack, each beside an alternative.
+"""Measures what the rollout delay v and re-evaluation every m steps cost on the real stack, each with an alternative.
 
     python benchmarks/delay.py            # writes benchmarks/results/delay.{json,md}
 
-Restore: the delayed weights come back into the engines from their own host memory; the alternative is a copy in the
-actor, sent again. Both are timed in the same rounds of one run, next to OpenRLHF's own weight sync.
+Restore: each engine copies the delayed weights back from its own host memory. The alternative is a copy in the actor
+that is sent again. The same rounds of one run time both, and OpenRLHF's own weight sync.
 
-Re-evaluation: hard prompts are generated together with the fresh ones; the alternative is one after the other. Two runs
-of the same settings, v = m = 1.
+Re-evaluation: hard prompts are generated together with the fresh ones. The alternative is one after the other. This
+takes two runs with the same settings, v = m = 1.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FLAGS = {
 
 
 def make_inputs(folder: Path, hidden: int, layers: int) -> int:
-    """A model with random weights, 32 x 12 prompts of which half are never solved; returns its parameters."""
+    """Make a model with random weights, and 32 x 12 prompts of which half are never solved; return its parameters."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -79,7 +79,7 @@ def make_inputs(folder: Path, hidden: int, layers: int) -> int:
 
 
 def run(folder: Path, kind: str, **flags: Any) -> Path:
-    """One run of the stack in a process of its own; returns the run's folder."""
+    """Run the stack once in a process of its own; return the run's folder."""
     values = FLAGS | {
         "actor.model_name_or_path": folder / "model",
         "data.prompt_dataset": folder / "data.jsonl",
@@ -105,7 +105,7 @@ def run(folder: Path, kind: str, **flags: Any) -> Path:
 
 
 def inside(kind: str, flags: list[str]) -> int:
-    """In the process of a run: the classes that are measured, in the place of the project's."""
+    """Train, in the process of a run, with the measured classes instead of the project's."""
     from bapo_openrlhf.cpu import stack as cpu
 
     cpu.prepare_environment()
@@ -125,12 +125,12 @@ def inside(kind: str, flags: list[str]) -> int:
 
 
 def median(rows: list[dict[str, float]], name: str) -> float:
-    """Over all steps but the first, which has nothing to re-evaluate."""
+    """The median over all steps but the first, which has nothing to re-evaluate."""
     return statistics.median(row[name] for row in rows[1:])
 
 
 def measure(hidden: int, layers: int, engines: int) -> dict[str, Any]:
-    """All three runs."""
+    """Make all three runs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parameters = make_inputs(folder, hidden, layers)
@@ -150,7 +150,7 @@ def measure(hidden: int, layers: int, engines: int) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The page."""
+    """The page of results."""
     seconds, size = result["restore"]["seconds"], result["restore"]["bytes"]
     again = result["reevaluation"]
     alternative = seconds["actor_send"]

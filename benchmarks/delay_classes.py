@@ -1,4 +1,4 @@
-"""What delay.py measures, in a module that Ray's workers can import."""
+"""The classes that delay.py measures, in a module that Ray's workers can import."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from bapo_openrlhf.training import trainer, workers
 
 
 class SendingWorker(workers.PolicyWorker):
-    """The alternative: the actor keeps the weights, and sends them to the engines through its own parameters."""
+    """The alternative: the actor keeps the weights and sends them to the engines through its own parameters."""
 
     def shards(self):
         parameters = self.actor.model.module.parameters()
@@ -33,7 +33,7 @@ class SendingWorker(workers.PolicyWorker):
 
 
 class MeasuringTrainer(trainer.AdaptedPPOTrainer):
-    """Instead of training: keep and restore, both ways, and check that the engines hold what they should."""
+    """Keeps and restores in both ways instead of training, and checks that the engines hold the right weights."""
 
     def fit(self, global_step=0):
         checksums = self.checksums()
@@ -67,7 +67,7 @@ class MeasuringTrainer(trainer.AdaptedPPOTrainer):
 
 
 class SerialTrainer(trainer.AdaptedPPOTrainer):
-    """The alternative: hard prompts are generated after the fresh ones, also where both use the same weights."""
+    """The alternative: hard prompts are generated after the fresh ones, also if both use the same weights."""
 
     def _begin_step(self):
         super()._begin_step()

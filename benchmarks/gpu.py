@@ -1,12 +1,13 @@
-"""A training step on a GPU: its parts, tokens a second, MFU, memory, and what the layer takes of it.
+"""Measures a training step on a GPU: its parts, tokens a second, MFU, memory, and the layer's share.
 
     python benchmarks/gpu.py                                # writes benchmarks/results/gpu.{json,md}; needs a GPU
-    python benchmarks/gpu.py --model 4b --gpus 8            # on 8, with a larger model
-    python benchmarks/gpu.py --ds.attn_implementation sdpa  # other flags go on to `bapo-openrlhf train`
-    python benchmarks/gpu.py --dry-run                      # the same on the CPU, tiny: writes nothing
+    python benchmarks/gpu.py --model 4b --gpus 8            # on 8 GPUs, with a larger model
+    python benchmarks/gpu.py --ds.attn_implementation sdpa  # other flags go to `bapo-openrlhf train`
+    python benchmarks/gpu.py --dry-run                      # on the CPU with a tiny model; writes nothing
 
-Needs no model hub (gpu_setting.py). All roles share the GPUs in turn, as in the presets. Kinds take turns, and ratios
-are within a round, as in steps.py. A kind that does not fit by `bapo-openrlhf plan` is left out.
+It needs no model hub (gpu_setting.py). All roles share the GPUs and take turns, as in the presets. The kinds of runs
+take turns too, and ratios are within a round, as in steps.py. A kind is left out if `bapo-openrlhf plan` says that it
+does not fit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from bapo_openrlhf.workbench.planning.times import TRAINING_PASSES
 from bapo_openrlhf.workbench.planning.workload import Algorithm, workload_of
 
 KINDS = [kind for kind in steps.KINDS if not kind.name.startswith("DAPO")]
-PARTS = {  # of a step: what the table calls them
+PARTS = {  # parts of a step, and their names in the table
     "generation": "generation",
     "reevaluation": "re-evaluation",
     "adapt": "the layer's batch",
@@ -54,7 +55,7 @@ SIZES = ("responses a step", "tokens a response", "samples trained a step", "tok
 
 
 def nvidia_smi(query: str) -> list[list[str]]:
-    """What it says of each visible GPU, sizes in MiB."""
+    """What nvidia-smi says of each visible GPU, with sizes in MiB."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     words = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     words += [f"--id={visible}"] if visible else []
@@ -64,7 +65,7 @@ def nvidia_smi(query: str) -> list[list[str]]:
 
 @contextmanager
 def watched_memory(found: list[float], seconds: float = 0.5) -> Iterator[None]:
-    """Append the GiB that the fullest GPU has in use to `found`, every so many seconds of the block."""
+    """While the block runs, append the GiB in use on the fullest GPU to `found`, at equal intervals."""
     ended = threading.Event()
 
     def look() -> None:
@@ -81,27 +82,27 @@ def watched_memory(found: list[float], seconds: float = 0.5) -> Iterator[None]:
 
 
 def data_sheet(name: str, peak_tflops: float | None) -> str:
-    """The kind of GPU, of planning's DATA_SHEETS, by the name that nvidia-smi gives.
+    """The kind of GPU in planning's DATA_SHEETS, found by the name that nvidia-smi gives.
 
     Raises:
-        ConfigError: there is none, and no peak was given either. The data sheets are those of SXM modules: cards
-            for a slot (PCIe, NVL) are slower.
+        ConfigError: there is none, and no peak was given. The data sheets are those of SXM modules, because
+            cards for a slot (PCIe, NVL) are slower.
     """
     words = name.replace("-", " ").split()
     if (sheet := next((kind for kind in DATA_SHEETS if kind in words), None)) and not {"PCIe", "NVL"} & {*words}:
         return sheet
     if peak_tflops is None:
         raise ConfigError(f"no data sheet for {name!r}, only for {', '.join(DATA_SHEETS)} (SXM); give --peak-tflops")
-    return sheet or "H100"  # of which only what the plan of the memory reads is taken
+    return sheet or "H100"  # only what the plan of the memory reads is used
 
 
 def critic_too(kind: steps.Kind) -> bool:
-    """Whether the kind trains a critic beside the actor."""
+    """Whether the kind trains a critic as well as the actor."""
     return kind.algorithm.endswith("ppo")
 
 
 def planned(kind: steps.Kind, shape: ModelShape, words: Sequence[str], sheet: str, size: float) -> Any:
-    """planning's Memory of a kind on GPUs of `size` bytes."""
+    """The planned Memory of a kind on GPUs of `size` bytes."""
     settings = workload_of(arguments.parse(words))
     constants = constants_of(sheet).replaced("nvidia-smi", {"gpu_bytes": size})
     method = Algorithm(kind.name, adapted=kind.algorithm.startswith("ba"), critic=critic_too(kind))
@@ -110,12 +111,12 @@ def planned(kind: steps.Kind, shape: ModelShape, words: Sequence[str], sheet: st
 
 def training_mfu(shape: ModelShape, samples: float, length: float, seconds: float, peak: float, *,
                  critic: bool) -> float:  # fmt: skip
-    """Model FLOPs of training, without those that checkpointing does again, over what the GPUs could do meanwhile.
+    """Model FLOPs of training, without those that checkpointing repeats, over what the GPUs could do in that time.
 
     Args:
-        samples, length: samples trained on, and their mean tokens with the prompt.
+        samples, length: samples trained on, and their mean number of tokens with the prompt.
         peak: FLOP/s of all GPUs together.
-        critic: it has the actor's shape with a head of one number.
+        critic: whether a critic is trained too. It has the actor's shape, with a head of one number.
     """
     passes = shape.pass_flops(samples, length)
     if critic:
@@ -124,7 +125,7 @@ def training_mfu(shape: ModelShape, samples: float, length: float, seconds: floa
 
 
 def numbers(kind: steps.Kind, rows: Sequence[Mapping[str, Any]], shape: ModelShape, peak: float) -> dict[str, float]:
-    """What the table says of a run, from the metrics of its measured steps; a part's seconds are a step's."""
+    """What the table says of a run, from the metrics of its measured steps. Seconds of a part are per step."""
     totals = {part: sum(row.get(f"timing/{part}") or 0.0 for row in rows) for part in (*PARTS, "step_total")}
     samples = G * sum(row[f"groups/{source}"] for row in rows for source in SOURCES)
     generated, trained = (sum(row[f"tokens/{what}"] for row in rows) for what in ("generated", "trained"))
@@ -143,13 +144,13 @@ def numbers(kind: steps.Kind, rows: Sequence[Mapping[str, Any]], shape: ModelSha
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of Markdown; numbers to the right."""
+    """Lines of Markdown. Numbers are aligned to the right."""
     lines = [f"| {' | '.join(row)} |" for row in ([" ", *head], *rows)]
     return [lines[0].replace("|  ", "|", 1), f"| --- |{' ---: |' * len(head)}", *lines[1:], ""]
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The page."""
+    """The page of results."""
     runs, parts, sizes = result["runs"], [], []
     for kind in (kind for kind in KINDS if kind.name in runs):
         found = {name: [run[name] for run in runs[kind.name]] for name in runs[kind.name][0]}
@@ -248,7 +249,7 @@ def main() -> None:
                 rows = steps.run(kind, Path(folder), flags | {"train.seed": one}, more)[given.warm_up : given.steps]
             found = numbers(kind, rows, shape, given.gpus * tflops * 1e12)
             runs[kind.name].append(found | {"gib": max(used)})
-            if not given.dry_run and {len(runs[kind.name]) for kind in kinds} == {one}:  # a round is whole
+            if not given.dry_run and {len(runs[kind.name]) for kind in kinds} == {one}:  # the round is complete
                 result["rounds"] = one
                 write(RESULTS, "gpu", result, markdown(result))
     if given.dry_run:

@@ -1,8 +1,8 @@
-"""What benchmarks/gpu.py trains, and with which flags: model, prompts and rewards made on the spot, without a hub.
+"""The model, prompts, rewards and flags of benchmarks/gpu.py. All of them are generated, so no model hub is needed.
 
 The model has a Qwen3's shape and random weights, so it ends a response about once in as many tokens as its vocabulary
-has: nearly all are as long as they may be, and the work of all kinds is equal (OpenRLHF has no flag for it). It solves
-nothing, so rewards are by chance.
+has. So nearly all responses have the maximum length, and the work of all kinds is equal (OpenRLHF has no flag for
+this). The model solves nothing, so rewards are random.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape
 
-MODELS = {  # from each model's published config.json; the first is for dry runs (vLLM on the CPU takes no head of 16)
+MODELS = {  # from each model's published config.json. The first is for dry runs: vLLM on the CPU takes no head of 16
     "tiny": ModelShape("Qwen3 (tiny)", 2, 128, 4, 2, 32, 384, 4096, tied=True, qk_norm=True),
     "0.6b": ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, qk_norm=True),
     "1.7b": ModelShape("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, tied=True, qk_norm=True),
@@ -42,7 +42,7 @@ FLAGS = {
 ON_GPU = {"vllm.enable_sleep": "", "ds.enable_sleep": "", "adapt.rollout_delay": 5, "adapt.reevaluate_every": 5}
 ON_CPU = {"vllm.enforce_eager": "", "vllm.sync_backend": "gloo", "ds.attn_implementation": "eager"}
 DRY_RUN = {"model": "tiny", "rounds": 1, "steps": 3, "prompts": 8, "tokens": 16, "peak_tflops": 1.0}
-ONCE = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1}  # so that all parts of a step come in a dry run
+ONCE = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1}  # so that a dry run has all parts of a step
 REWARD = """
 import hashlib
 import sys
@@ -56,10 +56,11 @@ def reward_func(queries, prompts, labels, **kwargs):
 
 
 def make_inputs(folder: Path, shape: ModelShape, prompts: int) -> dict[str, Path]:
-    """Model, prompts and reward function in `folder`; the flags that name them.
+    """Write model, prompts and reward function to `folder`; return the flags that name them.
 
-    Of the prompts 36 in 100 are never solved, 18 always, the others by a chance of their own. With 8 responses that
-    gives 36 % groups with a signal and 46 % at most at c1; the study had 38 and 47 (`Constants.signal_share`).
+    Of 100 prompts, 36 are never solved, 18 are always solved, and each of the others has its own chance. With 8
+    responses, 36 % of the groups have a signal, and 46 % have a mean of at most c1. In the study it was 38 and 47 %
+    (`Constants.signal_share`).
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -87,7 +88,7 @@ def make_inputs(folder: Path, shape: ModelShape, prompts: int) -> dict[str, Path
 
 
 def flags_of(given: argparse.Namespace) -> dict[str, Any]:
-    """The flags of `bapo-openrlhf train` that all kinds have, by the benchmark's own."""
+    """The flags of `bapo-openrlhf train` that all kinds have, made from the benchmark's own flags."""
     return {
         **FLAGS,
         **(ON_CPU | ONCE if given.dry_run else ON_GPU),

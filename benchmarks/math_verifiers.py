@@ -1,10 +1,10 @@
-"""Which judge of mathematical answers makes the fewest mistakes, on answers that were checked by hand.
+"""Measures which judge of mathematical answers makes the fewest mistakes, on answers that were checked by hand.
 
     python benchmarks/math_verifiers.py            # writes benchmarks/results/math_verifiers.{json,md}
 
-`math_answers.jsonl` has the end of a response, a label, and whether a person calls it right; half of them are near
-misses. The cases of the category "unseen" were written after everything else was fixed. Each judge sees each case in a
-process of its own, with a limit of time and memory.
+Each case in `math_answers.jsonl` has the end of a response, a label, and whether a person calls the response right.
+Half of the cases are near misses. The cases of the category "unseen" were written after everything else was fixed. Each
+judge sees each case in a process of its own, with a time and a memory limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Judge = Callable[[str, str], bool]
 
 
 def openrlhf(response: str, label: str) -> bool:
-    """OpenRLHF's own: strings brought into one form, then sympy's simplify."""
+    """OpenRLHF's judge: it normalises the strings, then uses sympy's simplify."""
     from openrlhf.utils.math_utils import extract_boxed_answer, grade_answer
 
     answer = extract_boxed_answer(response)
@@ -51,7 +51,7 @@ def math_verify(response: str, label: str) -> bool:
 
 
 def math_verify_box(response: str, label: str) -> bool:
-    """math-verify on the last box alone."""
+    """math-verify, which gets only the last box."""
     from math_verify import LatexExtractionConfig, parse, verify
     from openrlhf.utils.math_utils import extract_boxed_answer
 
@@ -63,7 +63,7 @@ def math_verify_box(response: str, label: str) -> bool:
 
 
 def this_project(response: str, label: str) -> bool:
-    """tasks/math.py."""
+    """This project's judge, tasks/math.py."""
     from bapo_openrlhf.tasks.math import score
 
     return score(response, label) == 1.0
@@ -84,7 +84,7 @@ def load_cases() -> list[dict[str, Any]]:
 
 
 def judged(judge: Judge, response: str, label: str, limit: float) -> tuple[bool | None, float]:
-    """Verdict and seconds, in a process that is forked for it; None where it hung, crashed or raised."""
+    """Verdict and seconds, from a process forked for the case. The verdict is None if it hung, crashed or raised."""
 
     def child() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
@@ -107,16 +107,16 @@ def judged(judge: Judge, response: str, label: str, limit: float) -> tuple[bool 
 
 
 def kind(verdict: bool | None, correct: bool) -> str:
-    """Which of KINDS."""
+    """Which of KINDS a verdict is."""
     if verdict is None:
         return "no verdict"
     return f"{'true' if verdict == correct else 'false'} {'positive' if verdict else 'negative'}"
 
 
 def measure(name: str, cases: list[dict[str, Any]], limit: float) -> dict[str, Any]:
-    """One judge on all cases."""
+    """Run one judge on all cases."""
     judge, module = JUDGES[name]
-    judge(r"\boxed{x}", "y")  # what is loaded now, each case finds loaded
+    judge(r"\boxed{x}", "y")  # each case's process forks from this one, so it finds this loaded
     kinds, seconds = [], []
     for case in cases:
         verdict, took = judged(judge, case["response"], case["label"], limit)
@@ -138,14 +138,14 @@ def measure(name: str, cases: list[dict[str, Any]], limit: float) -> dict[str, A
 
 
 def load_seconds(module: str) -> float:
-    """Seconds that importing takes a new process, beyond starting Python; the median of three."""
+    """Seconds that the import takes in a new process, without the start of Python; the median of three."""
     code = f"import time; start = time.perf_counter(); import {module}; print(time.perf_counter() - start)"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
     return statistics.median(float(run.stdout) for run in runs)
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The page."""
+    """The page of results."""
     judges = result["judges"]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = [
@@ -204,7 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that a judge may take for a case")
     given = parser.parse_args()
-    logging.disable(logging.WARNING)  # math-verify warns of each of its timeouts
+    logging.disable(logging.WARNING)  # math-verify warns at each of its timeouts
     cases = load_cases()
     result = {
         **origin("python benchmarks/math_verifiers.py", CORES),

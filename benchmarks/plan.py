@@ -1,11 +1,11 @@
-"""How good `bapo-openrlhf plan` is, as far as measured runs can say: predicted beside measured.
+"""Compares what `bapo-openrlhf plan` predicts with runs that were measured.
 
     python benchmarks/plan.py RUNS            # writes benchmarks/results/plan.{json,md}
 
-RUNS is the runs folder of the Countdown study (configs/studies/countdown.yaml). Seconds for each response generated,
-each sample passed forward, each sample trained on and each weight sync are fitted to the plain runs (GRPO; PPO), and so
-are the shares of groups. With them, the command's own functions predict every other arm: counts, and seconds by phase.
-Beside that, the ratios that the paper reports, from the preset of its mathematics runs.
+RUNS is the runs folder of the Countdown study (configs/studies/countdown.yaml). The plain runs (GRPO and PPO) give the
+seconds for each generated response, each sample in a forward pass, each trained sample and each weight sync, and the
+shares of groups. With these, the command's own functions predict the counts and the seconds by phase of every other
+arm. It also predicts the ratios that the paper reports, from the preset of the paper's mathematics runs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from report import CORES, RESULTS, origin, write
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.record.run_record import read_metrics, read_run
+from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import average_groups, groups_of_step, rollouts
 from bapo_openrlhf.workbench.planning.measured import measured_values
-from bapo_openrlhf.workbench.planning.output import table
 from bapo_openrlhf.workbench.planning.plan import plan_entry
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.times import lengths, step_seconds
@@ -39,7 +39,7 @@ from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Wor
 ROOT = Path(__file__).parents[1]
 PRESET = ROOT / "configs" / "bapo_grpo_math_r1_distill_qwen_1.5b.yaml"
 WARM_UP = 8  # steps left out of all times
-NEAR = 30 * 60  # seconds between two starts: the machine was about as busy
+NEAR = 30 * 60  # seconds between two starts; within them the machine was about equally busy
 PHASES = ("generation", "experience", "training", "sync", "step")
 TIMED = {"experience": "timing/make_experience", "training": "timing/ppo_train", "sync": "timing/broadcast"}
 BASES = {"group": "plain-group", "critic": "plain-critic"}
@@ -51,9 +51,9 @@ PAPER_STEPS = 471
 
 @dataclass(frozen=True)
 class LinearCosts:
-    """Seconds in proportion to the work; the `Costs` of the machine that the study ran on.
+    """Seconds in proportion to the work: the `Costs` of the machine that the study ran on.
 
-    No fixed part: all steps of a plain run are of one size, so that it cannot be told from the rest.
+    There is no fixed part: all steps of a plain run have one size, so it could not be told from the rest.
     """
 
     response: float
@@ -62,7 +62,7 @@ class LinearCosts:
     weights: float
 
     def generation(self, responses: float, rounds: float) -> float:
-        """Rounds that follow one another cost nothing of their own here."""
+        """The seconds of the responses. Several rounds cost nothing in addition here."""
         return self.response * responses
 
     def experience(self, samples: float) -> float:
@@ -74,12 +74,12 @@ class LinearCosts:
         return self.trained * samples
 
     def sync(self) -> float:
-        """The same each time."""
+        """The same for each sync."""
         return self.weights
 
 
 def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
-    """run.json's flags as parsed arguments, as far as `workload_of` reads them."""
+    """The flags of run.json as parsed arguments, as far as `workload_of` reads them."""
     args = SimpleNamespace()
     own = {name.removeprefix("adapt."): value for name, value in flags.items() if name.startswith("adapt.")}
     for name, value in flags.items():
@@ -95,14 +95,14 @@ def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def method_of(arm: str) -> Algorithm:
-    """The arm's method; the study's DAPO has a KL penalty, unlike the paper's."""
+    """The method of an arm. DAPO has a KL penalty in the study, but not in the paper."""
     if arm.startswith("dapo"):
         return Algorithm("DAPO", dynamic=True)
     return Algorithm(arm, adapted=not arm.startswith("plain"), critic=arm.endswith("critic"))
 
 
 def fit(runs: Sequence[Path]) -> LinearCosts:
-    """The median over all steps of all plain runs of seconds for a piece of work."""
+    """Seconds for each kind of work: the median over all steps of all plain runs."""
     found = defaultdict(list)
     for run in runs:
         for row in read_metrics(run)[WARM_UP:]:
@@ -115,7 +115,7 @@ def fit(runs: Sequence[Path]) -> LinearCosts:
 
 
 def nearest(run: Path, plain: Sequence[Path]) -> Path | None:
-    """The plain run that started nearest to a run, another one than it, and at most NEAR from it."""
+    """The other plain run that started nearest to a run, and within NEAR seconds of it."""
 
     def gap(other: Path) -> float:
         started = [datetime.fromisoformat(read_run(one)["started"]) for one in (run, other)]
@@ -126,7 +126,7 @@ def nearest(run: Path, plain: Sequence[Path]) -> Path | None:
 
 
 def shares(runs: Sequence[Path], settings: Workload) -> Constants:
-    """The constants with the means of what the runs measured, by the thresholds of `settings`."""
+    """The constants with the mean shares that the runs measured, by the thresholds of `settings`."""
     each = [measured_values(run, settings) for run in runs]
     values = {name: statistics.fmean(one[name] for one in each) for name in each[0]}
     return Constants().replaced("measured", values)
@@ -135,7 +135,7 @@ def shares(runs: Sequence[Path], settings: Workload) -> Constants:
 def predict(
     method: Algorithm, settings: Workload, constants: Constants, costs: LinearCosts, steps: int
 ) -> dict[str, float]:
-    """Medians over the steps of a run, as `measure` has them."""
+    """Predicted medians over the steps of a run, in the form of `measure`."""
     schedule, phases = settings.schedule(method), defaultdict(list)
     for row in range(WARM_UP + 1, steps + 1):
         again = schedule.reevaluation_due(row - 1)
@@ -156,7 +156,7 @@ def predict(
 
 
 def measure(run: Path, method: Algorithm, settings: Workload) -> dict[str, float]:
-    """Medians over a run's steps, the first left out; responses and trained tokens of a step over the whole run."""
+    """Medians over a run's steps without the first; responses and trained tokens are means over the whole run."""
     rows, schedule, phases = read_metrics(run), settings.schedule(method), defaultdict(list)
     for row in rows[WARM_UP:]:
         phases["generation"].append(row["timing/generation"] + (row.get("timing/reevaluation") or 0.0))
@@ -218,7 +218,7 @@ def validate(folder: Path) -> dict[str, Any]:
 
 
 def paper() -> dict[str, Any]:
-    """Ratios to GRPO of responses and of time, predicted from the preset with the study's shares, and the paper's."""
+    """Ratios of responses and time to GRPO's: predicted from the preset with the study's shares, and the paper's."""
     args = arguments.parse(["--config", str(PRESET.relative_to(ROOT))])
     settings, constants = workload_of(args), constants_of("A100")
     found = {}
@@ -245,7 +245,7 @@ def cell(one: Mapping[str, Any], name: str, digits: str) -> str:
 
 
 def share_cell(one: Mapping[str, Any], name: str) -> str:
-    """The same for a phase's part of generation, experience and training together."""
+    """The same for the share of a phase in generation, experience and training together."""
     parts = [one[kind][name] / sum(one[kind][part] for part in PHASES[:3]) for kind in ("predicted", "measured")]
     return f"{parts[0]:.0%} / {parts[1]:.0%}"
 
@@ -285,27 +285,29 @@ def markdown(result: Mapping[str, Any]) -> str:
             "to GRPO's and PPO's runs alone; everything else is predicted by the functions of `bapo-openrlhf plan`. "
             "What this cannot test is the part for GPUs: the study had none.\n",
             "## Counts, a step\n",
-            table(("arm", "runs", "responses generated", "update tokens"), counts),
+            Table.of(("arm", "runs", "responses generated", "update tokens"), counts).markdown(),
             "## Seconds, a step\n",
             "**From a shared machine of 2 cores, two runs at a time beside other work.** The last column is the step "
             "time of an arm's slowest run over that of its fastest: how much the machine alone moved it.\n",
-            table(("arm", *PHASES, "seeds"), times),
+            Table.of(("arm", *PHASES, "seeds"), times).markdown(),
             "## Relative error of seconds, each run predicted from the plain run nearest in time\n",
             f"Costs fitted to that one run alone, which started at most {NEAR // 60} minutes before or after; the "
             "median over an arm's runs that have one. The other arms have none.\n",
-            table(("arm", "runs", *PHASES), near),
+            Table.of(("arm", "runs", *PHASES), near).markdown(),
             "## Parts of generation, experience and training together\n",
             "What slows a whole run alike cancels here.\n",
-            table(("arm", *PHASES[:3]), parts),
+            Table.of(("arm", *PHASES[:3]), parts).markdown(),
             "## What was fitted\n",
-            table(("runs", "a response", "a sample, forward", "a sample, training", "a sync"), costs),
+            Table.of(("runs", "a response", "a sample, forward", "a sample, training", "a sync"), costs).markdown(),
             "Shares of groups of the GRPO runs, by the thresholds of BAPO-GRPO; the command's defaults are these:\n",
-            table(("share", "value"), [(name, f"{value:.3f}") for name, value in result["shares"].items()]),
+            Table.of(
+                ("share", "value"), [(name, f"{value:.3f}") for name, value in result["shares"].items()]
+            ).markdown(),
             "## Beside the paper, mathematics on 8 A100\n",
             f"`{PRESET.relative_to(ROOT)}`, {PAPER_STEPS} steps, the command's default constants; predicted / paper "
             f"(Table 1 (a), Table 2). DAPO's ratio is 1 / signal_share: the paper's says that {signal:.2f} of its "
             "groups had a signal.\n",
-            table(("method", "rollouts to GRPO", "seconds a step", "time to GRPO"), published),
+            Table.of(("method", "rollouts to GRPO", "seconds a step", "time to GRPO"), published).markdown(),
             REMARKS,
         ]
     )
@@ -342,7 +344,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="runs folder of the Countdown study")
     given = parser.parse_args()
     runs = given.runs.resolve()
-    os.chdir(ROOT)  # presets name files by their path in the project
+    os.chdir(ROOT)  # presets name files by their paths in the project's folder
     result = validate(runs) | {"paper": paper()}
     command = "python benchmarks/plan.py runs/studies/countdown/runs"
     result |= origin(command, platform.system(), CORES, "no GPU")

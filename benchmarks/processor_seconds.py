@@ -1,8 +1,9 @@
-"""Processor seconds of a step, by process: docs/performance.md quotes it before and after a change.
+"""Measures the processor seconds of a step, by process. docs/performance.md quotes them before and after a change.
 
-    python benchmarks/processor_seconds.py            # prints; run it in a checkout of each commit, in turn
+    python benchmarks/processor_seconds.py            # prints; run it in a checkout of each commit, one after the other
 
-A run of the quickstart's model and prompts with BAPO-GRPO, one optimizer step a trainer step, from step 6 to step 36.
+It runs BAPO-GRPO on the quickstart's model and prompts, with one optimizer step a trainer step, and measures steps 6 to
+36.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FIRST, LAST = 6, 36
 
 
 def by_name(process: psutil.Process) -> Counter[str]:
-    """Processor seconds of a process and all that descend from it, by the processes' names."""
+    """Processor seconds of a process and all its descendants, by the processes' names."""
     found: Counter[str] = Counter()
     for one in [process, *process.children(recursive=True)]:
         try:

@@ -1,4 +1,4 @@
-"""What every benchmark writes: its result as NAME.json, its page as NAME.md, and where they come from."""
+"""Writes what every benchmark writes: its result as NAME.json and its page as NAME.md, with their origin."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def origin(command: str, *machine: str) -> dict[str, Any]:
     """Machine, commit, versions and command of a result.
 
     Args:
-        command: that makes it again.
-        machine: what is said of the machine between its architecture and its Python.
+        command: the command that makes the result again.
+        machine: a description of the machine, put between its architecture and its Python.
     """
     about = provenance()
     words = [platform.machine(), *machine, f"Python {platform.python_version()}"]

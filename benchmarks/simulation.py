@@ -1,14 +1,14 @@
-"""The layer with a million prompts, without a model: whether buffers, thresholds and re-evaluation stay in bounds.
+"""Runs the layer with a million prompts, without a model: do buffers, thresholds and re-evaluation stay in bounds?
 
     python benchmarks/simulation.py            # writes benchmarks/results/simulation.{json,md,png}; about 20 minutes
-    python benchmarks/simulation.py --prompts 20000 --methods bapo --results /tmp    # a short one
+    python benchmarks/simulation.py --prompts 20000 --methods bapo --results /tmp    # a short run
 
-The real methods, filters, buffers and ledger are driven as the trainer drives them; only responses are made up. Prompt
-i is solved with probability sigmoid(skill + bonus_i - difficulty_i). Each trained group raises the skill a little and
-its own prompt's bonus more, so that success probabilities rise with training and hard prompts become solvable. Each
-method runs in a process of its own, whose memory is measured. What a method keeps for each prompt of the data grows
-with the data: that is said, not hidden. Every step also deals its batch to many data-parallel ranks, as the trainer
-does, and what is left out is counted.
+The real methods, filters, buffers and ledger run as under the trainer; only the responses are made up. Prompt i is
+solved with probability sigmoid(skill + bonus_i - difficulty_i). Each trained group raises the skill a little and the
+bonus of its own prompt more. So success probabilities rise with training, and hard prompts become solvable. Each method
+runs in a process of its own, whose memory is measured. What a method keeps for each prompt grows with the data, and the
+result shows it. Every step also deals its batch to many data-parallel ranks, as the trainer does, and counts what is
+left out.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.methods import Method
 
 METHODS = ("bapo", "bapo_prioritized", "mopps", "dots", "remix", "exgrpo", "repo", "arpo")
-BATCH, SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 8, 16, 48  # prompts a step, G, tokens; a response has half or more
+BATCH, SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 8, 16, 48  # prompts a step, G, tokens; a response has at least half
 MICRO, UPDATES = 1, 8  # samples of a micro-batch; optimizer steps of a full batch
 DELAY, AGAIN = 5, 5  # v, m
 EXTRAS = {"info": {}, "score": None, "truncated": False, "mm_train_inputs": None}
-LEARNED, GENERAL = 1.0, 2.0  # of a trained group: to its prompt's bonus; of all prompts' groups together: to the skill
-EVERY = 20  # steps between two rows of the course
+LEARNED, GENERAL = 1.0, 2.0  # what a trained group adds to its prompt's bonus; what all of them add to the skill
+EVERY = 20  # steps between two rows of the result
 
 
 class World:
-    """A million prompts, and a policy that solves each with a probability that rises as it is trained."""
+    """A million prompts, and a policy that solves each with a probability that rises with training."""
 
     def __init__(self, prompts: int, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -59,7 +59,7 @@ class World:
         self.at = 0
 
     def draw(self, count: int) -> list[Prompt]:
-        """The next prompts of the data, in a random order; from its start again at its end."""
+        """The next prompts of the data in a random order. After the last prompt it starts again."""
         places = np.take(self.order, range(self.at, self.at + count), mode="wrap")
         self.at += count
         return [Prompt(f"prompt {place}", "1") for place in places]
@@ -77,7 +77,7 @@ class World:
             responses = []
             for n, length in enumerate(lengths[row]):
                 end = PROMPT_TOKENS + length
-                # copies: a stored response must not keep the whole step's array alive
+                # copies, so that a stored response does not keep the array of the whole step alive
                 own, probs = tokens[row, n, :end].copy(), log_probs[row, n, :length].copy()
                 responses.append(Response(own, ((PROMPT_TOKENS, end),), probs, float(right[row, n]), EXTRAS))
             made.append(Group(self.uid, prompt, tuple(responses), step, policy_step))
@@ -85,24 +85,24 @@ class World:
         return made
 
     def learn(self, groups: list[Group]) -> None:
-        """What an update on these groups does."""
+        """Raise skill and bonuses as an update on these groups does."""
         places = [int(group.prompt.text[7:]) for group in groups]
         np.add.at(self.bonus, places, LEARNED)
         self.skill += GENERAL * len(groups) / len(self.difficulty)
 
     def mean_chance(self) -> float:
-        """Success probability over all prompts."""
+        """The mean success probability over all prompts."""
         return float(np.mean(1 / (1 + np.exp(self.difficulty - self.bonus - self.skill))))
 
 
 def resident() -> float:
-    """Memory of this process, MiB."""
+    """Memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def train_batch(ranks: int) -> int:
-    """Samples of an optimizer step, a multiple of ranks x MICRO: a full batch has about UPDATES such steps."""
+    """Samples of an optimizer step, a multiple of ranks x MICRO, so that a full batch has about UPDATES such steps."""
     return ranks * MICRO * max(BATCH * SIZE // (UPDATES * ranks * MICRO), 1)
 
 
@@ -110,12 +110,12 @@ def shared(batch: Batch, ranks: int) -> dict[str, int]:
     """Deals a batch to the ranks as the trainer does, plans their micro-batches, and counts what they train on.
 
     Returns:
-        Samples trained on, fillers, optimizer steps, and groups left out: those of the batch with a sample that no rank
-        trains on once, and those that were cut though the batch had room.
+        Samples trained on, fillers, optimizer steps, and groups left out. A group is left out if it has a sample that
+        is not trained on exactly once, or if it was cut although the batch had room.
 
     Raises:
         RuntimeError: shares differ by more than a sample, a rank is out of step with the others or does not train on
-            its share, or an optimizer step but the last has not `train_batch` samples.
+            its share, or an optimizer step before the last does not have `train_batch` samples.
     """
     groups = [group for _, group in batch.with_sources()]
     lengths = [len(response.token_ids) for group in groups for response in group.responses]
@@ -142,7 +142,7 @@ def shared(batch: Batch, ranks: int) -> dict[str, int]:
 
 
 def simulate(name: str, prompts: int, passes: float, seed: int, ranks: int) -> dict:
-    """One method: a row every EVERY steps, and totals over all steps of what the ranks do."""
+    """Run one method: a row every EVERY steps, and totals of what the ranks do over all steps."""
     config = AdaptConfig(method=name, batch_size=BATCH, buffer_size=256, rollout_delay=DELAY, reevaluate_every=AGAIN)
     arithmetic = BatchArithmetic(SIZE, BATCH, BATCH, train_batch(ranks), {"actor": ranks}, MICRO, MICRO)
     method: Method = config.make_method(arithmetic, seed)
@@ -211,7 +211,7 @@ def apart(name: str, prompts: int, passes: float, seed: int, ranks: int) -> dict
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The page."""
+    """The page of results."""
     head = [
         "method",
         "prompts",
@@ -267,23 +267,30 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def draw(found: dict, path: Path) -> None:
     """BAPO over the steps."""
-    import matplotlib.pyplot as plt
+    import pandas as pd
 
-    rows = found["rows"]
-    steps = [row["step"] for row in rows]
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    from bapo_openrlhf.workbench.pages import charts
+    from bapo_openrlhf.workbench.pages.colours import DASHES, PALETTE
+    from bapo_openrlhf.workbench.pages.curves import Curve, Key
+    from bapo_openrlhf.workbench.pages.figure import Figure, save_png, stacked
+
+    rows = pd.DataFrame(found["rows"]).set_index("step")
     shown = (
-        ("entries", {"buffer/hard": "hard prompts", "buffer/replay": "replay groups", "replayed": "replayed a step"}),
-        ("group mean reward", {"reward": "fresh", "threshold/c2": "c2", "threshold/c3": "c3"}),
-        ("MiB", {"resident": "memory of the process"}),
-    )
-    for (unit, curves), place in zip(shown, axes, strict=True):
-        for (key, label), line in zip(curves.items(), ("-", "--", ":"), strict=False):  # two may lie on each other
-            place.plot(steps, [row.get(key, np.nan) for row in rows], line, label=label)
-        place.set(xlabel="step", ylabel=unit, ylim=(0, None))
-        place.legend(frameon=False)
-        place.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+        ("Buffers", "Entries of both buffers, and the groups that a step replays.", "entries",
+         {"buffer/hard": "hard prompts", "buffer/replay": "replay groups", "replayed": "replayed in a step"}),
+        ("Thresholds", "Mean reward of the fresh groups, and the thresholds that follow it.", "group mean reward",
+         {"reward": "fresh", "threshold/c2": "c2", "threshold/c3": "c3"}),
+        ("Memory", "What the process holds.", "MiB", {"resident": "memory of the process"}),
+    )  # fmt: skip
+    figures = []
+    for title, says, unit, names in shown:
+        keys = [Key(*each) for each in zip(names.values(), PALETTE, DASHES, strict=False)]  # two may lie on each other
+        there = [(key, metric) for key, metric in zip(keys, names, strict=True) if metric in rows]
+        curves = [Curve(key, rows[metric].dropna()) for key, metric in there]
+        if curves:
+            chart = charts.lines(curves, x="step", y=unit, x_domain=(0, float(rows.index.max())), zero=True)
+            figures.append(Figure(title, says, chart, keys=keys))
+    save_png(stacked(figures, f"{found['method']}, {found['steps']:,} steps"), path)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""How long a run takes to its first step on the CPU, and how much processor time: forked processes against others.
+"""Measures the time and processor time of a run until its first step on the CPU, with and without forked processes.
 
     python benchmarks/start.py            # writes benchmarks/results/start.{json,md}
 
-The quickstart's run, until its first step is in the record, with each in turn, several times.
+It runs the quickstart until the first step is in the record, in both ways in turn, several times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = {"each process imports": "0", "forked": "1"}
 
 
 def processor_seconds(process: psutil.Process) -> float:
-    """Of a process, all that descend from it, and those of their children that have ended."""
+    """Processor seconds of a process, its descendants, and those of their children that have ended."""
     total = 0.0
     for one in [process, *process.children(recursive=True)]:
         try:
@@ -37,7 +37,7 @@ def processor_seconds(process: psutil.Process) -> float:
 
 
 def start(fork: str) -> dict[str, float]:
-    """Seconds, processor seconds and memory (GiB, shared pages counted once) at the first step."""
+    """Seconds, processor seconds and memory (GiB; shared pages counted once) at the first step."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags = ["--run.dir", name, "--run.name", "run", "--ckpt.path", f"{name}/checkpoints"]
@@ -65,7 +65,7 @@ def start(fork: str) -> dict[str, float]:
 
 
 def markdown(result: dict) -> str:
-    """The page."""
+    """The page of results."""
     lines = [
         "# A start on the CPU",
         "",

@@ -1,11 +1,12 @@
-"""A step of the real stack: with the layer and without, method against method, and beside TRL.
+"""Measures a step of the real stack: with and without the layer, for several methods, and for TRL.
 
     python benchmarks/steps.py                          # writes benchmarks/results/steps.{json,md}
-    python benchmarks/steps.py --trl /path/to/python    # with TRL's GRPOTrainer, from an environment that has it
+    python benchmarks/steps.py --trl /path/to/python    # also TRL's GRPOTrainer, from an environment that has it
 
-Each kind in turn and all of them several times, so that a machine that gets slower does so for all. Ratios are within a
-round, to the plain OpenRLHF run of the same advantages. Setting: the quickstart's model and prompts, 32 prompts x 8
-responses and one optimizer step a trainer step. Accuracy is of held-out problems, and no evaluation is timed.
+The kinds of runs take turns, and each runs several times, so that a machine that gets slower does so for all. Ratios
+are within a round, to the plain OpenRLHF run with the same advantages. The setting is the quickstart's model and
+prompts, 32 prompts x 8 responses, and one optimizer step a trainer step. Accuracy is measured on held-out problems, and
+no evaluation is timed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from bapo_openrlhf.cpu.prefork import serving
 from bapo_openrlhf.record.run_record import read_evaluations, read_metrics
 
 HERE = Path(__file__).parent
-WARM_UP = 4  # steps that are not measured: the first have what happens once, and BAPO's buffers are empty
+WARM_UP = 4  # not measured: the first steps do things that happen only once, and BAPO's buffers are empty
 HELD_OUT = "runs/data/cd34.jsonl"
 EVALUATED = {"n_samples_per_prompt": 4, "temperature": 0.6}
 SETTING = {
@@ -57,12 +58,12 @@ THROUGH = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What is run.
+    """A kind of run.
 
     Attributes:
         base: name of the kind that it is compared with.
-        flags: of `bapo-openrlhf train`; none for TRL.
-        learns: unlike another kind, so that its accuracy is worth a look.
+        flags: flags of `bapo-openrlhf train`; none for TRL.
+        learns: whether it learns differently from the other kinds, so that its accuracy is worth a look.
     """
 
     name: str
@@ -76,10 +77,10 @@ class Point(NamedTuple):
     """A run up to an evaluation.
 
     Attributes:
-        seconds: of the steps so far, evaluations left out.
-        responses: generated so far.
-        trained: tokens so far, of responses.
-        accuracy: held-out, from 0 to 1.
+        seconds: seconds of the steps so far, without evaluations.
+        responses: responses generated so far.
+        trained: tokens of responses trained on so far.
+        accuracy: accuracy on held-out problems, from 0 to 1.
     """
 
     seconds: float
@@ -100,20 +101,20 @@ TRL = Kind("GRPO, TRL", "GRPO, plain OpenRLHF")
 
 
 def words_of(kind: Kind, flags: Mapping[str, Any]) -> list[str]:
-    """The words of `bapo-openrlhf train` for this kind; its own flags win over the others."""
+    """The command line of `bapo-openrlhf train` for this kind. Its own flags win over the others."""
     flags = {**flags, **kind.flags}
     words = [word for name, value in flags.items() for word in (f"--{name}", *str(value).split())]
     return ["--algorithm", kind.algorithm, *words]
 
 
 def run(kind: Kind, folder: Path, flags: Mapping[str, Any], more: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """One run of the stack, written to `folder`; the metrics of its steps.
+    """Run the stack once into `folder`; return the metrics of its steps.
 
     Args:
         more: words of the command line after the flags.
 
     Raises:
-        RuntimeError: it failed; with the end of its log.
+        RuntimeError: the run failed. The message has the end of its log.
     """
     places = {
         "run.dir": folder,
@@ -130,13 +131,13 @@ def run(kind: Kind, folder: Path, flags: Mapping[str, Any], more: Sequence[str] 
 
 
 def in_turn(kinds: Sequence[Kind], rounds: int) -> Iterator[tuple[int, Kind]]:
-    """(round, kind) of each run, rounds from 1 and every second one backwards; shows a bar."""
+    """(round, kind) of each run. Rounds count from 1, and every second round goes backwards. Shows a progress bar."""
     turns = [(one, kind) for one in range(1, rounds + 1) for kind in (kinds if one % 2 else reversed(kinds))]
     yield from tqdm(turns, unit="run")
 
 
 def train(kind: Kind, folder: Path, steps: int, every: int, seed: int) -> dict[str, Any]:
-    """One run of the stack: means over its steps after the first, and the way to each evaluation."""
+    """Run the stack once: means over the steps after the first ones, and what was spent until each evaluation."""
     flags = SETTING | {"data.max_samples": 32 * steps, "train.num_episodes": 1, "train.seed": seed}
     if kind.learns:
         flags |= {"eval.dataset": HELD_OUT, "eval.steps": every, "ckpt.best_metric_key": "none"}
@@ -154,7 +155,7 @@ def train(kind: Kind, folder: Path, steps: int, every: int, seed: int) -> dict[s
 
 
 def train_trl(python: str, folder: Path, steps: int, every: int, seed: int, options: dict[str, Any]) -> dict[str, Any]:
-    """The same by TRL."""
+    """The same with TRL."""
     settings = {
         "model": "runs/base_model",
         "data": "runs/data/train.jsonl",
@@ -190,9 +191,9 @@ def train_trl(python: str, folder: Path, steps: int, every: int, seed: int, opti
 
 
 def reached(points: Sequence[Point], target: float) -> Point | None:
-    """Where the accuracy comes to `target`, on straight lines between evaluations; None where it does not.
+    """The point at which the accuracy reaches `target`, on straight lines between evaluations; None if it does not.
 
-    Where the first evaluation is above it already, that one: what lies before it is not known.
+    If the first evaluation is above the target already, this is its point, because nothing before it is known.
     """
     if points and points[0].accuracy >= target:
         return points[0]
@@ -206,7 +207,7 @@ def reached(points: Sequence[Point], target: float) -> Point | None:
 def measure(
     rounds: int, steps: int, every: int, trl: str | None, options: dict[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Every kind in every round; lists over the rounds."""
+    """Run every kind in every round; return lists over the rounds."""
     kinds = [*KINDS, *([TRL] if trl else [])]
     found: dict[str, list[dict[str, Any]]] = {kind.name: [] for kind in kinds}
     subprocess.run([sys.executable, "-m", "bapo_openrlhf.workbench.quickstart", "--only-prepare"], check=True)
@@ -223,17 +224,17 @@ def measure(
 
 
 def ratios(found: dict[str, list[dict[str, Any]]], kind: Kind, name: str) -> list[float]:
-    """To the base, round by round."""
+    """Ratios to the base, for each round."""
     return [ours[name] / theirs[name] for ours, theirs in zip(found[kind.name], found[kind.base], strict=True)]
 
 
 def with_spread(values: list[float], digits: int = 2) -> str:
-    """Median, and the smallest and largest."""
+    """The median, the smallest and the largest."""
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The page."""
+    """The page of results."""
     found, kinds = result["runs"], [kind for kind in (*KINDS, TRL) if kind.name in result["runs"]]
     lines = [
         "# A step of the real stack",
@@ -269,7 +270,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def accuracy_lines(result: Mapping[str, Any], kinds: Sequence[Kind]) -> list[str]:
-    """What each kind needs to come to the accuracy, and its last accuracy."""
+    """What each kind needs to reach the accuracy, and its last accuracy."""
     target = result["target"]
     lines = [
         f"To a held-out accuracy of {100 * target:g} %: evaluated every {result['evaluate_every']} steps "

@@ -1,9 +1,9 @@
-"""GRPO by TRL, for benchmarks/steps.py: a line of JSON a step.
+"""Trains GRPO with TRL for benchmarks/steps.py, and writes a line of JSON for each step.
 
     PYTHON benchmarks/trl_grpo.py SETTINGS.json        # in an environment that has TRL
 
-SETTINGS: model, data and held_out (JSON lines with input and label), out, steps, seed, prompts and responses a step,
-learning rate, micro (samples in a forward pass), dtype of the weights, threads; evaluate_every (steps),
+SETTINGS has: model, data and held_out (JSON lines with input and label), out, steps, seed, the prompts and responses of
+a step, the learning rate, micro (samples in a forward pass), the dtype of the weights, threads, evaluate_every (steps),
 evaluate_responses (to a problem) and evaluate_temperature.
 """
 
@@ -31,7 +31,7 @@ def rewards(prompts: list[str], completions: list[str], label: list[str], **_oth
 
 
 class Lines(TrainerCallback):
-    """Step, seconds since training began without those of evaluations, mean reward; accuracy where it was evaluated."""
+    """Writes step, seconds of training without evaluations, mean reward, and the accuracy after an evaluation."""
 
     def __init__(self, settings: SimpleNamespace, tokenizer: Any) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ def main(settings: SimpleNamespace) -> None:
     config = GRPOConfig(
         output_dir=str(Path(settings.out).with_suffix("")),
         per_device_train_batch_size=settings.micro,
-        gradient_accumulation_steps=samples // settings.micro,  # one optimizer step a rollout
+        gradient_accumulation_steps=samples // settings.micro,  # one optimizer step for each rollout
         num_generations=settings.responses,
         max_completion_length=settings.max_new_tokens,
         max_steps=settings.steps,
@@ -101,7 +101,7 @@ def main(settings: SimpleNamespace) -> None:
         max_grad_norm=1.0,
         beta=0.001,
         entropy_coef=0.001,
-        loss_type="dapo",  # the mean over tokens, as OpenRLHF's
+        loss_type="dapo",  # the mean over tokens, as in OpenRLHF
         temperature=1.0,
         bf16=True,
         model_init_kwargs={"dtype": settings.dtype, "attn_implementation": settings.attention},

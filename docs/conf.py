@@ -1,7 +1,7 @@
 """The documentation as a site: `make docs` builds it into docs/_build.
 
-The pages are the project's Markdown files, where they are: so a link works here and on the forge alike. The source
-folder is the project's root, README the home page.
+The pages are the project's Markdown files in their places, so that a link works here and on the forge. The source
+folder is the project's root, and README is the home page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ author = "the bapo_openrlhf authors"
 copyright = author
 release = __version__
 
-# The side bar. A page that is missing here, or here and not there, is a warning; and warnings are errors.
+# The side bar. A page that is missing here, or that is here but does not exist, is a warning, and warnings are errors.
 CONTENTS = {
     "Start": ["docs/quickstart", "docs/concepts", "docs/results", "docs/performance"],
     "Use": [
@@ -31,7 +31,11 @@ CONTENTS = {
     ],
     "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],
     "Why and how": ["docs/paper_to_code", "docs/decisions", "docs/reliability"],
+<<<<<<< HEAD
     "Extend": ["docs/architecture", "docs/add_a_method", "CONTRIBUTING", "docs/dependencies", "CHANGELOG"],
+=======
+    "Extend": ["docs/add_a_method", "CONTRIBUTING", "docs/upgrade_openrlhf", "docs/dependencies", "CHANGELOG"],
+>>>>>>> main
     "Measured": [
         "benchmarks/results/adaptation",
         "benchmarks/results/delay",
@@ -47,28 +51,28 @@ root_doc = "README"
 include_patterns = ["*.md", "docs/*.md", "benchmarks/results/*.md"]
 exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "data"]
 extensions = ["myst_parser"]
-myst_heading_anchors = 4  # as the forge makes them, so that links to headings are checked
+myst_heading_anchors = 4  # the same anchors as on the forge, so that links to headings are checked
 nitpicky = True
-highlight_language = "none"  # of a block that names none
-smartquotes = False  # -- begins a flag, and is no dash
+highlight_language = "none"  # for a block that names no language
+smartquotes = False  # -- begins a flag; it is not a dash
 
 html_theme = "furo"
 html_title = f"bapo_openrlhf {__version__}"
 html_static_path = ["site/site.css"]
 html_css_files = ["site.css"]
-html_extra_path = ["site/index.html"]  # leads to README.html
+html_extra_path = ["site/index.html"]  # forwards to README.html
 html_copy_source = html_use_index = False
 
 
 def add_contents(app: Any, name: str, source: list[str]) -> None:
-    """The side bar's pages, at the end of the home page: there the forge needs no list of this kind."""
+    """Append the pages of the side bar to the home page. The forge needs no such list, so the file has none."""
     if name == root_doc:
         for caption, pages in CONTENTS.items():
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", *pages, "```", ""])
 
 
 def list_external_links(app: Any, error: Exception | None) -> None:
-    """external_links.txt beside the site: every address that leaves it, and the page that has it. None is fetched."""
+    """Write external_links.txt next to the site: each external address with the page that has it. None is fetched."""
     from docutils import nodes
 
     if error is None:

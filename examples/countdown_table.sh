@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Countdown at small scale, from nothing to a table, on the CPU: a base model made on the spot, BAPO-GRPO and BA-PPO
-# trained on generated problems, all three evaluated on CD-34 and CD-4. Run as a whole on 2 cores; see README.
-# After `make quickstart`, which installs: source .venv/bin/activate
+# From nothing to a table, on Countdown at small scale and on the CPU: makes a base model, trains BAPO-GRPO and BA-PPO on
+# generated problems, and evaluates all three models on CD-34 and CD-4. README has the result of a whole run on 2 cores.
+# Before it: `make quickstart`, which installs, and `source .venv/bin/activate`.
 set -euo pipefail
-cd "$(dirname "$0")/.." # presets name files by their path in the project's folder
+cd "$(dirname "$0")/.." # presets name files by their paths in the project's folder
 
-python -m bapo_openrlhf.workbench.quickstart --only-prepare # runs/base_model, if it is not there yet
+python -m bapo_openrlhf.workbench.quickstart --only-prepare # makes runs/base_model if it does not exist yet
 bapo-openrlhf prepare countdown --generate small --prompt short --limit train=1536
 for algorithm in bapo_grpo ba_ppo; do
     bapo-openrlhf train --config configs/quickstart.yaml --algorithm $algorithm --run.name countdown_$algorithm \

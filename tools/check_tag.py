@@ -1,7 +1,7 @@
-"""Whether a tag may be released: `python tools/check_tag.py v0.1.0`.
+"""Checks whether a tag may be released: `python tools/check_tag.py v0.1.0`.
 
 The tag, the package's version and the newest entry of CHANGELOG.md must be the same, and that entry must have a date.
-Prints the entry's text, the notes of the release.
+Prints the text of the entry, which becomes the notes of the release.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def check(tag: str, version: str, changelog: str) -> str:
-    """The newest entry's text.
+    """The text of the newest entry.
 
     Raises:
-        ValueError: saying what does not fit.
+        ValueError: the message says what does not fit.
     """
     if tag != f"v{version}":
         raise ValueError(f"tag is {tag}; bapo_openrlhf.__version__ is {version}, so it must be v{version}")
@@ -34,7 +34,7 @@ def check(tag: str, version: str, changelog: str) -> str:
 
 
 def main() -> int:
-    """Check, print the notes."""
+    """Check, and print the notes."""
     version = re.search(r'^__version__ = "(.+)"$', (ROOT / "bapo_openrlhf" / "__init__.py").read_text(), re.M)[1]
     try:
         print(check(sys.argv[1], version, (ROOT / "CHANGELOG.md").read_text()))

@@ -1,10 +1,10 @@
 """Builds the sdist and the wheel, and uses the wheel in a fresh environment: `python tools/check_wheel.py [OUT]`.
 
-Takes no network: the installed setuptools builds, and the fresh environment sees this one's packages as its
-dependencies. What is checked: the wheel has every file of the package and nothing else; what a study needs is in the
-sdist, and no run or data; commands and modules work from the wheel, in another folder.
+It needs no network: the installed setuptools builds, and the fresh environment uses this one's packages as its
+dependencies. It checks that the wheel has every file of the package and nothing else, that the sdist has what a study
+needs but no run and no data, and that commands and modules of the wheel work in another folder.
 
-Leaves both files in OUT (default: nowhere).
+If OUT is given, both files are left there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NOT_SOURCE = shutil.ignore_patterns(
     ".*", "__pycache__", "*.egg-info", "dist", "runs", "_build"
-)  # of what may lie around in a project's folder, to copy quickly
+)  # what a project's folder may contain and the copy does not need
 IN_SDIST = ("Makefile", "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml", "requirements",
             "configs", "examples", "docs", "tests", "benchmarks", "tools")  # fmt: skip
 
@@ -65,17 +65,17 @@ def main() -> int:
 
 
 def copy_source(source: Path) -> None:
-    """The project's folder without what builds, runs and editors left in it: an old build/ would get into a wheel."""
+    """Copy the project's folder without what builds, runs and editors left: an old build/ would get into a wheel."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
-        top = {"build", "data"} if Path(folder) == ROOT else set()  # bapo_openrlhf may have such names of its own
+        top = {"build", "data"} if Path(folder) == ROOT else set()  # inside bapo_openrlhf these names are source
         return NOT_SOURCE(folder, names) | top
 
     shutil.copytree(ROOT, source, ignore=left_out)
 
 
 def build(source: Path, kind: str, out: Path) -> Path:
-    """An sdist or a wheel, by the installed setuptools."""
+    """Build an sdist or a wheel with the installed setuptools."""
     code = f"import sys; from setuptools import build_meta as b; b.build_{kind}(sys.argv[1])"
     run([sys.executable, "-c", code, str(out)], source)
     return next(out.glob({"sdist": "*.tar.gz", "wheel": "*.whl"}[kind]))
@@ -87,14 +87,14 @@ def files_of(folder: Path, root: Path) -> set[str]:
 
 
 def check_wheel(wheel: Path, source: Path) -> None:
-    """Every file of the package is in it, and nothing else."""
+    """Check that the wheel has every file of the package, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     same("the wheel", names, files_of(source / "bapo_openrlhf", source))
 
 
 def check_sdist(sdist: Path, source: Path) -> None:
-    """The project's files are in it, and nothing that is none of them."""
+    """Check that the sdist has the project's files, and nothing else."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
     names = {name for name in names if ".egg-info/" not in name} - {"PKG-INFO", "setup.cfg", "MANIFEST.in"}
@@ -105,7 +105,7 @@ def check_sdist(sdist: Path, source: Path) -> None:
 
 
 def same(what: str, found: Iterable[str], wanted: Iterable[str]) -> None:
-    """Raise SystemExit that names what is missing and what should not be there."""
+    """Raise a SystemExit that names what is missing and what should not be there, if there is any."""
     missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or extra:
         raise SystemExit(f"{what} lacks {missing} and has {extra}, which it should not")
@@ -117,15 +117,15 @@ def use(wheel: Path, venv: Path, elsewhere: Path) -> None:
     python, program = venv / "bin" / "python", venv / "bin" / "bapo-openrlhf"
     flags = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
     run([sys.executable, "-m", "pip", "--python", str(python), "install", *flags, str(wheel)], ROOT)
-    # This environment's packages, after its own. Named in a .pth file, its own .pth files (an editable install) are
-    # not read.
+    # This environment's packages come after its own. Because a .pth file names the folders, the .pth files in them
+    # (an editable install) are not read.
     [site] = venv.glob("lib/python*/site-packages")
     paths = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     (site / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
 
     elsewhere.mkdir()
     shutil.copy(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml", elsewhere)
-    reward = site / "bapo_openrlhf" / "tasks" / "math.py"  # presets name it by its path in the project's folder
+    reward = site / "bapo_openrlhf" / "tasks" / "math.py"  # presets name the file by its path in the project's folder
     run([python, "-c", USE], elsewhere)
     version = run([program, "--version"], elsewhere).strip()
     assert f"-{version}-" in wheel.name, version
@@ -137,7 +137,7 @@ def use(wheel: Path, venv: Path, elsewhere: Path) -> None:
 
 
 def run(command: list[str | Path], folder: Path) -> str:
-    """Standard output of a command; SystemExit with all it said where it fails."""
+    """Run a command and return its standard output. If it fails, raise a SystemExit with its output."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Whether a change left the numbers of a run as they were: all four algorithms, deterministic, before and after.
+"""Checks that a change left the numbers of a run as they were, for all four algorithms.
 
     python -m bapo_openrlhf.workbench.quickstart --only-prepare   # base model and data, once
     git worktree add /tmp/before REVISION
@@ -6,9 +6,10 @@
     python tools/same_numbers.py run runs/same/after
     python tools/same_numbers.py compare runs/same/before runs/same/after
 
-Ten small steps of the quickstart's job for each algorithm and each number of ranks. Compared is every metric of every
-step but times, to the last digit. Each optimizer step is one group, so that every step is whole whatever the batch.
-Plain runs take one prompt a step and sample greedily, because OpenRLHF's requests to vLLM have no seed.
+`run` trains ten small deterministic steps of the quickstart's job for each algorithm and each number of ranks.
+`compare` compares every metric of every step but times, to the last digit. Each optimizer step is one group, so that
+every step is whole whatever the batch. Plain runs take one prompt a step and sample greedily, because OpenRLHF's
+requests to vLLM have no seed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TIMES = ("timing/", "seconds", "reward/call")  # parts of the names of metrics t
 
 
 def run(folder: Path) -> None:
-    """Train with the package that PYTHONPATH names; a run that is there is left as it is."""
+    """Train with the package that PYTHONPATH names. A run that is complete already is left as it is."""
     for ranks in RANKS:
         for algorithm in ALGORITHMS:
             name = f"{algorithm}_{ranks}"
@@ -33,7 +34,7 @@ def run(folder: Path) -> None:
                 continue
             flags = {
                 "algorithm": algorithm,
-                "train.micro_batch_size": 8 // ranks,  # whole groups for every rank: version 0.1 cut nothing
+                "train.micro_batch_size": 8 // ranks,  # whole groups for every rank, so that version 0.1 cuts nothing
                 "rollout.micro_batch_size": 8 // ranks,
                 "train.batch_size": 8,
                 "rollout.batch_size": 12,
@@ -58,7 +59,7 @@ def run(folder: Path) -> None:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print each metric that differs, with the first step and its two values there; returns how many runs differ."""
+    """Print each metric that differs, with the first such step and its two values. Return how many runs differ."""
     different = 0
     for folder in sorted(path.parent for path in after.glob("*/metrics.jsonl")):
         rows = [

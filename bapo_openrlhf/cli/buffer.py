@@ -1,4 +1,4 @@
-"""`bapo-openrlhf buffer`: what a checkpoint's hard and replay buffers hold."""
+"""`bapo-openrlhf buffer`: shows the content of the hard and the replay buffer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.record.state_file import CheckpointError
 from bapo_openrlhf.workbench import buffer
 
-LISTED = 50  # entries, where no limit is given
-WIDTH = 140  # of what is printed to a file
+LISTED = 50  # entries that are listed without --limit
+WIDTH = 140  # columns of the list in a file
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf buffer") -> int:
-    """Parse, read, choose, export or print."""
+    """Parse the flags, read and select the entries, then export or print them."""
     args = _parse(argv, prog)
     mean = None if args.mean is None else _bounds("mean", *map(_fraction, args.mean))
     age = None if args.age is None else _bounds("age", *args.age)
@@ -57,25 +57,37 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf buffer") -> int:
 def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="List what is stored in a checkpoint's hard and replay buffers. The checkpoint is not changed.",
+        description="List what the hard and the replay buffer of a checkpoint hold. The checkpoint is not changed.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
-    add("checkpoint", type=Path, metavar="CHECKPOINT", help="ckpt.path, for its newest whole checkpoint; or one "
-        "checkpoint's folder TAG in _adapt or _actor")  # fmt: skip
-    add("--buffer", choices=buffer.BUFFERS, help="only this one")
-    add("--mean", nargs=2, metavar=("LOW", "HIGH"), help="only group mean rewards from LOW to HIGH, as 0.25 or 1/4")
-    add("--age", nargs=2, type=int, metavar=("MIN", "MAX"), help="only entries so many trainer steps old")
-    add("--contains", metavar="TEXT", help="only prompts with this text")
-    add("--sort", choices=list(buffer.SORTS), default="stored", help="order; stored: the oldest of each buffer first")
-    add("--reverse", action="store_true", help="greatest first")
-    add("--limit", type=int, metavar="N", help=f"at most so many entries; {LISTED} of a list, if not given")
-    add("--export", type=Path, metavar="FILE.jsonl", help="write a line of JSON for each entry instead of the list")
-    add("--tokens", action="store_true", help="export token ids and log-probs, too")
-    add("--tokenizer", metavar="MODEL", help="model folder or name; its tokenizer shows the responses as text")
-    add("--rollout-delay", type=int, metavar="V", help="v, for ages in syncs; from the run's run.json, if not given")
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="ckpt.path, which means its newest whole "
+        "checkpoint; or the folder TAG of one checkpoint in _adapt or _actor")  # fmt: skip
+    add("--buffer", choices=buffer.BUFFERS, help="only this buffer")
+    add(
+        "--mean", nargs=2, metavar=("LOW", "HIGH"), help="only group mean rewards from LOW to HIGH, such as 0.25 or 1/4"
+    )
+    add("--age", nargs=2, type=int, metavar=("MIN", "MAX"), help="only entries that are MIN to MAX trainer steps old")
+    add("--contains", metavar="TEXT", help="only prompts that contain TEXT")
+    add(
+        "--sort",
+        choices=list(buffer.SORTS),
+        default="stored",
+        help="order of the entries; stored: the oldest of each buffer comes first",
+    )
+    add("--reverse", action="store_true", help="the highest comes first")
+    add("--limit", type=int, metavar="N", help=f"at most N entries; without it, a list has {LISTED}")
+    add("--export", type=Path, metavar="FILE.jsonl", help="write one line of JSON per entry instead of the list")
+    add("--tokens", action="store_true", help="also export token ids and log-probs")
+    add("--tokenizer", metavar="MODEL", help="folder or name of a model; its tokenizer turns the responses into text")
+    add(
+        "--rollout-delay",
+        type=int,
+        metavar="V",
+        help="v, from which ages in syncs follow; default: the value in run.json",
+    )
     return parser.parse_args(list(argv))
 
 
@@ -118,11 +130,11 @@ def _bounds(name: str, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _check_is_outside(path: Path, folder: Path) -> None:
-    """Raise ConfigError for an export into the checkpoints: one of their files might go."""
+    """Raise ConfigError for an export into the checkpoints, because it could overwrite one of their files."""
     top = folder.resolve().parent
     top = top.parent if top.name == "_adapt" else folder.resolve()
     if path.resolve().is_relative_to(top):
-        raise ConfigError(f"export {str(path)!r} is among the checkpoints in {top}, which stay as they are")
+        raise ConfigError(f"export {str(path)!r} is among the checkpoints in {top}, which must not be changed")
 
 
 if __name__ == "__main__":

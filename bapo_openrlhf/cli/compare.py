@@ -1,4 +1,4 @@
-"""`bapo-openrlhf compare`: two evaluations of the same problems, paired."""
+"""`bapo-openrlhf compare`: compare two evaluations of the same problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bapo_openrlhf.errors import refuse
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
-    """Parse, compare, print the table."""
+    """Parse the flags, compare, and print the table."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Compare evaluation B with evaluation A, problem by problem: differences with paired bootstrap "
@@ -19,13 +19,13 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
-    parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of an evaluation")
-    parser.add_argument("b", type=Path, metavar="RUN_B", help="folder of an evaluation")
-    parser.add_argument("--out", type=Path, help="folder of the results; runs/compare/A_B, if not given")
+    parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of evaluation A")
+    parser.add_argument("b", type=Path, metavar="RUN_B", help="folder of evaluation B")
+    parser.add_argument("--out", type=Path, help="folder of the results (default: runs/compare/A_B)")
     args = parser.parse_args(list(argv))
 
+    from bapo_openrlhf.cli.show import show
     from bapo_openrlhf.workbench.evaluation.compare import compare, table
-    from bapo_openrlhf.workbench.evaluation.tables import show
 
     out = args.out or Path("runs") / "compare" / f"{args.a.resolve().name}_{args.b.resolve().name}"
     result = compare(args.a, args.b, out)

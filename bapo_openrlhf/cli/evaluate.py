@@ -1,4 +1,4 @@
-"""`bapo-openrlhf evaluate`: ask a model the benchmarks, and set the results beside the paper's Table 1."""
+"""`bapo-openrlhf evaluate`: ask a model benchmarks, and show the results next to the paper's Table 1."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DEFAULT_KS = (1, 8, 32)
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
-    """Parse, evaluate, print the tables."""
+    """Parse the flags, evaluate, and print the tables."""
     args = parse(argv, prog)
 
+    from bapo_openrlhf.cli.show import show
     from bapo_openrlhf.workbench.evaluation.generate import Sampling
     from bapo_openrlhf.workbench.evaluation.request import Request
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
-    from bapo_openrlhf.workbench.evaluation.tables import show
 
     name = args.name or _name(Path(args.model))
     ks = _numbers("k", args.k) if args.k else sorted({k for k in DEFAULT_KS if k <= args.runs} | {max(args.runs, 1)})
@@ -48,10 +48,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
 
 
 def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse.Namespace:
-    """The command's flags; those of a training configuration (--config) take the place of the defaults.
+    """The command's flags. The values of a training configuration (--config) replace the defaults.
 
     Raises:
-        ConfigError: a flag is wrong, or no model is named.
+        ConfigError: A flag is wrong, or no model is named.
     """
     parser = build_parser(prog)
     args = parser.parse_args(list(argv))
@@ -59,12 +59,12 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse
         parser.set_defaults(**_as_trained(args.config))
         args = parser.parse_args(list(argv))
     if not args.model:
-        raise ConfigError("no model to evaluate; give --model, or the --config that it was trained with")
+        raise ConfigError("model is missing; give --model, or the --config of its training")
     return args
 
 
 def _as_trained(config: Sequence[str]) -> dict[str, Any]:
-    """What a training configuration says of the model that it leaves, and of how it is asked."""
+    """The flags that follow from a training configuration: the trained model, and how it was prompted."""
     from bapo_openrlhf.cli.arguments import parse as parse_training
 
     trained = parse_training(["--config", *config])
@@ -83,37 +83,37 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     """The command's flags."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Ask a model each problem of some benchmarks several times, judge the responses, and write a table "
-        "beside the paper's. Made again, the same command resumes what was interrupted.",
+        description="Ask a model each problem of some benchmarks several times, judge the responses, and show the "
+        "scores next to the paper's. The same command resumes an interrupted evaluation.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
-    add("--config", nargs="+", help="the configuration that a model was trained with: evaluate what it leaves, asked "
-        "as in training (model, markup, --max-new-tokens, --temperature, --top-p); other flags win")  # fmt: skip
+    add("--config", nargs="+", help="configuration of a training: evaluate its trained model with the same prompts and "
+        "sampling (model, markup, --max-new-tokens, --temperature, --top-p); other flags override it")  # fmt: skip
     add("--model", help="model folder, or name on the model hub")
-    add("--benchmarks", required=True, help="names with commas between: aime24,amc,... or NAME=FILE.jsonl (--reward)")
+    add("--benchmarks", required=True, help="names separated by commas: aime24,amc,... or NAME=FILE.jsonl (--reward)")
     add("--data", type=Path, default=Path("data"), help="folder that `bapo-openrlhf prepare` wrote to")
     add("--reward", type=Path, help="reward file (reward_func, and answer for maj@k) of benchmarks NAME=FILE.jsonl")
-    add("--limit", type=int, help="only the first so many problems of each benchmark")
-    add("--runs", type=int, default=32, help="responses of each problem")
-    add("--k", help=f"k of pass@k and maj@k; {','.join(map(str, DEFAULT_KS))} up to the runs, if not given")
-    add("--temperature", type=float, default=1.0, help="of sampling")
-    add("--top-p", type=float, default=1.0, help="of sampling")
-    add("--top-k", type=int, default=-1, help="of sampling; -1: all tokens")
-    add("--max-new-tokens", type=int, default=8192, help="longest response")
-    add("--max-model-len", type=int, help="tokens of prompt and response; the model's own limit, if not given")
+    add("--limit", type=int, help="use only so many problems from the start of each benchmark")
+    add("--runs", type=int, default=32, help="number of responses to each problem")
+    add("--k", help=f"values of k for pass@k and maj@k; without it {','.join(map(str, DEFAULT_KS))} up to the runs")
+    add("--temperature", type=float, default=1.0, help="temperature of sampling")
+    add("--top-p", type=float, default=1.0, help="top-p of sampling")
+    add("--top-k", type=int, default=-1, help="top-k of sampling; -1 allows all tokens")
+    add("--max-new-tokens", type=int, default=8192, help="tokens of the longest response")
+    add("--max-model-len", type=int, help="most tokens of prompt and response; without it the model's own limit")
     add("--skip-long", action="store_true", help="leave out problems that are too long for the model")
-    add("--no-chat-template", action="store_true", help="ask with the problem's text as it is")
-    add("--input-template", help="markup of your own, {} where the text goes; as --data.input_template in training")
-    add("--seed", type=int, default=42, help="of the responses, and of the intervals")
-    add("--name", help="what the tables call this run; the model's or its run's, if not given")
-    add("--out", type=Path, help="folder of the results; runs/eval/NAME, if not given")
-    add("--tensor-parallel-size", type=int, default=1, help="GPUs that share the model")
+    add("--no-chat-template", action="store_true", help="use the problem's text as the prompt")
+    add("--input-template", help="your own markup with {} in place of the text, as --data.input_template in training")
+    add("--seed", type=int, default=42, help="seed of the responses and of the intervals")
+    add("--name", help="name of this evaluation in the tables; without it the name of the model or of its run")
+    add("--out", type=Path, help="folder of the results; without it runs/eval/NAME")
+    add("--tensor-parallel-size", type=int, default=1, help="number of GPUs that share the model")
     add("--gpu-memory-utilization", type=float, default=0.9, help="share of each GPU's memory that vLLM takes")
-    add("--max-num-seqs", type=int, help="responses generated at the same time; vLLM's default, if not given. With 1, "
-        "none depends on the others (rounding in a batch does, a little)")  # fmt: skip
+    add("--max-num-seqs", type=int, help="responses that are generated at the same time; without it vLLM's default. "
+        "With 1 no response depends on others; otherwise rounding in a batch has a small effect")  # fmt: skip
     return parser
 
 
@@ -121,19 +121,19 @@ def _template(args: argparse.Namespace) -> bool | str:
     if args.input_template is None:
         return not args.no_chat_template
     if "{}" not in args.input_template:
-        raise ConfigError(f"input-template is {args.input_template!r}; it must have {{}} where the text goes")
-    return args.input_template.replace("\\n", "\n")  # a shell's \n is two characters
+        raise ConfigError(f"input-template is {args.input_template!r}; it must have {{}} in place of the text")
+    return args.input_template.replace("\\n", "\n")  # On a command line \n is two characters.
 
 
 def _numbers(flag: str, text: str) -> list[int]:
     try:
         return sorted({int(word) for word in text.split(",")})
     except ValueError:
-        raise ConfigError(f"{flag} is {text!r}; it must be whole numbers with commas between") from None
+        raise ConfigError(f"{flag} is {text!r}; it must be whole numbers, separated by commas") from None
 
 
 def _name(model: Path) -> str:
-    """The model's last name that says anything: training writes to runs/NAME/model."""
+    """The name of the model's folder. For runs/NAME/model, where training writes, it is NAME."""
     return model.parent.name if model.name == "model" and model.parent.name else model.name
 
 
@@ -141,7 +141,7 @@ def _out(out: Path | None, name: str) -> Path:
     if out is not None:
         return out
     if not name or Path(name).name != name or name in (".", ".."):
-        raise ConfigError(f"name is {name!r}, which cannot be a folder's name; give --name or --out")
+        raise ConfigError(f"name is {name!r}; it must be a valid name for a folder: give --name or --out")
     return Path("runs") / "eval" / name
 
 

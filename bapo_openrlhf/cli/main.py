@@ -1,4 +1,4 @@
-"""`bapo-openrlhf COMMAND`: the commands by name. Nothing heavy is imported before a command needs it."""
+"""`bapo-openrlhf COMMAND`: the commands by name. Heavy packages are imported only when a command needs them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bapo_openrlhf.errors import ConfigError, RunError
 COMMANDS = {
     "train": "train a model (every OpenRLHF flag, plus --algorithm and --adapt.*)",
     "check": "validate a configuration without models or GPU, and print what would run",
-    "prepare": "turn a task's public data into what training and evaluation read",
-    "evaluate": "a model on benchmarks: avg@k, pass@k, maj@k with intervals, beside the paper's table",
-    "compare": "two evaluations, problem by problem",
-    "watch": "a run in the terminal while it goes on",
-    "report": "one HTML page that shows and compares runs",
-    "study": "a grid of methods and seeds on the real stack, run and compared",
+    "prepare": "turn the public data of a task into the files that training and evaluation read",
+    "evaluate": "evaluate a model on benchmarks: avg@k, pass@k, maj@k with intervals, next to the paper's table",
+    "compare": "compare two evaluations, problem by problem",
+    "watch": "show a run in the terminal while it goes on",
+    "report": "write one HTML page that shows and compares runs",
+    "study": "run and compare a grid of methods and seeds on the real stack",
     "plan": "predict time, memory and traffic on other models and GPUs; nothing is loaded",
-    "buffer": "what a checkpoint's hard and replay buffers hold",
+    "buffer": "list what the hard and the replay buffer of a checkpoint hold",
 }
 
 
 def usage() -> str:
-    """The commands, a line each."""
+    """One line per command."""
     lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
     return "\n".join(
         ["usage: bapo-openrlhf COMMAND [flags]", "", *lines, "", "bapo-openrlhf COMMAND --help: its flags"]
@@ -32,7 +32,7 @@ def usage() -> str:
 
 
 def run(argv: Sequence[str], prog: str | None = None) -> int:
-    """Run one command. Bad input is one line on standard error and exit status 2, a failed run one and status 1."""
+    """Run one command. Bad input gives one line on standard error and status 2, a failed run one line and status 1."""
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0

@@ -1,4 +1,4 @@
-"""`bapo-openrlhf plan`: what a run would take on other models and GPUs, predicted without loading anything."""
+"""`bapo-openrlhf plan`: predict what a run would take with other models and GPUs, without loading anything."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
-    """The command's own flags; all others are those of `train`."""
+    """The command's own flags. All other flags are those of `train`."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Predict, for GRPO, PPO, DAPO, BAPO-GRPO and BA-PPO: responses, seconds a step by phase, memory, "
-        "traffic. Nothing is loaded or measured. All flags of `train` are taken too, first of all --config.",
+        description="Predict responses, seconds per step by phase, memory and traffic for GRPO, PPO, DAPO, BAPO-GRPO "
+        "and BA-PPO. Nothing is loaded or measured. All flags of `train` are allowed too, above all --config.",
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (default: 8 to 1024)")
-    parser.add_argument("--models", nargs="+", default=None, metavar="SIZE", help=f"sizes, of {' '.join(SHAPES)} "
-                        "(default: the actor where it is a local folder, else all)")  # fmt: skip
+    parser.add_argument("--models", nargs="+", default=None, metavar="SIZE", help=f"any of {' '.join(SHAPES)} "
+                        "(default: the actor if it is a local folder, otherwise all)")  # fmt: skip
     parser.add_argument("--gpu", default="H100", help=f"kind of GPU: {', '.join(DATA_SHEETS)} (default: H100)")
     parser.add_argument("--steps", type=int, default=100, help="trainer steps of the whole run (default: 100)")
     parser.add_argument("--measured", type=Path, default=None, metavar="RUN", help="folder of a run whose shares of "
-                        "groups and lengths are taken in the place of the assumed ones")  # fmt: skip
+                        "groups and lengths replace the assumed ones")  # fmt: skip
     parser.add_argument("--out", type=Path, default=None, help="folder for plan.json, plan.md and plan.png")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     return parser
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
-    """Parse, plan, print."""
+    """Parse the flags, make the plan, and print it."""
     mine, rest = build_parser(prog).parse_known_args(list(argv))
     for name, values in (("gpus", mine.gpus), ("steps", [mine.steps])):
         for value in values:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
 
 
 def _shapes(sizes: Sequence[str] | None, actor: str | None) -> list[ModelShape]:
-    """The shapes of the sizes that were asked for; without any, the actor's own where it is here, else all."""
+    """The shapes of the requested sizes. Without any: the actor's own shape if it is a folder, otherwise all."""
     for size in sizes or []:
         if size not in SHAPES:
             raise ConfigError(f"models has {size!r}; each must be one of {', '.join(SHAPES)}")

@@ -1,4 +1,4 @@
-"""`bapo-openrlhf prepare`: public data sets, or problems made on the spot, as files that OpenRLHF reads."""
+"""`bapo-openrlhf prepare`: write public data sets or generated problems as files that OpenRLHF reads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rich.table import Table
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.tasks.task import Task
+from bapo_openrlhf.workbench.pages.text import one_line
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
-from bapo_openrlhf.workbench.prepare.tables import FORMATS, parse_local
+from bapo_openrlhf.workbench.prepare.source_rows import FORMATS, parse_local
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
-    """Parse, prepare, print what was written and what was left out."""
+    """Parse the flags, prepare the files, and print what was written and what was left out."""
     given = _parser(prog).parse_args(list(argv))
     task = get_task(given.task)
     request = _request(task, given)
@@ -36,21 +37,21 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("task", help=f"{', '.join(TASKS)}, or a .py file with a TASK of your own")
     add("--out", type=Path, help="folder of the files (default: data/TASK)")
-    add("--parts", help="train and benchmarks to prepare, with commas (default: all)")
-    add("--local", action="append", default=[], metavar="PART=PATH",
-        help=f"a copy of the published data: a file ({', '.join(FORMATS)}) or a folder; several times")  # fmt: skip
-    add("--generate", metavar="GENERATOR", help="make problems on the spot instead; a name that is none lists them")
-    add("--prompt", help="which of the task's prompts (default: the first; a name that is none lists them)")
-    add("--limit", action="append", default=[], metavar="PART=N",
-        help="most problems of a part; several times (default: the paper's numbers, or the generator's)")  # fmt: skip
-    add("--seed", type=int, default=0, help="of the order in which one data set is shared out, and of generated "
-        "problems (default: 0)")  # fmt: skip
-    add("--bad-rows", choices=["skip", "fail"], default="skip", help="skip and count them, or stop (default: skip)")
+    add("--parts", help="parts to prepare, separated by commas: train, names of benchmarks (default: all)")
+    add("--local", action="append", default=[], metavar="PART=PATH", help="local copy of the published data: a "
+        f"file ({', '.join(FORMATS)}) or a folder; may be given several times")  # fmt: skip
+    add("--generate", metavar="GENERATOR", help="generate problems instead; an unknown name lists the generators")
+    add("--prompt", help="which prompt of the task (default: the first; an unknown name lists them)")
+    add("--limit", action="append", default=[], metavar="PART=N", help="most problems of a part; may be given several "
+        "times (default: the number of the paper, or of the generator)")  # fmt: skip
+    add("--seed", type=int, default=0, help="seed of the order in which one data set is divided into parts, and of "
+        "generated problems (default: 0)")  # fmt: skip
+    add("--bad-rows", choices=["skip", "fail"], default="skip", help="skip and count bad rows, or stop (default: skip)")
     add("--overlap", choices=["report", "drop"], default="report",
-        help="training problems that are in a benchmark: report them, or leave them out (default: report)")  # fmt: skip
-    add("--tokenizer", help="model whose tokens are counted in prompts, with its chat template where it has one")
-    add("--max-prompt-tokens", type=int, default=2048, help="prompts with more are left out (default: 2048)")
-    add("--refresh", action="store_true", help="make again what is there")
+        help="report training problems that are in a benchmark, or leave them out (default: report)")  # fmt: skip
+    add("--tokenizer", help="model whose tokenizer counts the tokens of prompts, with its chat template if it has one")
+    add("--max-prompt-tokens", type=int, default=2048, help="longer prompts are left out (default: 2048)")
+    add("--refresh", action="store_true", help="make existing files again")
     return parser
 
 
@@ -79,19 +80,19 @@ def _limits(words: Sequence[str]) -> dict[str, int]:
     for word in words:
         part, _, number = word.partition("=")
         if not number.isdecimal() or int(number) < 1:
-            raise ConfigError(f"--limit is {word!r}; it must be PART=N with N at least 1")
+            raise ConfigError(f"--limit is {word!r}; it must be PART=N, and N must be at least 1")
         limits[part] = int(number)
     return limits
 
 
 def _token_counter(name: str) -> Callable[[str], int]:
-    """Tokens of a prompt as a model of that name gets it."""
+    """A function that counts the tokens of a prompt for a model."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except Exception as error:
-        raise ConfigError(f"--tokenizer {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(f"--tokenizer is {name}; it cannot be loaded: {one_line(error)}") from None
 
     def count(text: str) -> int:
         if tokenizer.chat_template:
@@ -124,8 +125,8 @@ def _overlap_lines(manifest: Mapping[str, Any], request: Request) -> list[str]:
         total = manifest["parts"][part]["written"]
         if counts["same"] or counts["near"]:
             lines.append(
-                f"[bold]overlap[/]: {counts['same']} of {total} problems of {part} are in the training data, "
-                f"{counts['near']} more nearly ({request.out}/overlap.jsonl); --overlap drop leaves them out of it"
+                f"[bold]overlap[/]: {counts['same']} of {total} problems of {part} are in the training data, and "
+                f"{counts['near']} more nearly are ({request.out}/overlap.jsonl); --overlap drop leaves them out there"
             )
         else:
             lines.append(f"overlap: no problem of {part} is in the training data")

@@ -1,4 +1,4 @@
-"""`bapo-openrlhf study`: a grid of methods, advantage paths and seeds on the real stack, compared."""
+"""`bapo-openrlhf study`: runs a grid of methods, advantage paths and seeds on the real stack, and compares them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bapo_openrlhf.errors import ConfigError, RunError, refuse
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
-    """Parse, check every arm, run what is not done, write table and report."""
+    """Check every arm, run the runs that are not done, and write the table and the page."""
     given = _parse(argv, prog)
     for name in ("pandas", "pyarrow", "scipy"):
         if find_spec(name) is None:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
         outcome = _run(study.name, planned, steps, devices, parallel, given.max_hours)
     _write(study, planned, out)
     print(f"{outcome.done} of {len(planned)} runs are done", end="")
-    print(f"; {outcome.left} are left: the same command goes on with them" if outcome.left else "")
+    print(f"; {outcome.left} are left: the same command continues with them" if outcome.left else "")
     if outcome.failed:
         places = ", ".join(outcome.failed)
         raise RunError(f"{len(outcome.failed)} runs failed: {places}; the output of each is in {out}/runs/NAME")
@@ -51,17 +51,21 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Run a grid of methods, advantage paths and seeds on the real stack, several runs in one Ray, and "
-        "compare them: one table (parquet and CSV), one HTML page, its tables in Markdown. The same command goes on "
-        "where it was stopped.",
+        "compare them. The results are one table (parquet and CSV), one HTML page, and the page's main tables in "
+        "Markdown. If the study was stopped, the same command continues it.",
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
-    parser.add_argument("--config", type=Path, required=True, metavar="YAML", help="the study: configs/studies/*.yaml")
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="YAML", help="the study's file: configs/studies/*.yaml"
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")
-    parser.add_argument("--parallel", type=int, metavar="N", help="runs at a time; default: the file's")
-    parser.add_argument("--max-hours", type=float, metavar="H", help="after so long no further run is begun")
-    parser.add_argument("--smoke", action="store_true", help="only the file's `smoke`, with the first seed")
-    parser.add_argument("--only-report", action="store_true", help="run nothing: table and page of what is there")
+    parser.add_argument("--parallel", type=int, metavar="N", help="number of runs at a time; default: the file's")
+    parser.add_argument("--max-hours", type=float, metavar="H", help="start no further run after H hours")
+    parser.add_argument("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
+    parser.add_argument(
+        "--only-report", action="store_true", help="run nothing; write table and page of the runs so far"
+    )
     given = parser.parse_args(list(argv))
     for name, least in (("parallel", 1), ("max_hours", 0)):
         value = getattr(given, name)
@@ -79,10 +83,10 @@ def _prepare(command: Sequence[str]) -> None:
 
 
 def _check(planned: Sequence) -> tuple[dict[str, int], int]:
-    """Trainer steps of each run by name, and the most devices that one takes.
+    """Check every arm; return the number of trainer steps of each run by name, and the most devices that a run takes.
 
     Raises:
-        ConfigError: before anything loads, naming the arm.
+        ConfigError: The flags or inputs of an arm are not valid. The message names the arm.
     """
     from bapo_openrlhf.adapt.arithmetic import epoch_steps
     from bapo_openrlhf.cli import arguments
@@ -119,21 +123,20 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
 
 
 def _write(study, planned: Sequence, out: Path) -> int:
-    """Table, page, and what became of the claims."""
+    """Write the table, the summary and the page, and print the verdict on each claim."""
     from bapo_openrlhf.cli.report import charts_bar
     from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.workbench.report.runs import read_run
     from bapo_openrlhf.workbench.study.claims import table_of
-    from bapo_openrlhf.workbench.study.data import Results, StudyRun
+    from bapo_openrlhf.workbench.study.data import Results
     from bapo_openrlhf.workbench.study.page import make_study_page
+    from bapo_openrlhf.workbench.study.steps import StudyRun, write_table
     from bapo_openrlhf.workbench.study.summary import summary
-    from bapo_openrlhf.workbench.study.tidy import write_table
 
     begun = [run for run in planned if record.read_metrics(run.folder)]
     if not begun:
         raise ConfigError(f"study: no run in {out}/runs has made a step yet")
     runs = [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in begun]
-    paths = write_table(planned, out)
     commits = sorted({str(found.run.fact("commit")) for found in runs})
     about = {
         **record.provenance(),
@@ -141,9 +144,9 @@ def _write(study, planned: Sequence, out: Path) -> int:
         "seeds": ", ".join(map(str, study.seeds)),
     }
     results = Results(study, runs)
-    paths += [out / "summary.md", out / "report.html"]
+    paths = [*write_table(results.table, out), out / "summary.md", out / "report.html"]
     paths[-2].write_text(summary(results, about), encoding="utf-8")
-    paths[-1].write_text(make_study_page(study, runs, about, progress=charts_bar), encoding="utf-8")
+    paths[-1].write_text(make_study_page(results, about, progress=charts_bar), encoding="utf-8")
     for row in table_of(results).rows:
         says, source, verdict, measured, interval, *_ = row
         print(f"{verdict:<15} {says} ({source}): {measured}, 95 % {interval}")

@@ -77,7 +77,7 @@ def deepspeed_strategy(module: ModuleType) -> None:
     module.DeepspeedStrategy.moving_average = moving_average
 
 
-@replaces("openrlhf.trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer")
+@replaces("openrlhf.trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer.__init__")
 def replay_buffer(module: ModuleType) -> None:
     """`NaiveReplayBuffer` builds `torch.device(f"cuda:{torch.cuda.current_device()}")`, which needs a number."""
     original = module.NaiveReplayBuffer.__init__

@@ -25,6 +25,7 @@ WRITTEN_FOR: dict[tuple[str, ...], str] = {
 }
 
 PATCHES: dict[str, Patch] = {}  # by module: called with the module after it was executed
+REPLACED: dict[str, tuple[str, ...]] = {}  # by module: dotted names that its patch replaces or relies on
 AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {}  # by module: active while the module is executed
 
 
@@ -43,7 +44,7 @@ def replaces(module: str, *names: str) -> Callable[[Patch], Patch]:
                 require(reduce(_attribute, owners, module), last)
             patch(module)
 
-        PATCHES[module] = checked
+        PATCHES[module], REPLACED[module] = checked, names
         return checked
 
     return register

@@ -147,13 +147,13 @@ def _train(args: SimpleNamespace) -> None:
 
     import ray
 
-    from bapo_openrlhf.training.rebind import batch_adaptation
+    from bapo_openrlhf.training.rebind import openrlhf_for_a_run
 
     own_ray = cpu.active() and not ray.is_initialized()
     if own_ray:
         ray.init(**cpu.ray_init_kwargs(logical_gpus(args)))
     try:
-        with batch_adaptation(args.adapt.enabled) as openrlhf:
+        with openrlhf_for_a_run(args.adapt.enabled) as openrlhf:
             openrlhf.train(args)
     except ray.exceptions.RayError as error:
         traceback.print_exc()

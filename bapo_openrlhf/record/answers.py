@@ -1,4 +1,4 @@
-"""Which sampled answers a run keeps: of prompts that failed, and of those that were solved after that."""
+"""Which sampled answers a run keeps: those of prompts that failed, and those of prompts that were solved later."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
-GAP = " ... "  # stands for the middle of a response that is too long
+GAP = " ... "  # replaces the middle of a response that is too long
 
 
 class PromptStates:
-    """Which prompts have failed and which were solved after that, so that each is told once.
+    """Which prompts have failed and which were solved later, so that each is reported once.
 
     Args:
-        answers: what the run has kept so far (`record.read_answers`).
+        answers: The rows that the run has kept so far (`run_record.read_answers`).
     """
 
     def __init__(self, answers: Iterable[Mapping[str, Any]] = ()) -> None:
         self._told = {(row["kind"], row["prompt"]) for row in answers}
 
     def news(self, prompt: str, mean: Fraction | None) -> str | None:
-        """What a group tells of its prompt for the first time.
+        """Whether a group shows something new about its prompt.
 
         Args:
             prompt: Prompt.id.
-            mean: group mean reward; None where the group has none.
+            mean: Group mean reward. None if the group has none.
 
         Returns:
-            failed: it is 0. solved: it is above 0, and the prompt has failed before. None otherwise.
+            "failed" if the mean is 0 for the first time, "solved" if it is above 0 for the first time after a failure,
+            and None otherwise.
         """
         if mean == 0:
             kind = "failed"
@@ -42,7 +43,7 @@ class PromptStates:
 
 
 def shortened(text: str, chars: int) -> str:
-    """`text` in at most `chars` characters: its beginning and its end, where the answer is."""
+    """`text` in at most `chars` characters. Its beginning and its end stay, because the answer is at the end."""
     if len(text) <= chars:
         return text
     kept = max(chars - len(GAP), 0)

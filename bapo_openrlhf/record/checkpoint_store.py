@@ -1,15 +1,15 @@
-"""Which checkpoints are whole. OpenRLHF saves the models, this project the state of the batch adaptation.
+"""Which checkpoints are whole. OpenRLHF saves the models, and this project saves the state of the batch adaptation.
 
-    ckpt.path/_actor/TAG/    the actor, by DeepSpeed
-    ckpt.path/_critic/TAG/   the critic, where there is one
-    ckpt.path/_adapt/TAG/    the batch adaptation: its state, and manifest.json
+    ckpt.path/_actor/TAG/    the actor, saved by DeepSpeed
+    ckpt.path/_critic/TAG/   the critic, if there is one
+    ckpt.path/_adapt/TAG/    the batch adaptation: its state and manifest.json
 
-TAG is global_stepN, or best_global_stepN after an evaluation. A checkpoint is whole when its manifest is there and
-every file that it lists is as it was. The manifest is written last, so whatever stops a save, the newest whole
-checkpoint is an older one and is found.
+TAG is global_stepN, or best_global_stepN after an evaluation. A checkpoint is *whole* if it has a manifest and every
+listed file is unchanged. The manifest is written last. Therefore an interrupted save is never whole, and the newest
+whole checkpoint is an older one.
 
-The manifest has a digest of each file in _adapt, but of model files only the size: they are too large to hash at every
-save. So a model file that lost its content but not its size, say in a power cut, passes.
+The manifest has a digest of each file in _adapt. Model files are too large to hash at every save, so it has only their
+sizes. A model file that lost its content but not its size, for example in a power cut, is not noticed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from bapo_openrlhf.record.state_file import (
 
 ACTOR, CRITIC, ADAPT = "_actor", "_critic", "_adapt"
 MANIFEST = "manifest.json"
-MARKER = "UNFINISHED"  # from `begin` to `complete`
+MARKER = "UNFINISHED"  # is there from `begin` to `complete`
 KIND = "bapo_openrlhf checkpoint"
 TAG = re.compile(r"(best_)?global_step([0-9]+)")
 
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """A CheckpointError that names the file, for an OSError."""
+    """Turn an OSError into a CheckpointError that names the file."""
     try:
         yield
     except OSError as error:
@@ -52,13 +52,16 @@ def os_errors() -> Iterator[None]:
 class CheckpointStore:
     """The checkpoints of one run.
 
-    A save is `begin`, then all files in any order, then `complete`. A folder that is a symbolic link is an error: what
-    it leads to is neither read nor deleted. Every method raises CheckpointError, which names the file, where the
-    system does not let it read or write, and ValueError for a tag that OpenRLHF does not give.
+    A save is `begin`, then all files in any order, then `complete`. A symbolic link is an error: its target is neither
+    read nor deleted.
 
     Args:
         path: ckpt.path.
-        critic: whether the run has a critic.
+        critic: Whether the run has a critic.
+
+    Raises:
+        CheckpointError: Any method could not read or write a file. The message names it.
+        ValueError: A tag is not one of OpenRLHF's.
     """
 
     def __init__(self, path: Path, *, critic: bool) -> None:
@@ -69,14 +72,14 @@ class CheckpointStore:
 
     @os_errors()
     def begin(self, tag: str) -> Path:
-        """Make _adapt/TAG, empty but for a marker, and return it.
+        """Create _adapt/TAG, which contains only a marker, and return it.
 
-        What an older attempt left of this tag is removed first, the models too: DeepSpeed would overwrite them file by
-        file, and a mixture of two attempts must not pass for one.
+        The files of an older attempt with this tag, including its models, are deleted first. Otherwise DeepSpeed would
+        overwrite the models file by file, and a mixture of two attempts could look like one.
         """
         folder = self._folder(ADAPT, tag)
         folder.mkdir(parents=True, exist_ok=True)
-        # In this order: the tag is whole as before until its manifest goes, and by then it has the marker.
+        # The order matters: the old checkpoint is whole until its manifest is deleted, and by then the marker is there.
         with open(folder / MARKER, "wb") as file:
             os.fsync(file.fileno())
         sync_folder(folder)
@@ -90,14 +93,14 @@ class CheckpointStore:
 
     @os_errors()
     def complete(self, tag: str, step: int) -> None:
-        """Write the manifest over all files of the tag, and take the marker away.
+        """Write the manifest of all files of the tag, and delete the marker.
 
         Args:
-            tag: as given to `begin`.
-            step: trainer step, for the record.
+            tag: The tag that `begin` got.
+            step: Trainer step, which the manifest records.
 
         Raises:
-            CheckpointError: a model's folder holds no file.
+            CheckpointError: The folder of a model has no file.
         """
         folder = self._folder(ADAPT, tag)
         files = {}
@@ -115,23 +118,23 @@ class CheckpointStore:
 
     @os_errors()
     def abandon(self, tag: str) -> None:
-        """Undo `begin`, where no models were saved after all."""
+        """Undo `begin`, because no models were saved."""
         _remove_last(self._folder(ADAPT, tag), MARKER)
 
     @os_errors()
     def has_models(self, tag: str) -> bool:
-        """Whether OpenRLHF saved the actor under this tag."""
+        """Whether OpenRLHF has saved the actor under this tag."""
         return bool(self._files(ACTOR, tag))
 
     def folder(self, tag: str) -> Path:
-        """_adapt/TAG."""
+        """Path of _adapt/TAG."""
         return self._folder(ADAPT, tag)
 
     # ── Loading ──
 
     @os_errors()
     def check(self, tag: str) -> None:
-        """Raise CheckpointError unless the tag is whole; names the first file that is missing or not as it was."""
+        """Raise CheckpointError unless the tag is whole. The message names the first missing or changed file."""
         files = self._manifest(tag)["files"]
         for part in self.models:
             if not any(PurePosixPath(path).parts[0] == part for path in files):
@@ -145,7 +148,7 @@ class CheckpointStore:
 
     @os_errors()
     def tags(self) -> list[str]:
-        """All tags that have a folder in _adapt: newest step first, then the regular before the best one."""
+        """All tags with a folder in _adapt, newest step first. Within a step global_stepN comes before the best one."""
 
         def age(tag: str) -> tuple[int, bool]:
             best, step = TAG.fullmatch(tag).groups()
@@ -155,44 +158,44 @@ class CheckpointStore:
 
     @os_errors()
     def newest_whole(self, report: Callable[[str], None]) -> str | None:
-        """The newest tag that passes `check`; None where there is none.
+        """The newest tag that passes `check`, or None.
 
         Args:
-            report: is called with the name of each newer one, and why it was passed over.
+            report: Is called with a line about each newer tag that was skipped, and why.
         """
         for tag in self.tags():
             try:
                 self.check(tag)
             except CheckpointError as error:
-                report(f"checkpoint {tag} is passed over: {error}")
+                report(f"checkpoint {tag} is skipped: {error}")
             else:
                 return tag
         return None
 
     @os_errors()
     def point_to(self, tag: str) -> None:
-        """Have OpenRLHF load this tag: it loads the one that a file `latest` beside each model's tags names."""
+        """Make OpenRLHF load this tag, which it reads from a file `latest` next to the tags of each model."""
         for part in self.models:
             write_atomically(self._folder(part, tag).parent / "latest", tag.encode("ascii"))
 
     @os_errors()
     def has_foreign(self) -> bool:
-        """Whether _actor has a checkpoint without a folder in _adapt: one written without batch adaptation."""
+        """Whether _actor has a tag that _adapt lacks, because the checkpoint was written without batch adaptation."""
         return not set(self._tags_in(ACTOR)) <= set(self._tags_in(ADAPT))
 
-    # ── Clearing up ──
+    # ── Deleting ──
 
     @os_errors()
     def remove_unfinished(self) -> list[str]:
-        """Delete what saves that never ended left, the models too, and return the tags.
+        """Delete the files of interrupted saves, including their models, and return their tags.
 
-        They can never be loaded, and would count for OpenRLHF, which keeps --ckpt.max_num of them.
+        They can never be loaded, but OpenRLHF would count them among the --ckpt.max_num checkpoints that it keeps.
         """
         removed = []
         for tag in self.tags():
             folder = self._folder(ADAPT, tag)
             names = os.listdir(folder)
-            # An empty folder is what is left between two operations of `begin`, or of this method.
+            # A folder is empty between two operations of `begin` or of this method.
             if MANIFEST not in names and (MARKER in names or not names):
                 self._remove_models(tag)
                 _remove_last(folder, MARKER)
@@ -201,13 +204,13 @@ class CheckpointStore:
 
     @os_errors()
     def forget_rotated(self) -> None:
-        """Delete from _adapt the finished tags that OpenRLHF has deleted from _actor, as --ckpt.max_num asks."""
+        """Delete from _adapt the finished tags that OpenRLHF has deleted from _actor because of --ckpt.max_num."""
         for tag in self.tags():
             folder = self._folder(ADAPT, tag)
             if (folder / MANIFEST).exists() and not self._folder(ACTOR, tag).exists():
                 _remove_last(folder, MANIFEST)
 
-    # ── Files; paths are relative to `self.path`, with slashes ──
+    # ── Files. Paths are relative to `self.path` and have slashes ──
 
     def _folder(self, part: str, tag: str) -> Path:
         if not TAG.fullmatch(tag):
@@ -216,7 +219,7 @@ class CheckpointStore:
         return self.path / part / tag
 
     def _refuse_links(self, path: str) -> None:
-        """Raise unless no step on the way from ckpt.path to `path` is a symbolic link."""
+        """Raise CheckpointError if any part of `path` below ckpt.path is a symbolic link."""
         step = self.path
         for name in PurePosixPath(path).parts:
             step = step / name
@@ -243,7 +246,7 @@ class CheckpointStore:
         return manifest
 
     def _files(self, part: str, tag: str) -> list[str]:
-        """Every file of the tag, links included, sorted."""
+        """Every file and link of the tag, sorted."""
 
         def stop(error: OSError) -> None:
             raise error
@@ -278,7 +281,7 @@ class CheckpointStore:
 
 
 def _empty(folder: Path, *, but: str) -> None:
-    """Delete all in the folder except the entry `but`."""
+    """Delete everything in the folder except the entry `but`."""
     for path in sorted(folder.iterdir()):
         if path.name == but:
             continue
@@ -290,7 +293,7 @@ def _empty(folder: Path, *, but: str) -> None:
 
 
 def _remove_last(folder: Path, name: str) -> None:
-    """Delete the folder, the file `name` in it last: what it says of the folder holds until then."""
+    """Delete the folder. The file `name` goes last, because it describes the folder until then."""
     _empty(folder, but=name)
     (folder / name).unlink(missing_ok=True)
     folder.rmdir()
@@ -298,10 +301,10 @@ def _remove_last(folder: Path, name: str) -> None:
 
 
 def _remove_tree(folder: Path) -> None:
-    """Delete a folder; links in it are deleted, not followed."""
+    """Delete a folder. Links in it are deleted and not followed."""
 
     def stop(_function: Any, path: str, error: tuple) -> None:
-        # Python's own error has the last part of the path alone.
+        # Python's own error has only the last part of the path.
         raise OSError(error[1].errno, error[1].strerror, path) from error[1]
 
     shutil.rmtree(folder, onerror=stop)

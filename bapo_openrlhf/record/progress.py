@@ -1,4 +1,4 @@
-"""One progress bar for a run whose own output goes to a file."""
+"""Shows one progress bar for a run and sends the run's own output to a file."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import Follower
+from bapo_openrlhf.record.run_record import REWARD
 
 LOG = "train.log"
 
 
 @contextmanager
 def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[None]:
-    """Send everything this process prints (Ray's workers included) to train.log; show steps on the terminal instead.
+    """Show the steps of a run on the terminal, and send all output of this process and Ray's workers to train.log.
 
-    Where standard error is no terminal, a plain line is printed now and then. When the block fails, the end of the log
-    is printed.
+    If standard error is not a terminal, a plain line is printed now and then. If the block fails, the end of the log is
+    printed.
 
     Args:
-        folder: the run's folder.
-        total_steps: trainer steps of the run; None when they are not known.
-        title: what the bar says.
+        folder: Folder of the run.
+        total_steps: Number of trainer steps of the run. None if unknown.
+        title: Text before the bar.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -71,7 +72,7 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
 
 
 def _watch(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
-    """Show the steps until told to stop."""
+    """Show the steps until `stop` is set."""
     console = Console(file=terminal)
     if not console.is_terminal:
         _print_lines(folder, total, title, terminal, stop)
@@ -113,6 +114,6 @@ def _print_lines(folder: Path, total: int | None, title: str, terminal, stop: th
 
 
 def _note(row: dict) -> str:
-    """Reward and composition of one step."""
-    counts = [int(row.get(f"groups/{source}") or 0) for source in record.SOURCES]
-    return f"reward {row.get(record.REWARD) or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"
+    """Reward and batch composition of one step."""
+    counts = [int(row.get(f"groups/{source}") or 0) for source in SOURCES]
+    return f"reward {row.get(REWARD) or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"

@@ -1,7 +1,7 @@
-"""Nested plain state as two files: NAME.json, its structure, and NAME.safetensors, its arrays. Nothing is pickled.
+"""Stores nested plain state in two files: NAME.json has its structure, NAME.safetensors its arrays. It never pickles.
 
-Each file is written whole or not at all, and its digest is kept in the JSON. So a file that was cut short, changed, or
-belongs to another save is an error when read, never other numbers.
+Each file is written completely or not at all, and the JSON has the digests of both. Therefore a file that was cut short
+or changed, or that belongs to another save, raises an error and never yields wrong numbers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from safetensors.numpy import save as save_numpy
 FORMAT_VERSION = 1
 KIND = "bapo_openrlhf state"
 
-# What a safetensors file can hold, by the names that numpy and torch give it.
+# The types that a safetensors file can hold, by their names in numpy and torch.
 INTEGERS = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 NUMPY_DTYPES = INTEGERS | {"float16", "float32", "float64", "complex64"}
 NUMPY_NAMES = {"BOOL" if name == "bool" else name[0].upper() + re.sub(r"\D", "", name): name for name in NUMPY_DTYPES}
 TORCH_DTYPES = NUMPY_DTYPES | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 REFUSED = "a checkpoint holds dense arrays of safetensors' dtypes, in this machine's byte order"
 
-# A JSON object with this key stands for a value that JSON has no word for: {MARK: what it is, "of": its content}.
+# A JSON object with this key represents a value that JSON does not have: {MARK: its type, "of": its content}.
 MARK = "$"
 
 blake2b = partial(hashlib.blake2b, digest_size=32)  # 64 hexadecimal digits
@@ -41,27 +41,28 @@ NO_DIGEST = b"0" * 64
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be written or used; the message names the file and what is wrong with it."""
+    """A checkpoint cannot be written or used. The message names the file and the problem."""
 
 
 def save_state(folder: Path, state: Mapping[str, Any], *, name: str = "state") -> list[Path]:
     """Write `state` to FOLDER/NAME.json and FOLDER/NAME.safetensors.
 
-    The tensors are written first. Where a save over an older one is interrupted between the two, the older JSON
-    refuses the new tensors.
+    The tensors are written first. If a save over an older one is interrupted between the two files, the old JSON does
+    not match the new tensors, so loading fails.
 
     Args:
-        folder: is there already.
-        state: dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy arrays and
-            scalars, torch tensors; of exactly these types, no subclasses. Arrays and tensors are of a dtype that
-            safetensors knows, in this machine's byte order.
+        folder: An existing folder.
+        state: Dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy arrays and
+            scalars, and torch tensors, but no subclasses of these types. Arrays and tensors must have a dtype of
+            safetensors, in the byte order of this machine.
+        name: File name without its ending.
 
     Returns:
         The paths of both files.
 
     Raises:
-        TypeError: something else is in the state; names its place, as in `replay.groups[3].extras.x is a set`.
-        OSError: a file cannot be written (a full disk, no permission); names it. An earlier file of that name stays.
+        TypeError: The state has another type. The message names its place, as in `replay.groups[3].extras.x is a set`.
+        OSError: A file cannot be written. The message names it. An earlier file of that name stays.
     """
     encoder = _Encoder()
     encoded = encoder.mapping(state)
@@ -79,17 +80,17 @@ def save_state(folder: Path, state: Mapping[str, Any], *, name: str = "state") -
 
 
 def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> dict[str, Any]:
-    """Read what `save_state` wrote, every value with its type and its bits.
+    """Read what `save_state` wrote. Every value has the same type and the same bits.
 
-    Arrays are new, writable and in C order, numpy scalars are numpy scalars. Torch tensors are on the CPU, without
-    gradient; torch is imported only when there is one.
+    Arrays are new, writable and in C order. Numpy scalars stay numpy scalars. Torch tensors are on the CPU and have no
+    gradient. Torch is imported only if there is a tensor.
 
     Args:
-        folder, name: as `save_state` had them.
-        tensors: False: torch tensors come back as None, and torch is not needed.
+        folder, name: The arguments of `save_state`.
+        tensors: If False, torch tensors are returned as None and torch is not needed.
 
     Raises:
-        CheckpointError: a file is missing, cut short, damaged, of another save or of another format.
+        CheckpointError: A file is missing, cut short or damaged, or belongs to another save or format.
     """
     json_path, tensors_path = folder / f"{name}.json", folder / f"{name}.safetensors"
     document = read_document(json_path, KIND)
@@ -112,19 +113,19 @@ def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> di
         loaded = {
             key: np.frombuffer(part["data"], NUMPY_NAMES[part["dtype"]]).reshape(part["shape"])
             for key, part in deserialize(raw)
-            if part["dtype"] in NUMPY_NAMES  # the others can be torch's alone
+            if part["dtype"] in NUMPY_NAMES  # only torch has the other types
         }
     return _Decoder(loaded, tensors_path, tensors=tensors).value(document["state"])
 
 
-# ── One file, whole or not at all ──
+# ── Writing one file completely or not at all ──
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that at any moment, power cuts included, `path` is absent, or the old file, or the new one.
+    """Write a file. At any moment, even in a power cut, `path` is the old file or the new one and never a part of one.
 
     Raises:
-        OSError: names `path`. On a full disk, what was there before still is.
+        OSError: The file cannot be written. The message names `path`, and the old file stays.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
@@ -136,12 +137,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
-            unfinished.unlink()  # a full disk needs the room
+            unfinished.unlink()  # because the disk may be full
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries durable: what was created, renamed or deleted in it."""
+    """Make all entries of the folder durable that were created, renamed or deleted."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -150,7 +151,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_document(path: Path, kind: str, body: Mapping[str, Any]) -> None:
-    """Write a JSON object that says what it is and carries a digest of its own text, with 64 zeros for the digest."""
+    """Write a JSON object with its kind and a digest of its own text, in which the digest is 64 zeros."""
     head = {"format": FORMAT_VERSION, "kind": kind, "blake2b": NO_DIGEST.decode("ascii")}
     text = json.dumps(head | dict(body), allow_nan=False).encode("ascii")
     write_atomically(path, text.replace(NO_DIGEST, blake2b(text).hexdigest().encode("ascii"), 1))
@@ -160,14 +161,14 @@ def read_document(path: Path, kind: str) -> dict[str, Any]:
     """Read what `write_document` wrote.
 
     Raises:
-        CheckpointError: the file is missing, damaged, of another kind or of another format.
+        CheckpointError: The file is missing or damaged, or has another kind or format.
     """
     raw = _read(path)
     try:
         document = json.loads(raw.decode("ascii"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged or cut short: {error}") from error
-    # Kind and format come before the digest: another version may have another way to make it.
+    # Kind and format are checked before the digest, because another version may compute it in another way.
     if not isinstance(document, dict) or document.get("kind") != kind:
         raise CheckpointError(f"{path} is no {kind}")
     version = document.get("format")
@@ -196,14 +197,14 @@ def _read(path: Path) -> bytes:
 
 
 class _Encoder:
-    """Turns state into what JSON can hold, and puts the arrays aside: JSON has their running number."""
+    """Turns state into what JSON can hold. It collects the arrays, and JSON has their running numbers."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}  # numpy arrays in C order, or torch tensors
-        self.library = "numpy"  # of safetensors' readers, the one that can read all of them
+        self.library = "numpy"  # the library whose reader of safetensors can read all arrays
 
     def mapping(self, state: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-        """A dictionary, as a JSON object where its keys allow that."""
+        """Encode a dictionary, as a JSON object if its keys allow that."""
         items = []
         for key, value in state.items():
             if type(key) is not str:
@@ -215,15 +216,15 @@ class _Encoder:
         return dict(items)
 
     def value(self, value: Any, path: str) -> Any:
-        """Any value; `path` is its place in the state."""
+        """Encode any value. `path` is its place in the state."""
         kind = type(value)
         if value is None or kind is bool:
             return value
         if kind is str:
-            # JSON's escapes cannot tell two lone surrogates from the character that they make as a pair.
+            # In JSON two lone surrogates look like the character that they form as a pair.
             return value if _is_unicode(value) else {MARK: "str", "of": [ord(char) for char in value]}
         if kind is int:
-            # Beyond 64 bits readers of JSON differ, and Python limits the digits of decimal numbers.
+            # Readers of JSON differ beyond 64 bits, and Python limits the digits of decimal numbers.
             return value if -(2**63) <= value < 2**64 else {MARK: "int", "of": hex(value)}
         if kind is float:
             finite = value - value == 0
@@ -239,25 +240,25 @@ class _Encoder:
         if kind is np.ndarray:
             self._check_dtype(value.dtype, path)
             return self._aside("array", value if value.flags.c_contiguous else value.copy(order="C"))
-        torch = sys.modules.get("torch")  # before its import there is no tensor
+        torch = sys.modules.get("torch")  # without torch there can be no tensor
         if torch is not None and kind is torch.Tensor:
             dtype = str(value.dtype).removeprefix("torch.")
             if dtype not in TORCH_DTYPES or value.layout != torch.strided or value.is_meta:
                 raise TypeError(f"{path} is a tensor of {value.dtype}, {value.layout}, on {value.device}: {REFUSED}")
             self.library = "torch"
-            # A copy, also of what is contiguous: safetensors refuses tensors that share memory.
+            # A copy even if it is contiguous, because safetensors refuses tensors that share memory.
             return self._aside("tensor", value.detach().cpu().clone(memory_format=torch.contiguous_format))
         raise TypeError(f"{path} is {_article(value)}, which a checkpoint cannot hold")
 
     def safetensors(self) -> bytes:
-        """The file of all arrays so far."""
+        """The content of the safetensors file with all arrays."""
         if self.library == "numpy":
             return save_numpy(self.arrays)
         import torch
         from safetensors.torch import save as save_torch
 
         def tensor(array: Any) -> torch.Tensor:
-            # A copy: torch takes neither negative strides, of one element, nor, without a warning, read-only arrays.
+            # A copy, because torch refuses negative strides and warns about read-only arrays.
             return torch.from_numpy(array.copy()) if isinstance(array, np.ndarray) else array
 
         return save_torch({key: tensor(array) for key, array in self.arrays.items()})
@@ -273,12 +274,12 @@ class _Encoder:
 
 
 class _Decoder:
-    """Inverse of `_Encoder`, given the arrays by running number and the file that they are from."""
+    """Inverse of `_Encoder`. It gets the arrays by their running numbers, and the path of their file."""
 
     def __init__(self, loaded: Mapping[str, Any], path: Path, *, tensors: bool) -> None:
         self.loaded = loaded
         self.path = path
-        self.tensors = tensors  # whether torch's are wanted
+        self.tensors = tensors  # whether torch tensors are wanted
 
     def value(self, value: Any) -> Any:
         if isinstance(value, list):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 OPENRLHF_VERSION = "0.11.2"
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-EXTENDED: list[tuple[type, str]] = []  # every OpenRLHF class with a method of it that this package overrides
+EXTENDED: list[tuple[type, Callable[..., Any]]] = []  # each class of OpenRLHF with a method that overrides one of it
 
 
 def require_version() -> None:
@@ -50,7 +50,7 @@ def extends(base: type) -> Callable[[Method], Method]:
 
     def check(method: Method) -> Method:
         require_name(base, method.__name__)
-        EXTENDED.append((base, method.__name__))
+        EXTENDED.append((base, method))
         return method
 
     return check

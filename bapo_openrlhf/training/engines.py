@@ -25,7 +25,7 @@ from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training import profiling
 from bapo_openrlhf.training.checksums import digests
-from bapo_openrlhf.training.contract import plain_class
+from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.engine_core import ENGINE
 from bapo_openrlhf.training.reward_pool import RewardPool
 from bapo_openrlhf.training.weight_sync import Piece, receive
@@ -91,7 +91,10 @@ def request_seed(seed: int, sample: int) -> int:
     return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits
 
 
-class RolloutEngine(plain_class(RolloutRayActor)):
+Engine = plain_class(RolloutRayActor)
+
+
+class RolloutEngine(Engine):
     """OpenRLHF's rollout engine, for batches that mix policies."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,6 +122,7 @@ class RolloutEngine(plain_class(RolloutRayActor)):
             )
             self.executor.reward_func = self.rewards
 
+    @extends(Engine)
     async def generate_responses(
         self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, seed: int | None = None,
         **kwargs: Any,
@@ -134,6 +138,7 @@ class RolloutEngine(plain_class(RolloutRayActor)):
             tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
         return [response for responses in await asyncio.gather(*tasks) for response in responses]
 
+    @extends(Engine)
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
         """OpenRLHF's, which reads the last output alone: vLLM need not make one, nor text, at each token.
 

@@ -1,4 +1,4 @@
-"""The names of OpenRLHF that are rebound for a run, all in one place.
+"""The names of OpenRLHF that are bound to this project's classes for a run, all in one place.
 
 Everything else extends OpenRLHF by subclassing.
 """
@@ -6,7 +6,7 @@ Everything else extends OpenRLHF by subclassing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -19,11 +19,11 @@ from bapo_openrlhf.training import dealing, engines, trainer, workers
 from bapo_openrlhf.training.contract import OPENRLHF_VERSION, rebound, require_name, require_version
 
 
-def with_rollout_log_probs(create_vllm_engines: Any) -> Any:
+def with_rollout_log_probs(create_vllm_engines: Callable[..., Any]) -> Callable[..., Any]:
     """OpenRLHF's `create_vllm_engines`, with engines that return log-probs of the distribution they sample from.
 
-    OpenRLHF asks for them only when its importance-sampling correction is on. `processed_logprobs` are those after
-    temperature, top-p and top-k: the log-probs of the behaviour policy alpha in Eq. 3 and 4.
+    OpenRLHF asks for these log-probs only if its importance-sampling correction is on. `processed_logprobs` are
+    computed after temperature, top-p and top-k. They are the log-probs of the behaviour policy alpha in Eq. 3 and 4.
     """
     signature = inspect.signature(create_vllm_engines)
     if "logprobs_mode" not in signature.parameters:
@@ -38,30 +38,31 @@ def with_rollout_log_probs(create_vllm_engines: Any) -> Any:
 
 
 @contextmanager
-def batch_adaptation(adapted: bool) -> Iterator[ModuleType]:
-    """OpenRLHF's `train_ppo_ray` module with this project's classes in the place of OpenRLHF's.
+def openrlhf_for_a_run(adapted: bool) -> Iterator[ModuleType]:
+    """OpenRLHF's module `train_ppo_ray`, which uses this project's classes within the block.
 
     Args:
-        adapted: False leaves everything as OpenRLHF has it, but for a trainer that also keeps a local
-            record and workers that keep their port.
+        adapted: Whether batches are adapted. If not, the trainer still writes this project's record, and the workers
+            still keep their port and can be profiled. Everything else is OpenRLHF's.
     """
     require_version()
-    either = {"ReferenceModelActor": workers.ReferenceActor, "RewardModelActor": workers.RewardActor}
-    if not adapted:
-        plain = {"PolicyModelActor": workers.PlainPolicyActor, "CriticModelActor": workers.PlainCriticActor}
-        with rebound(ppo_trainer, PPOTrainer=trainer.RecordedPPOTrainerActor), rebound(cli, **plain, **either):
+    with rebound(cli, ReferenceModelActor=workers.ReferenceActor, RewardModelActor=workers.RewardActor):
+        if not adapted:
+            with (
+                rebound(ppo_trainer, PPOTrainer=trainer.RecordedPPOTrainerActor),
+                rebound(cli, PolicyModelActor=workers.PlainPolicyActor, CriticModelActor=workers.PlainCriticActor),
+            ):
+                yield cli
+            return
+        with (
+            rebound(ppo_trainer, PPOTrainer=trainer.AdaptedPPOTrainerActor),
+            rebound(vllm_engine, RolloutRayActor=engines.AdaptedRolloutActor),
+            rebound(
+                cli,
+                PolicyModelActor=workers.AdaptedPolicyActor,
+                CriticModelActor=workers.AdaptedCriticActor,
+                RayActorGroup=dealing.DealtActorGroup,
+                create_vllm_engines=with_rollout_log_probs(require_name(cli, "create_vllm_engines")),
+            ),
+        ):
             yield cli
-        return
-    with (
-        rebound(ppo_trainer, PPOTrainer=trainer.AdaptedPPOTrainerActor),
-        rebound(vllm_engine, RolloutRayActor=engines.AdaptedRolloutActor),
-        rebound(
-            cli,
-            PolicyModelActor=workers.AdaptedPolicyActor,
-            CriticModelActor=workers.AdaptedCriticActor,
-            RayActorGroup=dealing.DealtActorGroup,
-            **either,
-            create_vllm_engines=with_rollout_log_probs(require_name(cli, "create_vllm_engines")),
-        ),
-    ):
-        yield cli

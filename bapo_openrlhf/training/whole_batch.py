@@ -18,6 +18,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, step_totals
+from bapo_openrlhf.training.contract import extends
 
 # By micro-batch; OpenRLHF's plan of dynamic batching, next to the indices of its samples.
 PLANNED = ("dynamic_batch_num_tokens", "dynamic_global_batch_size", "dynamic_optimizer_step")
@@ -57,6 +58,7 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
         if self.plan[-1].samples == 0:
             self.items.append(self.filler)
 
+    @extends(NaiveReplayBuffer)
     def setup_dynamic_batch(self, strategy: Any) -> None:
         """Plan micro-batches by tokens, each optimizer step on its own; OpenRLHF calls this before it trains.
 

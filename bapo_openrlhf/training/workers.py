@@ -31,11 +31,13 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.training.checksums import digests, stacked
-from bapo_openrlhf.training.contract import plain_class, rebound
+from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.profiling import Traced
 from bapo_openrlhf.training.samples import EXTERNAL
 from bapo_openrlhf.training.weight_sync import in_parcels
 from bapo_openrlhf.training.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
+
+POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)
 
 
 class _WholeBatch:
@@ -61,6 +63,8 @@ class _WholeBatch:
 
         return checked
 
+    @extends(ppo_actor.ActorPPOTrainer)
+    @extends(ppo_critic.CriticPPOTrainer)
     def ppo_train(self, *args: Any) -> dict[str, float]:
         """OpenRLHF's epochs over the buffer, every sample of it."""
         if not self.args.train.dynamic_batch_enable:
@@ -103,6 +107,7 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
         self.plain_loss = self.actor_loss_fn
         self.shaping: float | None = None  # gamma, once a method has traces
 
+    @extends(ppo_actor.ActorPPOTrainer)
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict:
         """OpenRLHF's; a filler counts in no metric."""
         marks = experience.info.get(EXTERNAL)
@@ -132,6 +137,7 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
         for name in metrics.keys() & set(losses):
             metrics[name] = metrics[name] * (part.step_parts / self._parts_of_a_step)
 
+    @extends(ppo_actor.ActorPPOTrainer)
     def broadcast_to_vllm(self) -> None:
         """OpenRLHF's weight sync, many tensors in a message."""
         with in_parcels(self):
@@ -219,6 +225,7 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
 
     module = ppo_critic
 
+    @extends(ppo_critic.CriticPPOTrainer)
     def training_step(self, experience: Any, step: int, loss_batch_info: Any = None) -> dict[str, float]:
         """OpenRLHF's; a filler counts in no metric.
 
@@ -251,6 +258,7 @@ class _OwnPort:
     this socket does, can listen on it.
     """
 
+    @extends(launcher.BaseDistributedActor)
     def _get_free_port(self) -> int:
         self._port_holder = socket.socket()
         self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -276,14 +284,17 @@ class _Resumable:
 class _Dealt:
     """Mixed into OpenRLHF's workers that train: what `dealing.shares` sends them."""
 
+    @extends(POLICY)
+    @extends(CRITIC)
     def append(self, experience: Any, filler: Any, samples: int) -> None:
         """This rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
         self.trainer.replay_buffer.take(experience, filler, samples)
 
 
-class PolicyWorker(_Dealt, _Resumable, Traced, _OwnPort, plain_class(ppo_actor.PolicyModelActor)):
+class PolicyWorker(_Dealt, _Resumable, Traced, _OwnPort, POLICY):
     """OpenRLHF's actor worker on batches of any size."""
 
+    @extends(POLICY)
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
         with rebound(ppo_actor, ActorPPOTrainer=WholeBatchActorTrainer, NaiveReplayBuffer=WholeBatchReplayBuffer):
             super().init_model_from_pretrained(*args, **kwargs)
@@ -303,9 +314,10 @@ class PolicyWorker(_Dealt, _Resumable, Traced, _OwnPort, plain_class(ppo_actor.P
         return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
 
 
-class CriticWorker(_Dealt, _Resumable, Traced, _OwnPort, plain_class(ppo_critic.CriticModelActor)):
+class CriticWorker(_Dealt, _Resumable, Traced, _OwnPort, CRITIC):
     """OpenRLHF's critic worker on batches of any size."""
 
+    @extends(CRITIC)
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
         with rebound(ppo_critic, CriticPPOTrainer=WholeBatchCriticTrainer, NaiveReplayBuffer=WholeBatchReplayBuffer):
             super().init_model_from_pretrained(*args, **kwargs)
@@ -321,11 +333,11 @@ class RewardWorker(Traced, _OwnPort, plain_class(launcher.RewardModelActor)):
     """OpenRLHF's reward worker."""
 
 
-class PlainPolicyWorker(Traced, _OwnPort, plain_class(ppo_actor.PolicyModelActor)):
+class PlainPolicyWorker(Traced, _OwnPort, POLICY):
     """OpenRLHF's actor worker, for a run without batch adaptation."""
 
 
-class PlainCriticWorker(Traced, _OwnPort, plain_class(ppo_critic.CriticModelActor)):
+class PlainCriticWorker(Traced, _OwnPort, CRITIC):
     """OpenRLHF's critic worker, for a run without batch adaptation."""
 
 

@@ -1,6 +1,6 @@
-"""What a checkpoint's hard and replay buffers hold: read, chosen from, listed, exported. The checkpoint stays as it is.
+"""Reads, selects, lists and exports the hard and the replay buffer of a checkpoint, without changing the checkpoint.
 
-Needs numpy and safetensors alone, not torch.
+It needs numpy and safetensors, but not torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from bapo_openrlhf.methods.bapo import STATE_VERSION
 from bapo_openrlhf.record.checkpoint_store import ACTOR, ADAPT, CRITIC, TAG, CheckpointStore
 from bapo_openrlhf.record.run_record import read_run
 from bapo_openrlhf.record.state_file import CheckpointError, load_state
+from bapo_openrlhf.workbench.terminal import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 BUFFERS = ("hard", "replay")
-MOST_MEANS = 12  # different ones that the histogram has a line each for
-BAR = 30  # columns of its longest bar
+MOST_MEANS = 12  # most means that get a line each in the histogram
+BAR = 30  # width of the longest bar
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,14 @@ class Entry:
     """One entry of a buffer.
 
     Attributes:
-        buffer: hard or replay.
-        prompt: its prompt.
-        mean: group mean reward, exact.
-        step: trainer step that generated the group.
-        age: trainer steps from then to the checkpoint's last step, as in the metrics buffer/*_age_mean.
-        syncs: of the rollout engines, by that step, since the weights that generated it; None where not known.
-        group: the stored group; None in the hard buffer, which keeps prompts alone.
+        buffer: "hard" or "replay".
+        prompt: The prompt.
+        mean: Exact group mean reward.
+        step: Trainer step that generated the group.
+        age: Trainer steps from `step` to the last step of the checkpoint, as in the metrics buffer/*_age_mean.
+        syncs: Syncs of the rollout engines from the weights that generated the group to that last step. None if
+            unknown.
+        group: The stored group. None in the hard buffer, which keeps only prompts.
     """
 
     buffer: str
@@ -58,12 +60,12 @@ class Entry:
 
     @property
     def source(self) -> str | None:
-        """Where the group came from: only fresh ones are stored for replay. Of a hard prompt it is not kept."""
+        """Source of the group. Only fresh groups are stored for replay. The hard buffer does not keep it."""
         return "fresh" if self.group else None
 
     @property
     def tokens(self) -> int | None:
-        """Generated tokens of all responses."""
+        """Number of generated tokens of all responses."""
         return sum(len(response.log_probs) for response in self.group.responses) if self.group else None
 
 
@@ -72,10 +74,10 @@ class Stored:
     """Both buffers of a checkpoint.
 
     Attributes:
-        folder: _adapt/TAG.
-        steps: trainer steps done; the last one was step `steps` - 1.
-        engine_step: updates behind the weights that the rollout engines hold.
-        entries: the hard buffer, then the replay buffer, each the oldest first.
+        folder: Path of _adapt/TAG.
+        steps: Number of finished trainer steps. The last one was step `steps` - 1.
+        engine_step: Number of updates in the weights that the rollout engines hold.
+        entries: The hard buffer, then the replay buffer, each with the oldest entry first.
     """
 
     folder: Path
@@ -85,16 +87,16 @@ class Stored:
 
 
 def find_state(path: Path, report: Callable[[str], None]) -> Path:
-    """The folder with the state of the batch adaptation, from any folder that may stand for a checkpoint.
+    """Find the folder with the state of the batch adaptation.
 
     Args:
-        path: ckpt.path, for its newest whole checkpoint; _adapt, _actor or _critic in it; one of their folders TAG; a
-            copy of _adapt/TAG; or a run's folder with its checkpoints in it.
-        report: is called with what is wrong with a checkpoint that is read all the same, or passed over.
+        path: ckpt.path, which means its newest whole checkpoint; _adapt, _actor or _critic in it; one of their folders
+            TAG; a copy of _adapt/TAG; or the folder of a run that contains its checkpoints.
+        report: Is called with the problem of a checkpoint that is read nevertheless or skipped.
 
     Raises:
-        ConfigError: there is none.
-        CheckpointError: a folder cannot be read.
+        ConfigError: There is no such folder.
+        CheckpointError: A folder cannot be read.
     """
     top = Path(os.path.abspath(path))
     if not top.is_dir():
@@ -132,12 +134,12 @@ def read_buffers(folder: Path, delay: int | None = None) -> Stored:
     """Read both buffers.
 
     Args:
-        folder: _adapt/TAG, as `find_state` gives it.
-        delay: v, for the ages in syncs; None: as run.json beside the checkpoints says.
+        folder: _adapt/TAG, as `find_state` returns it.
+        delay: v, from which the ages in syncs follow. None: run.json next to the checkpoints says it.
 
     Raises:
-        ConfigError: the state is of another method.
-        CheckpointError: a file is missing or damaged.
+        ConfigError: The state belongs to another method.
+        CheckpointError: A file is missing or damaged.
     """
     state = load_state(folder, tensors=False)
     method = state.get("method")
@@ -159,7 +161,7 @@ def read_buffers(folder: Path, delay: int | None = None) -> Stored:
 
 
 def _delay(folder: Path) -> int | None:
-    """v, from the run.json in ckpt.path or beside it."""
+    """v, from the run.json in ckpt.path or next to it."""
     for top in list(folder.parents)[1:3]:
         delay = read_run(top).get("config", {}).get("adapt.rollout_delay")
         if isinstance(delay, int) and delay > 0:
@@ -187,16 +189,16 @@ def select(
     sort: str = "stored",
     reverse: bool = False,
 ) -> list[Entry]:
-    """The entries that meet all that is given, in order; bounds are included.
+    """Select the entries that meet all given conditions, and sort them.
 
     Args:
-        entries: of a checkpoint.
-        buffer: hard or replay.
-        mean: least and greatest group mean reward.
-        age: least and greatest age, in trainer steps.
-        contains: text that the prompt has, upper or lower case.
-        sort: one of SORTS; entries that are equal there keep their order.
-        reverse: greatest first.
+        entries: Entries of a checkpoint.
+        buffer: "hard" or "replay".
+        mean: Lowest and highest group mean reward, both included.
+        age: Lowest and highest age in trainer steps, both included.
+        contains: Text in the prompt. Case does not matter.
+        sort: A key of SORTS. Equal entries keep their order.
+        reverse: Whether the highest comes first.
     """
 
     def wanted(entry: Entry) -> bool:
@@ -214,33 +216,33 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def decoder(model: str) -> Decode:
-    """Token ids to text, with a model's tokenizer.
+    """A function that turns token ids into text with the tokenizer of a model.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: The tokenizer cannot be loaded.
     """
     try:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model)
-    except Exception as error:  # transformers raises any kind
+    except Exception as error:  # transformers raises many types
         raise ConfigError(f"tokenizer {model!r} cannot be loaded: {' '.join(str(error).split())}") from error
     return lambda ids: tokenizer.decode(list(ids))
 
 
 def response_text(response: Response, decode: Decode) -> str:
-    """What the policy generated; between the parts of several turns " ... "."""
+    """Text that the policy generated. " ... " separates several turns."""
     parts = [decode(response.token_ids[start:end].tolist()) for start, end in response.action_spans]
     return " ... ".join(parts)
 
 
 def as_row(entry: Entry, *, tokens: bool = False, decode: Decode | None = None) -> dict[str, Any]:
-    """All of an entry, for JSON.
+    """Everything about an entry, for JSON.
 
     Args:
-        entry: the entry.
-        tokens: with token ids, their spans and the behaviour log-probs.
-        decode: with the responses' text.
+        entry: The entry.
+        tokens: Whether to include token ids, their spans and the behaviour log-probs.
+        decode: Includes the text of the responses.
     """
     row = {
         "buffer": entry.buffer,
@@ -273,10 +275,10 @@ def _response_row(response: Response, tokens: bool, decode: Decode | None) -> di
 
 
 def export(entries: Sequence[Entry], path: Path, *, tokens: bool = False, decode: Decode | None = None) -> None:
-    """Write a line of JSON for each entry.
+    """Write one line of JSON per entry.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     with open(path, "w", encoding="utf-8") as file:
         for entry in entries:
@@ -287,7 +289,7 @@ def export(entries: Sequence[Entry], path: Path, *, tokens: bool = False, decode
 
 
 def summary(stored: Stored) -> list[str]:
-    """A line for the checkpoint, and one for each buffer."""
+    """One line about the checkpoint and one about each buffer."""
     lines = [f"{stored.folder}: {stored.steps} steps done, engines hold the weights of step {stored.engine_step}"]
     for name in BUFFERS:
         entries = [entry for entry in stored.entries if entry.buffer == name]
@@ -302,7 +304,7 @@ def summary(stored: Stored) -> list[str]:
 
 
 def histogram(entries: Sequence[Entry], *, bar: str = "█") -> list[str]:
-    """How many entries have which mean reward: a line each mean, or of ten equal parts where there are too many."""
+    """Number of entries per mean reward, one line each. Many different means are grouped into ten equal parts."""
     means = [entry.mean for entry in entries]
     if len(set(means)) <= MOST_MEANS:
         bins = [(f"{float(mean):.3f}", mean) for mean in sorted(set(means))]
@@ -317,7 +319,7 @@ def histogram(entries: Sequence[Entry], *, bar: str = "█") -> list[str]:
 
 
 def listing(entries: Sequence[Entry], decode: Decode | None = None, *, overflow: str = "ellipsis") -> Table:
-    """A line an entry; with `decode` its responses below it."""
+    """A table with one line per entry. With `decode` its responses follow it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -328,21 +330,16 @@ def listing(entries: Sequence[Entry], decode: Decode | None = None, *, overflow:
     for entry in entries:
         uid = entry.group.uid if entry.group else None
         cells = (f"{float(entry.mean):.3f}", entry.age, entry.syncs, entry.source, entry.tokens, uid)
-        prompt = Text(_one_line(entry.prompt.text))
+        prompt = Text(printable(entry.prompt.text))
         table.add_row(entry.buffer, *("-" if cell is None else str(cell) for cell in cells), prompt)
         for response in entry.group.responses if entry.group and decode else ():
-            text = Text(f"{response.reward:g}: {_one_line(response_text(response, decode))}", style="dim")
+            text = Text(f"{response.reward:g}: {printable(response_text(response, decode))}", style="dim")
             table.add_row(*[""] * 7, text)
     return table
 
 
-def _one_line(text: str) -> str:
-    """Text of a prompt or response without line breaks, or what a terminal would obey."""
-    return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
-
-
 def _plain(value: Any) -> Any:
-    """As JSON can hold it: arrays as lists, no NaN or infinity."""
+    """Convert into what JSON can hold: arrays become lists, NaN and infinity become None."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, dict):

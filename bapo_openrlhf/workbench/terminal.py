@@ -98,7 +98,7 @@ def ends(left: Text, right: Text, width: int) -> Text:
     return left.append(" " * (width - len(left) - len(right))).append_text(right)
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     """Foreign text on one line, without characters that would control the terminal."""
     return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from rich.text import Text
 
-from bapo_openrlhf.record.run_record import REWARD, SOURCES, mean_of
-from bapo_openrlhf.workbench.plot import COLOURS, FAINT, LINE, smooth
-from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, duration, ends, flow, many, one_line, size
+from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.record.run_record import REWARD, mean_of
+from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
+from bapo_openrlhf.workbench.pages.text import smooth
+from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, duration, ends, flow, many, printable, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
-WARNING = "bold red"
+LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings
 RECENT = 20  # steps that rates, times and warnings cover
 LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
 MOST_POINTS = 512  # most points of the reward curve
@@ -131,8 +133,8 @@ def _head(seen: Seen, width: int, signs: Signs) -> list[Text]:
     seed = seen.run.get("seed", seen.summary.get("seed"))
     algorithm = seen.run.get("algorithm") or seen.summary.get("algorithm")
     facts = [algorithm, None if seed is None else f"seed {seed}"]
-    title = Text(one_line(str(seen.run.get("name") or seen.name)), style="bold")
-    title.append("".join(f"{signs.between}{one_line(str(fact))}" for fact in facts if fact), style="not bold")
+    title = Text(printable(str(seen.run.get("name") or seen.name)), style="bold")
+    title.append("".join(f"{signs.between}{printable(str(fact))}" for fact in facts if fact), style="not bold")
     return [ends(title, _state(seen), width), _progress(seen, width, signs)]
 
 
@@ -166,7 +168,9 @@ def _progress(seen: Seen, width: int, signs: Signs) -> Text:
 
 
 def _warnings(seen: Seen, width: int) -> list[Text]:
-    return [line for text in warnings(seen) for line in flow("!", [one_line(text)], width, " ", style=WARNING, label=2)]
+    return [
+        line for text in warnings(seen) for line in flow("!", [printable(text)], width, " ", style=WARNING, label=2)
+    ]
 
 
 def _reward(seen: Seen, width: int, height: int, signs: Signs) -> list[Text]:

@@ -1,4 +1,4 @@
-"""Sums: the response is numbers joined by +, and must reach the label."""
+"""Sums: a response is right if it is numbers joined by + whose sum is the label."""
 
 import re
 

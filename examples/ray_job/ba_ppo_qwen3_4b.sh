@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # BA-PPO on mathematics, Qwen3-4B as actor and critic: 8 GPUs of 80 GB on one machine.
-# Not run yet: it needs 8 GPUs. The preset passes `bapo-openrlhf check`, the script has been run with a Ray that does nothing.
-# Flags of `bapo-openrlhf train` may follow, such as --algorithm grpo --run.name grpo.
+# Not run yet: it needs 8 GPUs. The preset passes `bapo-openrlhf check`. The script was run with a stand-in for Ray.
+# Flags of `bapo-openrlhf train` may follow, for example --algorithm grpo --run.name grpo.
 set -euo pipefail
-cd "$(dirname "$0")/../.." # presets name files by their path in the project's folder
+cd "$(dirname "$0")/../.." # presets name files by their paths in the project's folder
 CONFIG=configs/ba_ppo_qwen3_4b.yaml
 
-bapo-openrlhf prepare math # from the model hub; the second time there is nothing left to do
+bapo-openrlhf prepare math # reads the model hub; the second time it does nothing
 bapo-openrlhf check --config "$CONFIG" "$@"
 ray status > /dev/null 2>&1 || ray start --head --num-gpus 8
 ray job submit --address "${RAY_API_SERVER_ADDRESS:-http://127.0.0.1:8265}" -- \

@@ -279,8 +279,8 @@ def test_damaged_checkpoint_is_named_and_passed_over(train, grpo, workspace):
     buffers.write_bytes(data)
     result = train("damaged", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **RUN | GRPO | {"run__name": "damaged"})
     assert result.status == 0, result.output[-6000:]
-    assert f"checkpoint global_step6 is passed over: {model}" in result.output
-    assert f"checkpoint global_step5 is passed over: {buffers}" in result.output
+    assert f"checkpoint global_step6 is skipped: {model}" in result.output
+    assert f"checkpoint global_step5 is skipped: {buffers}" in result.output
     assert "resuming from global_step4" in result.output
     same_steps(result.metrics, grpo.metrics, first=1)
 

@@ -55,6 +55,6 @@ def make_group() -> Callable[..., Group]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts of pages are not drawn, which takes its time; everything else is made."""
-    from bapo_openrlhf.workbench.report import page
+    from bapo_openrlhf.workbench.pages import figure
 
-    monkeypatch.setattr(page.vl_convert, "vegalite_to_svg", lambda spec: json.dumps(spec) and "<svg><g></g></svg>")
+    monkeypatch.setattr(figure.vl_convert, "vegalite_to_svg", lambda spec: json.dumps(spec) and "<svg><g></g></svg>")

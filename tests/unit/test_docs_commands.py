@@ -162,6 +162,16 @@ def is_an_extra(words, here):
     assert set(extra.split(",")) <= set(project["optional-dependencies"])
 
 
+def is_a_pinned_package(words, here):
+    """In the version that the example names, which need not exist."""
+    package = re.fullmatch(r"(\w+)==[\d.]+", words[-1])[1]
+    assert f"{package}==" in (ROOT / "requirements" / "cpu-no-deps.txt").read_text()
+
+
+def parse_contract(words, here):
+    runpy.run_path(str(ROOT / words[0]))["build_parser"]().parse_args(words[1:])
+
+
 def is_configured(words, here):
     assert (ROOT / ".pre-commit-config.yaml").is_file()
 
@@ -180,6 +190,7 @@ TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
+CONTRACT = "unit/training/test_contract.py::test_the_command"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
 
 
@@ -219,6 +230,8 @@ RULES = [
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
     Rule("pip install", is_an_extra, None, "downloads gigabytes"),
+    Rule("pip install --no-deps --target", is_a_pinned_package, None, "downloads a package"),
+    Rule("python tools/openrlhf_contract.py", parse_contract, CONTRACT, "reads or records another version"),
     Rule("pre-commit install", is_configured, None, "changes the clone's hooks; they are compared in test_package.py"),
     Rule("ray start", has_rays_flags, None, "starts a cluster"),
 ]  # fmt: skip

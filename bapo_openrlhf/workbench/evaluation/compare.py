@@ -1,9 +1,7 @@
-"""Two evaluations of the same problems, paired problem by problem."""
+"""Comparison of two evaluations of the same problems, paired problem by problem."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import zlib
@@ -13,58 +11,62 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, store
+from bapo_openrlhf.workbench.evaluation.estimators import with_interval
 from bapo_openrlhf.workbench.evaluation.paper import BENCHMARKS
-from bapo_openrlhf.workbench.evaluation.tables import Table, markdown, percent, with_interval
+from bapo_openrlhf.workbench.evaluation.plots import draw_comparison
+from bapo_openrlhf.workbench.pages.table import Table
 
 COMPARE = "compare"
-SEED = 0  # of the resamples
-
-Row = Mapping[str, Any]
+SEED = 0  # Seed of the resamples.
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation's folder, read.
+    """The content of an evaluation's folder.
 
     Attributes:
-        name: as its --name was.
-        settings: content of settings.json.
-        rows: by benchmark and problem id.
+        folder: The folder.
+        name: The --name of the evaluation.
+        settings: The content of settings.json.
+        rows: The rows by benchmark and problem id.
     """
 
     folder: Path
     name: str
     settings: Mapping[str, Any]
-    rows: Mapping[str, Mapping[str, Row]]
+    rows: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
     @property
     def runs(self) -> int:
-        """Responses of each problem."""
+        """Number of responses to each problem."""
         return self.settings["sampling"]["runs"]
 
 
 def read(folder: Path) -> Evaluation:
-    """Raises ConfigError for a folder that is no evaluation."""
+    """Read a folder.
+
+    Raises:
+        ConfigError: The folder is not an evaluation.
+    """
     settings = store.read_settings(folder)
     rows = {name: store.read_rows(folder, name) for name in settings["benchmarks"]}
     return Evaluation(folder, settings["name"], settings, rows)
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
-    """Compare B with A and write compare.json, .csv, .md and .png; differences are B minus A.
+    """Compare B with A, and write compare.json, .csv, .md and .png. Differences are B minus A.
 
     Returns:
         The content of compare.json.
 
     Raises:
-        ConfigError: a folder is no evaluation, they share no problem, or problems of one id are different ones.
+        ConfigError: A folder is not an evaluation, they share no problem, or two different problems have one id.
     """
-    from bapo_openrlhf.workbench.evaluation.plots import draw_comparison
-
     a, b = read(folder_a), read(folder_b)
     shared = [name for name in a.rows if name in b.rows]
     if not shared:
@@ -72,8 +74,8 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
             f"no benchmark in common: {a.folder} has {', '.join(a.rows)}; {b.folder} has {', '.join(b.rows)}"
         )
     result = {
-        "a": _about(a, alone=a.name != b.name),
-        "b": _about(b, alone=a.name != b.name),
+        "a": _about(a, unique=a.name != b.name),
+        "b": _about(b, unique=a.name != b.name),
         "unit": "percent",
         "interval": f"{estimators.LEVEL:.0%} bootstrap over paired problems",
         "different_settings": _different(a.settings, b.settings),
@@ -81,21 +83,21 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
         **provenance(),
     }
     out.mkdir(parents=True, exist_ok=True)
-    store.replace(out / f"{COMPARE}.json", json.dumps(result, indent=2) + "\n")
-    store.replace(out / f"{COMPARE}.csv", _csv(result))
-    store.replace(out / f"{COMPARE}.md", _markdown(result))
+    store.write_text(out / f"{COMPARE}.json", json.dumps(result, indent=2) + "\n")
+    store.write_text(out / f"{COMPARE}.csv", _csv(result))
+    store.write_text(out / f"{COMPARE}.md", _markdown(result))
     draw_comparison(result, out / f"{COMPARE}.png")
     return result
 
 
-def _about(evaluation: Evaluation, *, alone: bool) -> dict[str, Any]:
-    """`alone`: whether no other has its name; two of one name are told apart by their folders."""
-    name = evaluation.name if alone else f"{evaluation.name} ({evaluation.folder})"
+def _about(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
+    """Name, folder and settings. If the name is not unique, the folder becomes a part of it."""
+    name = evaluation.name if unique else f"{evaluation.name} ({evaluation.folder})"
     return {"name": name, "folder": str(evaluation.folder), "settings": evaluation.settings}
 
 
 def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Settings other than the model that differ; a fair comparison has none."""
+    """The settings that differ, except the model. A fair comparison has none."""
     was, is_now = ({"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b))
     return [f"{name}: {was[name]} and {is_now[name]}" for name in was if was[name] != is_now[name] and name != "seed"]
 
@@ -104,10 +106,10 @@ def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
-    """What changed from A to B on the problems that both were asked.
+    """The changes from A to B on the problems that both were asked.
 
-    A problem is gained that B solves in at least half of the runs, and A does not; lost the other way round. "ever":
-    in at least one run.
+    A problem is gained if B solves it in at least half of its runs and A does not. It is lost if A does and B does not.
+    "ever" means in at least one run instead of half of them.
     """
     rows_a, rows_b = a.rows[name], b.rows[name]
     ids = sorted(rows_a.keys() & rows_b.keys(), key=_natural)
@@ -122,6 +124,7 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     ever_a, ever_b = right_a > 0, right_b > 0
     differences = np.stack([avg_b - avg_a, pass_b - pass_a], axis=1)
     means = estimators.resampled_means(differences, [SEED, zlib.crc32(name.encode())])
+    avg, passed = (estimators.estimate(differences[:, i].mean(), means[:, i]) for i in (0, 1))
 
     def which(mask: np.ndarray) -> list[str]:
         return [identity for identity, chosen in zip(ids, mask, strict=True) if chosen]
@@ -132,8 +135,8 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
         "only_in_a": len(rows_a) - len(ids),
         "only_in_b": len(rows_b) - len(ids),
         "k": k,
-        "avg": {"a": float(avg_a.mean()), "b": float(avg_b.mean()), "difference": _estimate(differences, means, 0)},
-        "pass": {"a": float(pass_a.mean()), "b": float(pass_b.mean()), "difference": _estimate(differences, means, 1)},
+        "avg": {"a": float(avg_a.mean()), "b": float(avg_b.mean()), "difference": avg},
+        "pass": {"a": float(pass_a.mean()), "b": float(pass_b.mean()), "difference": passed},
         "gained": which(half_b & ~half_a),
         "lost": which(half_a & ~half_b),
         "ever_gained": which(ever_b & ~ever_a),
@@ -143,11 +146,11 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
 
 
 def _natural(identity: str) -> list[str | int]:
-    """A key that sorts aime24-9 before aime24-10. (Rows are in the order in which they were finished.)"""
+    """A key that sorts aime24-9 before aime24-10. The rows themselves are in the order in which they were finished."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", identity)]
 
 
-def _check_same_problem(benchmark: str, identity: str, a: Row, b: Row) -> None:
+def _check_same_problem(benchmark: str, identity: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
     for what in ("input", "label"):
         if a[what] != b[what]:
             raise ConfigError(
@@ -156,28 +159,23 @@ def _check_same_problem(benchmark: str, identity: str, a: Row, b: Row) -> None:
             )
 
 
-def _values(rows: Sequence[Row], k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """avg and pass@k in percent, and the number of solved responses, of each problem: (P,) each."""
+def _values(rows: Sequence[Mapping[str, Any]], k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """avg and pass@k in percent and the number of solved responses of each problem, each of shape (P,)."""
     scores = np.array([row["scores"] for row in rows], dtype=float)
     right = estimators.solved(scores).sum(axis=1)
     return 100 * estimators.average(scores), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
-
-
-def _estimate(differences: np.ndarray, means: np.ndarray, column: int) -> dict[str, float]:
-    low, high = estimators.interval(means[:, column])
-    return {"value": float(differences[:, column].mean()), "low": low, "high": high}
 
 
 # ── table and files ──
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """One row a benchmark."""
+    """A table with a row for each benchmark."""
     a, b = result["a"]["name"], result["b"]["name"]
     runs = [result[side]["settings"]["sampling"]["runs"] for side in "ab"]
     rows = []
     for entry in result["benchmarks"].values():
-        cells = [percent(entry["avg"]["a"]), percent(entry["avg"]["b"])]
+        cells = [f"{entry['avg'][side]:.2f}" for side in "ab"]
         cells += [with_interval(entry[metric]["difference"], signed=True) for metric in ("avg", "pass")]
         cells += [f"+{len(entry[kind + 'gained'])} / -{len(entry[kind + 'lost'])}" for kind in ("", "ever_")]
         rows.append((entry["title"], str(entry["problems"]), *cells))
@@ -188,15 +186,15 @@ def table(result: Mapping[str, Any]) -> Table:
     ]
     for entry in result["benchmarks"].values():
         if entry["only_in_a"] or entry["only_in_b"]:
-            alone = f"{entry['only_in_a']} problems only in A and {entry['only_in_b']} only in B"
-            notes.append(f"{entry['title']}: {alone}, left out")
+            only = f"{entry['only_in_a']} problems only in A and {entry['only_in_b']} only in B"
+            notes.append(f"{entry['title']}: {only}, left out")
     notes += [f"A and B were asked differently: {difference}" for difference in result["different_settings"]]
     columns = ("Benchmark", "problems", "A", "B", "B - A", f"pass@{k}, B - A", "solved", "ever solved")
-    return Table(f"{b} (B) compared with {a} (A)", columns, rows, notes=notes)
+    return Table.of(columns, rows, f"{b} (B) compared with {a} (A)", notes=notes)
 
 
 def _markdown(result: Mapping[str, Any]) -> str:
-    parts = [f"# {result['b']['name']} compared with {result['a']['name']}", "", markdown(table(result))]
+    parts = [f"# {result['b']['name']} compared with {result['a']['name']}", "", table(result).markdown()]
     parts += ["![differences](compare.png)", ""]
     kinds = {"gained": "gained", "lost": "lost", "ever_gained": "ever solved, gained", "ever_lost": "ever solved, lost"}
     for entry in result["benchmarks"].values():
@@ -207,16 +205,15 @@ def _markdown(result: Mapping[str, Any]) -> str:
 
 
 def _csv(result: Mapping[str, Any]) -> str:
-    """One line a number; differences are B minus A."""
-    file = io.StringIO()
-    lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(("benchmark", "metric", "value", "low", "high", "problems"))
+    """A line for each number. Differences are B minus A."""
+    lines = []
     for name, entry in result["benchmarks"].items():
-        numbers = []
+        numbers: list[tuple[Any, ...]] = []
         for metric, label in (("avg", "avg"), ("pass", f"pass@{entry['k']}")):
             numbers += [(f"{label} of {side.upper()}", f"{entry[metric][side]:.6g}", "", "") for side in "ab"]
             estimate = entry[metric]["difference"]
             numbers.append((f"{label}, B - A", *(f"{estimate[part]:.6g}" for part in ("value", "low", "high"))))
         numbers += [(kind, len(entry[kind]), "", "") for kind in ("gained", "lost", "ever_gained", "ever_lost")]
-        lines.writerows((name, *row, entry["problems"]) for row in numbers)
-    return file.getvalue()
+        lines += [(name, *row, entry["problems"]) for row in numbers]
+    columns = ["benchmark", "metric", "value", "low", "high", "problems"]
+    return pd.DataFrame(lines, columns=columns, dtype=object).to_csv(index=False, lineterminator="\n")

@@ -1,6 +1,6 @@
-"""What the tables are made of: avg@k, pass@k, maj@k, and bootstrap intervals over problems. Pure (numpy only).
+"""The estimators of the tables: avg@k, pass@k, maj@k, and bootstrap intervals over problems. Only numpy is needed.
 
-P problems were asked n times each; a response has a score, and is *solved* when its score is at least 1 (full marks).
+Each of P problems was asked n times. Each response has a score. A response is *solved* if its score is at least 1.
 """
 
 from __future__ import annotations
@@ -13,39 +13,41 @@ import numpy as np
 SOLVED = 1.0
 RESAMPLES = 10_000
 LEVEL = 0.95
-_ROWS = 500  # resamples made at a time: what they take stays some MB
+_ROWS = 500  # Resamples that are made at a time, so that they need only some MB.
+
+Estimate = dict[str, float]  # The keys are value, low and high.
 
 
 def average(scores: np.ndarray) -> np.ndarray:
     """avg@n of each problem: the mean score of its n responses ("accuracy is averaged over 32 runs", Table 1).
 
     Args:
-        scores: (P, n); need not be 0 or 1.
+        scores: Any numbers, not only 0 and 1, shape (P, n).
 
     Returns:
-        (P,). Its mean over problems is the benchmark's value.
+        Means of shape (P,). Their mean is the benchmark's value.
     """
     return np.asarray(scores, dtype=float).mean(axis=1)
 
 
 def solved(scores: np.ndarray) -> np.ndarray:
-    """Which responses got full marks: scores (any shape) -> bool of that shape."""
+    """Whether each response is solved. The result has the shape of `scores`."""
     return np.asarray(scores, dtype=float) >= SOLVED
 
 
 def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Chance that at least one of k responses is solved, unbiased: 1 - C(n - c, k) / C(n, k).
+    """Unbiased estimate of the probability that at least one of k responses is solved: 1 - C(n - c, k) / C(n, k).
 
-    arXiv 2107.03374, Eq. 1. The fraction is computed as the product over i < k of (n - c - i) / (n - i), whose factors
-    are all within [0, 1].
+    This is Eq. 1 of arXiv 2107.03374. The fraction is computed as the product over i < k of (n - c - i) / (n - i). All
+    its factors are within [0, 1].
 
     Args:
-        right: c, how many of a problem's n responses are solved, (P,).
-        n: responses of each problem.
-        k: 1..n.
+        right: c, the number of solved responses of each problem, shape (P,).
+        n: Number of responses of each problem.
+        k: A number within 1..n.
 
     Returns:
-        (P,)
+        One estimate for each problem, shape (P,).
 
     Raises:
         ValueError: k is out of its range.
@@ -56,40 +58,38 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
 
 
 def majority_at_k(answers: Sequence[Hashable | None], is_solved: Sequence[bool], k: int) -> float:
-    """maj@k of one problem: how right the most frequent answer among k responses is.
+    """maj@k of one problem: the expected worth of the most frequent answer among k responses.
 
-    The expectation over all subsets of k of the n responses, drawn without replacement; for k = n the vote itself.
-    The unweighted vote of arXiv 2203.11171, called maj1@k in arXiv 2206.14858. Neither says what a tie is worth: here
-    tied answers share it equally. A response without an answer takes part in no vote; where none has one, the value is
-    0. An answer's worth is the share of its responses that are solved: 0 or 1, where the judge gives equal answers
-    equal scores.
+    It is the unweighted vote of arXiv 2203.11171, called maj1@k in arXiv 2206.14858, averaged over all subsets of k of
+    the n responses. For k = n it is the vote itself. The worth of an answer is the share of its responses that are
+    solved. It is 0 or 1 if the judge gives equal answers equal scores. The papers do not define the worth of a tie;
+    here it is the mean worth of the tied answers. A response without an answer does not vote. A vote without any answer
+    is worth 0.
 
-    Exact, by counting: for each number of votes t, every subset whose top answers have t votes each is counted by its
-    size v and its number of tops s, one answer after another. C(c, u) ways give an answer with c responses u votes:
+    The value is exact. For each number of votes t, it counts the subsets whose top answers have t votes each, by their
+    size v and by the number s of top answers. It adds one answer after another. There are C(c, u) ways to give u votes
+    to an answer with c responses:
 
-        ways[v, s]  = number of such choices of responses without other answers
-        worth[v, s] = sum of the tops' worth over these choices
+        ways[v, s]  = number of ways to choose v responses such that s answers have t votes and none has more
+        worth[v, s] = sum of the worth of the top answers over these ways
 
-    and the value is sum over t, s of worth[k, s] / s, divided by C(n, k).
+    The value is the sum over t and s of worth[k, s] / s, divided by C(n, k).
 
     Args:
-        answers: (n,); equal when they are the same answer. None: no answer.
-        is_solved: (n,)
-        k: 1..n. n up to 1000: beyond, C(n, k) is no float any more.
+        answers: One answer for each response, shape (n,). None means that the response has no answer.
+        is_solved: Whether each response is solved, shape (n,).
+        k: A number within 1..n. n may be up to 1000 because C(n, k) must fit into a float.
 
     Raises:
         ValueError: k is out of its range, or the lengths differ.
     """
     n = len(answers)
     _check_k(n, k)
-    groups: dict[Hashable, list[bool]] = {}
-    silent = 0
+    by_answer: dict[Hashable, list[bool]] = {}
     for answer, right in zip(answers, is_solved, strict=True):
-        if answer is None:
-            silent += 1
-        else:
-            groups.setdefault(answer, []).append(bool(right))
-    counted = [(len(rights), sum(rights) / len(rights)) for rights in groups.values()]
+        by_answer.setdefault(answer, []).append(bool(right))
+    silent = len(by_answer.pop(None, []))
+    counted = [(len(rights), sum(rights) / len(rights)) for rights in by_answer.values()]
     if not any(worth for _, worth in counted):
         return 0.0
     if k == n:
@@ -102,7 +102,7 @@ def majority_at_k(answers: Sequence[Hashable | None], is_solved: Sequence[bool],
 
 
 def _worth_with_top(t: int, counted: Sequence[tuple[int, float]], silent: int, k: int) -> float:
-    """Sum, over the subsets of k responses whose top answers have exactly t votes, of the mean worth of the tops."""
+    """Sum of the mean worth of the top answers, over all subsets of k responses whose top answers have t votes."""
     ways = np.zeros((k + 1, k // t + 1))
     worth = np.zeros_like(ways)
     ways[: min(silent, k) + 1, 0] = [math.comb(silent, v) for v in range(min(silent, k) + 1)]
@@ -121,16 +121,17 @@ def _worth_with_top(t: int, counted: Sequence[tuple[int, float]], silent: int, k
 
 
 def resampled_means(values: np.ndarray, seed: int | Sequence[int], resamples: int = RESAMPLES) -> np.ndarray:
-    """Means over problems, of problems drawn with replacement as many times as there are problems.
+    """Bootstrap means: each is the mean over P problems that are drawn with replacement.
 
-    Efron and Tibshirani, An Introduction to the Bootstrap (1993), Ch. 6.
+    See Efron and Tibshirani, An Introduction to the Bootstrap (1993), Ch. 6.
 
     Args:
-        values: one value for each problem, (P,) or (P, S) for S statistics that share the draws.
-        seed: same seed and P, same draws. Samples of different problems need different seeds.
+        values: One value for each problem, shape (P,), or (P, S) for S statistics that share the draws.
+        seed: The same seed and P give the same draws. Samples of different problems need different seeds.
+        resamples: Number of means.
 
     Returns:
-        (resamples,) or (resamples, S)
+        The means, shape (resamples,) or (resamples, S).
     """
     values = np.asarray(values, dtype=float)
     rng, count = np.random.default_rng(seed), len(values)
@@ -139,15 +140,29 @@ def resampled_means(values: np.ndarray, seed: int | Sequence[int], resamples: in
 
 
 def interval(means: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
-    """Percentile interval (Efron and Tibshirani, Ch. 13) of resampled means, (resamples,) -> (low, high).
+    """Percentile interval (low, high) of resampled means of shape (resamples,) (Efron and Tibshirani, Ch. 13).
 
-    It covers which problems happen to be in the benchmark, and that each was asked only n times: both are in the spread
-    of the problems' values. It does not cover another training seed, another prompt or sampling temperature, or errors
-    of the judge. With 30 problems it is wide (up to some 18 points each way) and still a little too narrow: 95 % means
-    about 93 %. Where all problems have the same value it has no width, which is not certainty.
+    The interval covers two kinds of chance: which problems are in the benchmark, and that each was asked only n times.
+    It does not cover another training seed, another prompt, another sampling temperature, or errors of the judge. With
+    30 problems it is wide (up to about 18 points on each side) and still a little too narrow: a 95 % interval covers
+    about 93 %. If all problems have the same value, the interval has no width. That does not mean certainty.
     """
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def estimate(value: float, means: np.ndarray) -> Estimate:
+    """A value with the interval of its resampled means."""
+    low, high = interval(means)
+    return {"value": float(value), "low": low, "high": high}
+
+
+def with_interval(found: Estimate | None, signed: bool = False) -> str:
+    """A value and its interval as text with two decimals; "-" for None."""
+    if found is None:
+        return "-"
+    sign = "+" if signed else ""
+    return f"{found['value']:{sign}.2f} [{found['low']:{sign}.2f}, {found['high']:{sign}.2f}]"
 
 
 def _check_k(n: int, k: int) -> None:

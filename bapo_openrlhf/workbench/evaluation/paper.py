@@ -6,7 +6,7 @@ DeepSeek R1 Distill Qwen 1.5B (48.90 instead of 49.08) and +GRPO (v = 5) (51.57 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 SOURCE = "arXiv 2602.20722, Table 1"
@@ -131,3 +131,8 @@ GEOMETRY = Block(
 
 BLOCKS = (MATHEMATICS, PLANNING, GEOMETRY)
 BENCHMARKS = {name: head for block in BLOCKS for name, head in block.benchmarks.items()}
+
+
+def blocks_with(names: Container[str]) -> list[Block]:
+    """The blocks of which at least one benchmark is in `names`."""
+    return [block for block in BLOCKS if any(name in names for name in block.benchmarks)]

@@ -2,188 +2,158 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
+import altair as alt
+import pandas as pd
 
 from bapo_openrlhf.workbench.evaluation import paper
 from bapo_openrlhf.workbench.evaluation.paper import Block
+from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
+from bapo_openrlhf.workbench.pages.figure import save_png
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# Okabe and Ito's colours: told apart with any colour vision, and by lightness in grey.
-RUN, GAIN, LOSS = "#D55E00", "#0072B2", "#D55E00"
-BASES = ("#56B4E9", "#0072B2")  # the smaller base model, the larger one
-MARKERS = {paper.GRPO: "o", paper.DAPO: "s", paper.BAPO: "D"}
-FAINT = "#A6A6A6"
+RUN, GAIN, LOSS = PALETTE[1], PALETTE[0], PALETTE[1]
+ACROSS = 8  # If there are more benchmarks and averages, the first panel has a row of its own.
+# What a mark stands for, and its shape. The base model's is a flat bar.
+SHAPES = {
+    "this run": "circle", "base model": "M-1.6-.25H1.6V.25H-1.6Z", paper.GRPO: "triangle-up", paper.DAPO: "square",
+    paper.BAPO: "diamond", "other rows": "cross",
+}  # fmt: skip
+SLOTS = ("smaller base model", "base model", "this run")  # The columns of a benchmark, from the left.
+# The model that a mark belongs to, and its colour.
+MODELS = {"this run": RUN, "smaller base model": PALETTE[5], "base model": PALETTE[0], "other rows": PALETTE[6]}
 
 
 def draw_results(results: Mapping[str, Any], path: Path) -> None:
-    """This run's averages with their intervals beside the paper's rows; benchmarks of one's own on their own."""
+    """Draw this run's averages with their intervals next to the paper's rows.
+
+    Benchmarks that the paper does not have get a panel of their own.
+    """
     found = results["benchmarks"]
-    blocks = [block for block in paper.BLOCKS if any(name in found for name in block.benchmarks)]
-    panels: list[tuple[Block | None, list[str]]] = [(block, _columns(results, block)) for block in blocks]
+    panels: list[tuple[Block | None, list[str]]] = []
+    for block in paper.blocks_with(found):
+        names = [name for name in block.benchmarks if name in found]
+        panels.append((block, names + [block.average] * (block.title in results["averages"])))
     if own := [name for name in found if name not in paper.BENCHMARKS]:
         panels.append((None, own))
-    rows = [panels[:1], panels[1:]] if sum(len(names) for _, names in panels) > 8 else [panels]
-    rows = [row for row in rows if row]
-    widest = max(sum(len(names) + 0.7 for _, names in row) for row in rows)
-    figure = _figure(1.4 * widest, 0.9 + 4.2 * len(rows))
-    for part, row in zip(figure.subfigures(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
-        ratios = [len(names) + 0.7 for _, names in row]
-        for axes, (block, names) in zip(
-            part.subplots(1, len(row), width_ratios=ratios, squeeze=False)[0], row, strict=True
-        ):
-            _draw_panel(axes, results, block, names)
-    _legend(figure, results, blocks)
-    figure.suptitle(f"{results['name']}: average score, 95 % interval over problems", fontsize=13)
-    figure.savefig(path, format="png")
+    rows = [panels[:1], panels[1:]] if sum(len(names) for _, names in panels) > ACROSS else [panels]
+    # A panel with one base model has fewer columns for each benchmark, so the panels do not share their offsets.
+    drawn = [
+        alt.hconcat(*(results_panel(results, *panel) for panel in row), spacing=35).resolve_scale(xOffset="independent")
+        for row in rows
+        if row
+    ]
+    title = alt.Title(f"{results['name']}: average score, 95 % interval over problems", fontSize=16)
+    save_png(alt.vconcat(*drawn, title=title, spacing=25).resolve_scale(xOffset="independent"), path)
 
 
-def _columns(results: Mapping[str, Any], block: Block) -> list[str]:
-    """Benchmarks of a block that were run, and its average where it is known."""
-    return [name for name in block.benchmarks if name in results["benchmarks"]] + (
-        [block.average] if block.title in results["averages"] else []
+def results_panel(results: Mapping[str, Any], block: Block | None, names: Sequence[str]) -> alt.LayerChart:
+    """A block of the paper's table with this run, or (None) benchmarks that the paper does not have."""
+    found, runs = results["benchmarks"], results["settings"]["sampling"]["runs"]
+    heads = dict.fromkeys(names, "") if block is None else block.benchmarks
+    rows = []
+    for name in names:
+        entry = found.get(name)
+        value = entry["metrics"][f"avg@{runs}"] if entry else results["averages"][block.title]  # type: ignore[union-attr]
+        part = entry is not None and entry["problems"] < entry["in_file"]
+        label = (heads.get(name, name) or entry["title"]) + (
+            f"\n({entry['problems']} of {entry['in_file']} problems)" if part else ""
+        )
+        run = dict.fromkeys(("slot", "mark", "model"), "this run")
+        rows.append({"head": label, **run, "text": f"{value['value']:.1f}", **value})
+    own, marks = pd.DataFrame(rows), pd.DataFrame(rows + _paper_marks(block, names, [row["head"] for row in rows]))
+    slots = [slot for slot in SLOTS if slot in set(marks["slot"])]
+    axis = alt.Axis(title=None, labelAngle=0, ticks=False, grid=False, labelColor=INK)
+    axis.labelExpr = "split(datum.label, '\\n')"
+    places = {
+        "x": alt.X("head:N", sort=None, axis=axis),
+        "xOffset": alt.XOffset("slot:N", sort=slots, scale=alt.Scale(domain=slots)),
+    }
+    score = f"avg@{runs}" + (f" (paper: avg@{paper.RUNS})" if block else "") + ", percent"
+    y = alt.Y("value:Q", title=score, scale=alt.Scale(domain=[0, 100]))
+    bar = alt.Chart(own).mark_bar(color=RUN, opacity=0.3, width=24).encode(**places, y=y)
+    ends = alt.Chart(own).mark_rule(color=RUN, strokeWidth=2).encode(**places, y="low:Q", y2="high:Q")
+    named = {mark: f"paper: {mark.split(' (')[0]}" for mark in SHAPES} | {"this run": f"this run: {results['name']}"}
+    sizes = {"smaller base model": "smaller base model", "base model": "larger base model"}
+    of_paper = paper.blocks_with(found)
+    sized = any(len({row.base for row in block.rows}) > 1 for block in of_paper)
+    points = (
+        alt.Chart(marks)
+        .mark_point(filled=True, opacity=1, size=50)
+        .encode(
+            **places,
+            y=y,
+            shape=alt.Shape("mark:N", scale=_scale(SHAPES), legend=_legend(named) if of_paper else None),
+            color=alt.Color("model:N", scale=_scale(MODELS), legend=_legend(sizes) if sized else None),
+        )
+    )
+    above = alt.Chart(own).mark_text(color=RUN, dy=-7).encode(**places, y="high:Q", text="text:N")
+    title = f"{block.title} (Table {block.part})" if block else "not in the paper"
+    return alt.layer(bar, ends, points, above, title=title).properties(
+        width=alt.Step(105, **{"for": "position"}), height=300
     )
 
 
-def _draw_panel(axes: Axes, results: Mapping[str, Any], block: Block | None, names: Sequence[str]) -> None:
-    """One block of the paper's table, or (None) benchmarks that it has not."""
-    found, runs = results["benchmarks"], results["settings"]["sampling"]["runs"]
+def _scale(known: Mapping[str, str]) -> alt.Scale:
+    return alt.Scale(domain=list(known), range=list(known.values()))
+
+
+def _legend(named: Mapping[str, str]) -> alt.Legend:
+    """A legend of some values with other names."""
+    legend = alt.Legend(orient="bottom", title=None, columns=4, values=list(named))
+    legend.labelExpr = f"{json.dumps(named)}[datum.label]"
+    return legend
+
+
+def _paper_marks(block: Block | None, names: Sequence[str], heads: Sequence[str]) -> list[dict[str, Any]]:
+    """A mark for each of the paper's rows and each benchmark. Each base model has a column of its own."""
     if block is None:
-        heads, offset = {name: found[name]["title"] for name in names}, 0.0
-        axes.set_title("not in the paper", fontsize=11)
-    else:
-        heads, offset = block.benchmarks, 0.2
-        axes.set_title(f"{block.title} (Table {block.part})", fontsize=11)
-        _draw_paper(axes, block, names)
-    estimates = [
-        found[name]["metrics"][f"avg@{runs}"] if name in found else results["averages"][block.title] for name in names
-    ]
-    shares = {
-        name: f"\n({entry['problems']} of {entry['in_file']} problems)"
-        for name, entry in found.items()
-        if entry["problems"] < entry["in_file"]
-    }
-    _draw_run(axes, [heads.get(name, name) + shares.get(name, "") for name in names], estimates, offset)
-    axes.set_ylabel(f"avg@{runs}" + (f" (paper: avg@{paper.RUNS})" if block else "") + ", percent")
-
-
-def _draw_paper(axes: Axes, block: Block, names: Sequence[str]) -> None:
-    """A mark for each of the paper's rows; each base model and what was made of it in a column of its own."""
-    bases = list(dict.fromkeys(row.base for row in block.rows))
-    order = [*block.benchmarks, block.average]
+        return []
+    marks, bases = [], list(dict.fromkeys(row.base for row in block.rows))
     for row in block.rows:
-        values = [(*row.values, row.average)[order.index(name)] for name in names]
-        place = np.arange(len(names)) - 0.22 + 0.16 * bases.index(row.base)
-        axes.plot(place, values, linestyle="none", zorder=3, **_style(row, bases))
-
-
-def _style(row: paper.Row, bases: Sequence[str]) -> dict[str, Any]:
-    colour = BASES[bases.index(row.base)] if len(bases) > 1 else BASES[1]
-    if row.method == row.base:
-        return {"marker": "_", "color": colour, "markersize": 14, "markeredgewidth": 2.2}
-    if row.method in MARKERS:
-        return {"marker": MARKERS[row.method], "color": colour, "markersize": 6.5}
-    return {"marker": ".", "color": FAINT, "markersize": 7}
-
-
-def _draw_run(axes: Axes, heads: Sequence[str], estimates: Sequence[Mapping[str, float]], offset: float) -> None:
-    place = np.arange(len(heads)) + offset
-    values = np.array([estimate["value"] for estimate in estimates])
-    low = values - [estimate["low"] for estimate in estimates]
-    high = [estimate["high"] for estimate in estimates] - values
-    axes.bar(place, values, width=0.3, color=RUN, alpha=0.3, zorder=2)
-    axes.errorbar(place, values, [low, high], fmt="o", color=RUN, capsize=4, markersize=5, linewidth=1.8, zorder=4)
-    for x, estimate in zip(place, estimates, strict=True):
-        above = estimate["high"] + 1.5 < 94
-        y = estimate["high"] + 1.5 if above else estimate["low"] - 1.5
-        text = f"{estimate['value']:.1f}"
-        axes.text(x, y, text, ha="center", va="bottom" if above else "top", fontsize=9, color=RUN, zorder=5)
-    axes.set_xticks(np.arange(len(heads)), heads)
-    axes.set_xlim(-0.6, len(heads) - 0.4)
-    axes.set_ylim(0, 100)
-    _tidy(axes)
-
-
-def _legend(figure: Figure, results: Mapping[str, Any], blocks: Sequence[Block]) -> None:
-    from matplotlib.lines import Line2D
-
-    def mark(label: str, **style: Any) -> Line2D:
-        return Line2D([], [], linestyle="none", label=label, **style)
-
-    marks = [mark(f"this run: {results['name']}", marker="o", color=RUN)]
-    if blocks:
-        marks += [mark("paper: base model", marker="_", color=BASES[1], markersize=14, markeredgewidth=2.2)]
-        for method, marker in MARKERS.items():
-            marks.append(mark(f"paper: {method.split(' ')[0]}", marker=marker, color=BASES[1], markersize=6.5))
-        marks += [mark("paper: other rows", marker=".", color=FAINT, markersize=7)]
-    if any(len({row.base for row in block.rows}) > 1 for block in blocks):
-        marks += [mark("smaller base model", marker="s", color=BASES[0]), mark("larger", marker="s", color=BASES[1])]
-    figure.legend(handles=marks, loc="outside lower center", ncols=min(4, len(marks)), frameon=False, fontsize=9)
+        values = dict(zip((*block.benchmarks, block.average), (*row.values, row.average), strict=True))
+        base = "smaller base model" if row.base != bases[-1] else "base model"
+        mark = "base model" if row.method == row.base else row.method if row.method in SHAPES else "other rows"
+        model = "other rows" if mark == "other rows" else base
+        for name, head in zip(names, heads, strict=True):
+            marks.append({"head": head, "slot": base, "mark": mark, "model": model, "value": values[name]})
+    return marks
 
 
 def draw_comparison(result: Mapping[str, Any], path: Path) -> None:
-    """Each problem's difference B - A, sorted: how much was gained and lost, and by how many problems."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    entries = list(result["benchmarks"].values())
-    across = min(3, len(entries))
-    down = math.ceil(len(entries) / across)
-    figure = _figure(4.6 * across, 3.8 * down + 0.6)
-    panels = list(figure.subplots(down, across, squeeze=False).flat)
-    for axes, entry in zip(panels, entries, strict=False):
-        _draw_differences(axes, entry)
-    for axes in panels[len(entries) :]:
-        axes.set_visible(False)
-    handles = [
-        Line2D([], [], color="black", linestyle="--", label="mean"),
-        Patch(color="#DFDFDF", label=result["interval"]),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    figure.suptitle(f"{result['b']['name']} (B) compared with {result['a']['name']} (A)", fontsize=13)
-    figure.savefig(path, format="png")
-
-
-def _draw_differences(axes: Axes, entry: Mapping[str, Any]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    values = np.sort(np.array(list(entry["differences"].values())))[::-1]
-    place = np.arange(1, len(values) + 1)
-    for colour, side in ((GAIN, values > 0), (LOSS, values < 0)):
-        axes.bar(place[side], values[side], width=1.0, color=colour)
-    mean = entry["avg"]["difference"]
-    better, equal, worse = (int(np.sum(side)) for side in (values > 0, values == 0, values < 0))
-    axes.axhspan(mean["low"], mean["high"], color="black", alpha=0.12, linewidth=0)
-    axes.axhline(mean["value"], color="black", linestyle="--", linewidth=1.2)
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_title(
-        f"{entry['title']}: {mean['value']:+.2f} [{mean['low']:+.2f}, {mean['high']:+.2f}]\n"
-        f"of {len(values)} problems {better} better, {equal} equal, {worse} worse",
-        fontsize=10,
+    """Draw each problem's difference B - A in order: how much was gained and lost, and by how many problems."""
+    panels = [comparison_panel(entry) for entry in result["benchmarks"].values()]
+    title = alt.Title(
+        f"{result['b']['name']} (B) compared with {result['a']['name']} (A)",
+        subtitle=f"dashed: mean difference; grey: {result['interval']}",
+        fontSize=16,
     )
-    axes.set_xlabel("problems, sorted")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel("avg, B - A, points")
-    axes.set_xlim(0.5, len(values) + 0.5)
-    axes.set_ylim(-105, 105)
-    _tidy(axes)
+    save_png(alt.concat(*panels, columns=3, title=title, spacing=30), path)
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    # No pyplot: it picks a display and keeps every figure; a bare Figure saves with Agg.
-    return Figure(figsize=(max(width, 8.5), height), dpi=120, layout="constrained")
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)
-    axes.set_axisbelow(True)
+def comparison_panel(entry: Mapping[str, Any]) -> alt.LayerChart:
+    """The differences of one benchmark, from the largest gain to the largest loss."""
+    values = sorted(entry["differences"].values(), reverse=True)
+    mean = entry["avg"]["difference"]
+    better, worse = sum(value > 0 for value in values), sum(value < 0 for value in values)
+    title = [
+        f"{entry['title']}: {mean['value']:+.2f} [{mean['low']:+.2f}, {mean['high']:+.2f}]",
+        f"of {len(values)} problems {better} better, {len(values) - better - worse} equal, {worse} worse",
+    ]
+    x = alt.X("left:Q", title="problems, sorted", axis=alt.Axis(grid=False, tickMinStep=1, format="d"),
+              scale=alt.Scale(domain=[0.5, len(values) + 0.5], nice=False))  # fmt: skip
+    y = alt.Y("value:Q", title="avg, B - A, points", scale=alt.Scale(domain=[-105, 105], nice=False))
+    data = pd.DataFrame({"value": values})
+    data = data.assign(left=data.index + 0.5, right=data.index + 1.5)
+    bars = alt.Chart(data[data["value"] != 0]).mark_rect().encode(
+        x=x, x2="right:Q", y=y, y2=alt.datum(0),
+        color=alt.condition("datum.value > 0", alt.value(GAIN), alt.value(LOSS)),
+    )  # fmt: skip
+    average = alt.Chart(pd.DataFrame([mean]))
+    band = average.mark_rect(color=INK, opacity=0.12).encode(y="low:Q", y2="high:Q")
+    line = average.mark_rule(color=INK, strokeDash=[5, 3]).encode(y="value:Q")
+    zero = alt.Chart(data.head(1)).mark_rule(color=INK, strokeWidth=0.8).encode(y=alt.YDatum(0))
+    return alt.layer(bars, band, line, zero, title=alt.Title(title, fontSize=12)).properties(width=300, height=260)

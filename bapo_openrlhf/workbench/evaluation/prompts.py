@@ -76,7 +76,7 @@ class Prompter:
         self._template = chat if isinstance(chat, str) else "{}"
         self.chat = chat is True and bool(self._processor.chat_template)
         if images and not self.chat:
-            raise ConfigError(f"model is {model}; images need a chat template to be put into the prompt, and none is used")
+            raise ConfigError(f"model is {model}; a prompt with images needs a chat template, and none is used")
         has_none = chat is True and not self.chat
         self.note = "the tokenizer has no chat template: prompts are the text as it is" if has_none else None
 

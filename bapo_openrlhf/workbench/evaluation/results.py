@@ -1,37 +1,41 @@
-"""Estimates from the finished problems, and the files that a reader opens: results.json, .csv, .md and .png."""
+"""Estimates from the finished problems, and the files for readers: results.json, .csv, .md and .png."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, paper, store
+from bapo_openrlhf.workbench.evaluation.estimators import Estimate, with_interval
 from bapo_openrlhf.workbench.evaluation.paper import Block
+from bapo_openrlhf.workbench.evaluation.plots import draw_results
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark
 from bapo_openrlhf.workbench.evaluation.request import Request
-from bapo_openrlhf.workbench.evaluation.tables import Table, markdown, percent, with_interval
+from bapo_openrlhf.workbench.pages.table import Table
 
 RESULTS = "results"
-Estimate = dict[str, float]  # value, low, high
 
 
 def write(
     request: Request, benchmarks: Sequence[Benchmark], settings: Mapping[str, Any], too_long: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Estimate and write the four files; returns the content of results.json.
+    """Make the estimates and write the four files.
 
     Args:
-        too_long: problems that were left out, as (benchmark, id).
-    """
-    from bapo_openrlhf.workbench.evaluation.plots import draw_results
+        request: What was evaluated.
+        benchmarks: The benchmarks, read from their files.
+        settings: The content of settings.json.
+        too_long: The problems that were left out, as (benchmark, id).
 
+    Returns:
+        The content of results.json.
+    """
     found: dict[str, Any] = {}
     means: dict[str, np.ndarray] = {}
     for benchmark in benchmarks:
@@ -61,9 +65,9 @@ def write(
         "seed": request.sampling.seed,
         **provenance(),
     }
-    store.replace(request.out / f"{RESULTS}.json", json.dumps(results, indent=2) + "\n")
-    store.replace(request.out / f"{RESULTS}.csv", _csv(results))
-    store.replace(request.out / f"{RESULTS}.md", _markdown(results))
+    store.write_text(request.out / f"{RESULTS}.json", json.dumps(results, indent=2) + "\n")
+    store.write_text(request.out / f"{RESULTS}.csv", _csv(results))
+    store.write_text(request.out / f"{RESULTS}.md", _markdown(results))
     draw_results(results, request.out / f"{RESULTS}.png")
     return results
 
@@ -77,13 +81,13 @@ def estimate(
     """The metrics of one benchmark.
 
     Args:
-        rows: of its finished problems (`store.read_rows`), at least one, all with the same number of runs.
-        ks: k of pass@k and maj@k.
-        seed: of the resamples.
+        rows: Its finished problems (`store.read_rows`). There is at least one, and all have the same number of runs.
+        ks: The values of k for pass@k and maj@k.
+        seed: Seed of the resamples.
 
     Returns:
-        By name avg@runs, pass@k, maj@k (where the reward file can tell a response's answer) and truncated, in percent,
-        and tokens; and the resampled means of avg, percent, (resamples,).
+        The estimates by name, and the resampled means of avg in percent, shape (resamples,). The names are avg@runs,
+        pass@k, maj@k and truncated (percent), and tokens. maj@k is there only if the reward file can tell answers.
     """
     scores = np.array([row["scores"] for row in rows], dtype=float)  # (P, runs)
     right = estimators.solved(scores)
@@ -91,30 +95,28 @@ def estimate(
     by_name = {f"avg@{runs}": 100 * estimators.average(scores)}
     by_name |= {f"pass@{k}": 100 * estimators.pass_at_k(right.sum(axis=1), runs, k) for k in ks}
     if all(row["answers"] is not None for row in rows):
-        for k in (k for k in ks if k > 1):  # a single vote is pass@1
+        for k in (k for k in ks if k > 1):  # A single vote is pass@1.
             votes = [estimators.majority_at_k(row["answers"], r, k) for row, r in zip(rows, right, strict=True)]
             by_name[f"maj@{k}"] = 100 * np.array(votes)
     by_name["truncated"] = 100 * np.array([np.mean(row["truncated"]) for row in rows])
     by_name["tokens"] = np.array([np.mean(row["tokens"]) for row in rows])
     values = np.stack(list(by_name.values()), axis=1)  # (P, metrics)
     means = estimators.resampled_means(values, seed)
-    metrics = {name: _estimate(values[:, i].mean(), means[:, i]) for i, name in enumerate(by_name)}
+    metrics = {name: estimators.estimate(values[:, i].mean(), means[:, i]) for i, name in enumerate(by_name)}
     return metrics, means[:, 0]
 
 
-def _estimate(value: float, means: np.ndarray) -> Estimate:
-    low, high = estimators.interval(means)
-    return {"value": float(value), "low": low, "high": high}
-
-
 def _averages(found: Mapping[str, Any], means: Mapping[str, np.ndarray], runs: int) -> dict[str, Estimate]:
-    """By the title of each of the paper's blocks that was run as a whole: the mean over its benchmarks, each weighing
-    the same. The benchmarks are resampled independently."""
+    """The average of each of the paper's blocks that was run completely, by the block's title.
+
+    All benchmarks have the same weight. They are resampled independently.
+    """
     averages = {}
     for block in paper.BLOCKS:
         if all(name in found for name in block.benchmarks):
             value = np.mean([found[name]["metrics"][f"avg@{runs}"]["value"] for name in block.benchmarks])
-            averages[block.title] = _estimate(value, np.mean([means[name] for name in block.benchmarks], axis=0))
+            resampled = np.mean([means[name] for name in block.benchmarks], axis=0)
+            averages[block.title] = estimators.estimate(float(value), resampled)
     return averages
 
 
@@ -122,111 +124,100 @@ def _averages(found: Mapping[str, Any], means: Mapping[str, np.ndarray], runs: i
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """The paper's tables beside this run, for the blocks of which anything was run; then every metric."""
-    found = results["benchmarks"]
-    shown = [_paper_table(results, block) for block in paper.BLOCKS if any(name in found for name in block.benchmarks)]
-    return [*shown, _metrics_table(results)]
-
-
-def _average(results: Mapping[str, Any], benchmark: str) -> Estimate | None:
-    entry = results["benchmarks"].get(benchmark)
-    return entry and entry["metrics"][f"avg@{results['settings']['sampling']['runs']}"]
+    """The paper's tables with this run, for each block of which a benchmark was run, and a table of every metric."""
+    blocks = paper.blocks_with(results["benchmarks"])
+    return [*(_paper_table(results, block) for block in blocks), _metrics_table(results)]
 
 
 def _paper_table(results: Mapping[str, Any], block: Block) -> Table:
-    runs = results["settings"]["sampling"]["runs"]
-    more = block.rows[0].rollouts is not None  # (a) has two columns more
+    found, runs = results["benchmarks"], results["settings"]["sampling"]["runs"]
+    more = block.rows[0].rollouts is not None  # Table 1 (a) has two more columns.
     columns = ("", "Method", *block.benchmarks.values(), block.average, *(("Rollouts", "Type") if more else ()))
     rows = [
-        ("paper", row.method, *map(percent, (*row.values, row.average)), *((row.rollouts, row.kind) if more else ()))
+        ("paper", row.method, *(f"{value:.2f}" for value in (*row.values, row.average)),
+         *((row.rollouts, row.kind) if more else ()))
         for row in block.rows
-    ]
-    cells = [with_interval(_average(results, name)) for name in block.benchmarks]
-    average = with_interval(results["averages"].get(block.title))
-    rows.append(("this run", results["name"], *cells, average, *(("-", "-") if more else ())))
+    ]  # fmt: skip
+    own = [found[name]["metrics"][f"avg@{runs}"] if name in found else None for name in block.benchmarks]
+    cells = map(with_interval, [*own, results["averages"].get(block.title)])
+    rows.append(("this run", results["name"], *cells, *(("-", "-") if more else ())))
     notes = [f"paper: {paper.SOURCE.removesuffix('1')}{block.part}, percent, mean of {paper.RUNS} runs"]
     if any("*" in row.method for row in block.rows):
         notes.append("*: the paper took it from the method's own paper")
     notes.append(f"this run: avg@{runs} in percent, [{results['interval']}]")
     notes += _notes(results, block.benchmarks)
-    return Table(f"Table {block.part}: {block.title}", columns, rows, frozenset({len(rows) - 1}), words=2, notes=notes)
+    title = f"Table {block.part}: {block.title}"
+    return Table.of(columns, rows, title, strong=frozenset({len(rows) - 1}), words=2, notes=notes)
 
 
 def _metrics_table(results: Mapping[str, Any]) -> Table:
-    """One row a metric, one column a benchmark."""
+    """A row for each metric, and a column for each benchmark."""
     found = results["benchmarks"]
     names = dict.fromkeys(metric for entry in found.values() for metric in entry["metrics"])
     del names["tokens"]
     rows = [(name, *(with_interval(entry["metrics"].get(name)) for entry in found.values())) for name in names]
     rows += [("tokens", *(f"{entry['metrics']['tokens']['value']:.1f}" for entry in found.values()))]
     rows += [(count, *(str(entry[count]) for entry in found.values())) for count in ("problems", "unjudged")]
-    notes = [
+    note = (
         f"percent, [{results['interval']}]; tokens: mean length of a response; unjudged: responses whose judge failed, "
         "counted as wrong"
-    ]
-    return Table(
-        f"{results['name']}: every metric",
-        ("", *(entry["title"] for entry in found.values())),
-        rows,
-        notes=[*notes, *_notes(results, found)],
     )
+    columns = ("", *(entry["title"] for entry in found.values()))
+    return Table.of(columns, rows, f"{results['name']}: every metric", notes=[note, *_notes(results, found)])
 
 
 def _notes(results: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
-    """What a reader of numbers must know about this run."""
+    """What a reader of the numbers must know about this run."""
     for name in names:
         entry = results["benchmarks"].get(name)
         if entry is None:
             continue
+        title, left_out = entry["title"], len(entry["left_out"])
         if entry["generator"]:
-            yield f"{entry['title']}: generated problems ({entry['generator']}), not the paper's"
-        if (left_out := len(entry["left_out"])) > 0:
-            yield f"{entry['title']}: {left_out} problems are left out, too long for the model (--skip-long)"
+            yield f"{title}: generated problems ({entry['generator']}), not the paper's"
+        if left_out > 0:
+            yield f"{title}: {left_out} problems are left out, too long for the model (--skip-long)"
         if entry["problems"] + left_out < entry["in_file"]:
-            yield f"{entry['title']}: only the first {entry['problems'] + left_out} of {entry['in_file']} problems"
+            yield f"{title}: only the first {entry['problems'] + left_out} of {entry['in_file']} problems"
         if entry["unjudged"]:
-            yield f"{entry['title']}: {entry['unjudged']} of {entry['responses']} responses unjudged, counted as wrong"
+            yield f"{title}: {entry['unjudged']} of {entry['responses']} responses unjudged, counted as wrong"
         if entry["text_as_is"]:
-            yield f"{entry['title']}: prompts are the problems' text as it is, without a chat template"
+            yield f"{title}: prompts are the problems' text as it is, without a chat template"
 
 
 # ── files ──
 
 
 def _markdown(results: Mapping[str, Any]) -> str:
-    sampling = results["settings"]["sampling"]
     facts = [
         ("model", results["settings"]["model"]["path"]),
-        *((name.replace("_", " "), value) for name, value in sampling.items()),
+        *((name.replace("_", " "), value) for name, value in results["settings"]["sampling"].items()),
         ("commit", results["commit"] or "not in a git checkout"),
         ("command", f"`{results['command']}`"),
         ("versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items())),
     ]
-    parts = [f"# {results['name']}", "", *(markdown(table) for table in tables(results)), "![results](results.png)"]
+    parts = [f"# {results['name']}", "", *(table.markdown() for table in tables(results)), "![results](results.png)"]
     return "\n".join([*parts, "", "## How it was made", "", *(f"- {name}: {value}" for name, value in facts), ""])
 
 
 def _csv(results: Mapping[str, Any]) -> str:
-    """One line a number: the paper's and this run's, in percent (tokens in tokens)."""
-    file = io.StringIO()
-    lines = csv.writer(file, lineterminator="\n")
-    lines.writerow(("source", "base", "method", "benchmark", "metric", "value", "low", "high", "problems", "runs"))
-    runs, found = results["settings"]["sampling"]["runs"], results["benchmarks"]
-    for block in paper.BLOCKS:
-        if not any(name in found for name in block.benchmarks):
-            continue
+    """A line for each number of the paper and of this run, in percent, or in tokens for the metric tokens."""
+    runs, lines = results["settings"]["sampling"]["runs"], []
+    for block in paper.blocks_with(results["benchmarks"]):
         for row in block.rows:
-            values = zip((*block.benchmarks, f"{block.title} average"), (*row.values, row.average), strict=True)
-            for name, value in values:
-                metric = f"avg@{paper.RUNS}"
-                lines.writerow(("paper", row.base, row.method, name, metric, percent(value), "", "", "", paper.RUNS))
-    for name, entry in found.items():
+            names = (*block.benchmarks, f"{block.title} average")
+            for name, value in zip(names, (*row.values, row.average), strict=True):
+                number = (f"avg@{paper.RUNS}", f"{value:.2f}", "", "", "", paper.RUNS)
+                lines.append(("paper", row.base, row.method, name, *number))
+    for name, entry in results["benchmarks"].items():
         for metric, value in entry["metrics"].items():
-            lines.writerow(("this run", "", results["name"], name, metric, *_exact(value), entry["problems"], runs))
+            number = (metric, *_digits(value), entry["problems"], runs)
+            lines.append(("this run", "", results["name"], name, *number))
     for title, value in results["averages"].items():
-        lines.writerow(("this run", "", results["name"], f"{title} average", f"avg@{runs}", *_exact(value), "", runs))
-    return file.getvalue()
+        lines.append(("this run", "", results["name"], f"{title} average", f"avg@{runs}", *_digits(value), "", runs))
+    columns = ["source", "base", "method", "benchmark", "metric", "value", "low", "high", "problems", "runs"]
+    return pd.DataFrame(lines, columns=columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
-def _exact(estimate: Estimate) -> list[str]:
+def _digits(estimate: Estimate) -> list[str]:
     return [f"{estimate[name]:.6g}" for name in ("value", "low", "high")]

@@ -62,7 +62,7 @@ def table_of(curves: Sequence[Curve], x: str) -> Table:
     """What is drawn: a row for each x, a column for each curve."""
     columns = [curve.values[~curve.values.index.duplicated(keep="last")] for curve in curves]
     frame = pd.concat(columns, axis=1, sort=True).reset_index()
-    frame.columns = pd.Index([x, *(curve.key.name for curve in curves)])
+    frame.columns = pd.Index([x, *(curve.key.name for curve in curves)], dtype=object)
     return Table(frame)
 
 

@@ -35,7 +35,8 @@ class Table:
     @classmethod
     def of(cls, head: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", **more: Any) -> Table:
         """A table from a head and rows of cells."""
-        return cls(pd.DataFrame([list(row) for row in rows], columns=list(head), dtype=object), title, **more)
+        columns = pd.Index(list(head), dtype=object)  # pandas' own type for text takes no lone surrogate
+        return cls(pd.DataFrame([list(row) for row in rows], columns=columns, dtype=object), title, **more)
 
     @property
     def head(self) -> list[str]:

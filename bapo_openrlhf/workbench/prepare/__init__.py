@@ -1,1 +1,1 @@
-"""From published data to the files that training and evaluation read."""
+"""Turns published data into the files that training and evaluation read."""

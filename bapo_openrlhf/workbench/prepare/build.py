@@ -1,4 +1,4 @@
-"""`prepare`: each published row becomes a prompt and a label, or is counted with the reason why not."""
+"""`prepare`: each published row becomes a prompt and a label, or is counted with the reason for its rejection."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import Any
 from tqdm import tqdm
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record.state_file import write_atomically
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
 from bapo_openrlhf.workbench.prepare.overlap import TestIndex
-from bapo_openrlhf.workbench.prepare.tables import Table, open_table
+from bapo_openrlhf.workbench.prepare.source_rows import SourceRows, open_source
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -28,18 +29,19 @@ class Request:
     """What to prepare.
 
     Attributes:
-        out: folder of the files.
-        parts: names of the parts; None means all.
-        generator: name of one of the task's generators; None means published data.
-        local: copies of published data, by part.
-        style: which of the task's prompts; None means the first.
-        seed: of the order in which shuffled parts are dealt, and of generated problems.
-        limits: by part, most problems; for others the paper's number, or the generator's.
-        fail_on_bad: whether a bad row ends it, rather than being skipped and counted.
-        drop_overlap: whether training problems that are in a benchmark are left out, rather than only reported.
-        tokens: number of tokens of a prompt as the model gets it, and most of them; None means not counted.
-        tokenizer: what `tokens` counts with, for the manifest.
-        refresh: whether to make again what is there.
+        out: The folder of the files.
+        parts: Names of the parts. None means all.
+        generator: Name of one of the task's generators. None means published data.
+        local: Local copies of published data by part.
+        style: Name of one of the task's prompts. None means the first.
+        seed: Seed of the order in which shuffled parts are divided, and of generated problems.
+        limits: The most problems by part. Other parts have the number of the paper or of the generator.
+        fail_on_bad: Whether a bad row is an error. Otherwise it is skipped and counted.
+        drop_overlap: Whether training problems that are in a benchmark are left out. Otherwise they are only reported.
+        tokens: Counts the tokens of a prompt with chat markup. None means that they are not counted.
+        max_tokens: The most tokens of a prompt if they are counted.
+        tokenizer: Name of the tokenizer that `tokens` uses, for the manifest.
+        refresh: Whether existing files are made again.
     """
 
     out: Path
@@ -58,17 +60,18 @@ class Request:
 
 
 def prepare(task: Task, request: Request) -> dict[str, Any]:
-    """Write OUT/PART.jsonl and OUT/PART.rejected.jsonl for each part, and the manifest of them all.
+    """Write OUT/PART.jsonl and OUT/PART.rejected.jsonl for each part, and the manifest of all parts.
 
-    What the manifest says was made of the same data in the same way, and is still as it says, is kept. So an
-    interrupted call is simply made again. Benchmarks come before the training data, which is compared with them.
+    A part is kept if the manifest says that it was made from the same data in the same way, and the file has not
+    changed. So the same call resumes after an interruption. Benchmarks come first because the training data is compared
+    with them.
 
     Returns:
         The manifest.
 
     Raises:
-        ConfigError: an unknown part, prompt or generator; data that cannot be read; no usable row; a bad row, where
-            these are fatal.
+        ConfigError: A part, prompt or generator is unknown, data cannot be read, no row can be used, or there is a bad
+            row and `fail_on_bad`.
     """
     _check(task, request)
     request.out.mkdir(parents=True, exist_ok=True)
@@ -96,14 +99,14 @@ def _check(task: Task, request: Request) -> None:
         known = ", ".join(generators) or "none"
         raise ConfigError(f"generator is {request.generator!r}; {task.name} has {known}")
     if request.generator is not None and request.local:
-        raise ConfigError("local copies and a generator were given; problems come from one or the other")
+        raise ConfigError(f"generator is {request.generator!r} and there are local copies; give only one of the two")
 
 
 def read_manifest(out: Path, task: str) -> dict[str, Any]:
-    """The manifest of a folder, or an empty one.
+    """The manifest of a folder, or an empty manifest if there is none.
 
     Raises:
-        ConfigError: it is another task's, of another format, or no JSON.
+        ConfigError: The manifest is not JSON, or has another task or another format.
     """
     path = out / MANIFEST
     empty = {"format": FORMAT, "task": task, "parts": {}, "overlap": {}}
@@ -112,10 +115,10 @@ def read_manifest(out: Path, task: str) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_bytes())
     except ValueError:
-        raise ConfigError(f"{path} is no JSON; remove it to prepare the folder anew") from None
+        raise ConfigError(f"{path} is not JSON; remove it to prepare the folder again") from None
     if manifest.get("format") != FORMAT or manifest.get("task") != task:
         raise ConfigError(
-            f"{path} is of task {manifest.get('task')}, format {manifest.get('format')}; this is {task}, format "
+            f"{path} has task {manifest.get('task')} and format {manifest.get('format')}; they must be {task} and "
             f"{FORMAT}: choose another folder (--out)"
         )
     return manifest
@@ -125,27 +128,27 @@ def read_manifest(out: Path, task: str) -> dict[str, Any]:
 
 
 def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Make one part, or keep what is there; returns its entry of the manifest."""
+    """Make one part, or keep its file. Returns its entry of the manifest."""
     made = manifest["parts"].get(name)
     path = request.out / f"{name}.jsonl"
     asked = _asked(task, name, request, manifest)
     same = made is not None and not request.refresh and made["asked"] == asked and _digest(path) == made["sha256"]
     copy = request.local.get(name)
-    # The hub is asked only where something has to be made; a local copy is read for its digest.
+    # The hub is asked only if the part must be made. A local copy is always read for its digest.
     if same and (request.generator is not None or (copy is None and made["origin"]["from"] == asked["hub"])):
         return dict(made)
-    table = None if request.generator else open_table(name, task.parts[name].source, copy)
-    if same and made["origin"] == table.origin:
+    source = None if request.generator else open_source(name, task.parts[name].source, copy)
+    if same and made["origin"] == source.origin:
         return dict(made)
     build = _Build(task, name, request)
-    problems = build.generated(asked["size"]) if table is None else build.published(table)
-    origin = {"from": f"generator {request.generator}"} if table is None else table.origin
+    problems = build.generated(asked["size"]) if source is None else build.published(source)
+    origin = {"from": f"generator {request.generator}"} if source is None else source.origin
     written = build.write(problems, asked["prompt"])
     reasons = dict(Counter(row["kind"] for row in build.rejected).most_common())
     if written == 0:
         why = [f"{count} x {kind}" for kind, count in reasons.items()]
         if build.left_over:
-            why.append(f"{build.left_over} x not of this part, which takes those after the first {build.part.first}")
+            why.append(f"{build.left_over} x in another part: this one begins after the first {build.part.first}")
         raise ConfigError(f"{name}: none of {build.read} rows of {origin['from']} can be used: {', '.join(why)}")
     assert build.read == written + len(build.rejected) + build.left_over
     return {
@@ -162,7 +165,7 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
 
 
 def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a part depends on, but for the rows themselves."""
+    """Everything that a part depends on, except the rows themselves."""
     asked = {
         "task_file": _digest(task.file),
         "prompt": request.style or next(iter(task.prompts)),
@@ -185,9 +188,9 @@ class _Build:
     """One part while it is made.
 
     Attributes:
-        read: rows that were read.
-        left_over: problems that belong to another part of the same source, or are beyond the limit.
-        rejected: rows that are in no file, with the reason.
+        read: Number of rows that were read.
+        left_over: Number of problems that belong to another part of the same source, or are beyond the limit.
+        rejected: The rows that are left out, with the reason.
     """
 
     def __init__(self, task: Task, name: str, request: Request) -> None:
@@ -197,20 +200,20 @@ class _Build:
         self.rejected: list[dict[str, Any]] = []
 
     def generated(self, size: int) -> Iterator[tuple[int, Problem]]:
-        """Problems made on the spot, with their numbers."""
+        """Generated problems with their numbers."""
         try:
             for problem in self.task.generate(self.request.generator, self.name, size, self.request.seed):
                 self.read += 1
                 yield self.read, problem
-        except ValueError as error:  # more than there are
+        except ValueError as error:  # There are fewer problems than `size`.
             raise ConfigError(f"{self.name}: {error}") from None
 
-    def published(self, table: Table) -> list[tuple[int, Problem]]:
+    def published(self, source: SourceRows) -> list[tuple[int, Problem]]:
         """The problems of this part, with their row numbers."""
         problems: list[tuple[int, Problem]] = []
-        seen: dict[str, tuple[int, str]] = {}  # by key: row number and label
+        seen: dict[str, tuple[int, str]] = {}  # Row number and label by key.
         for number, row in tqdm(
-            table.rows, desc=f"{self.name}: reading", total=table.size, unit="row", leave=False, disable=None
+            source.rows, desc=f"{self.name}: reading", total=source.size, unit="row", leave=False, disable=None
         ):
             self.read += 1
             try:
@@ -234,7 +237,7 @@ class _Build:
         return chosen
 
     def write(self, problems: Iterable[tuple[int, Problem]], style: str) -> int:
-        """Write the part's rows, and the rejected ones; returns how many of the former."""
+        """Write the rows of the part and the rejected rows. Returns the number of rows of the part."""
         prompt, tests = self.task.prompts[style], self._tests()
         path, written = self.request.out / f"{self.name}.jsonl", 0
         unfinished = path.with_name(path.name + ".tmp")
@@ -256,7 +259,7 @@ class _Build:
         return written
 
     def _row(self, number: int, problem: Problem, text: str) -> dict[str, Any] | None:
-        """The row that OpenRLHF reads; None where the prompt is too long."""
+        """The row that OpenRLHF reads. None means that the prompt is too long."""
         if self.request.tokens is not None and (count := self.request.tokens(text)) > self.request.max_tokens:
             self._bad(number, f"prompt too long: {count} tokens, at most {self.request.max_tokens}")
             return None
@@ -274,7 +277,7 @@ class _Build:
         return row
 
     def _tests(self) -> TestIndex | None:
-        """The benchmarks, where training problems that are in one are left out."""
+        """The benchmarks' problems if this part is train and overlap is dropped, otherwise None."""
         if self.name != "train" or not self.request.drop_overlap:
             return None
         rows = (row for part in self.task.benchmarks for row in _rows(self.request.out / f"{part}.jsonl"))
@@ -286,12 +289,12 @@ class _Build:
         self._reject(number, reason)
 
     def _reject(self, number: int, reason: str) -> None:
-        """The reason up to the colon is its kind, which is counted."""
+        """Record a rejected row. The reason up to the colon is its kind. Kinds are counted."""
         self.rejected.append({"row": number, "kind": reason.split(":")[0], "reason": reason})
 
 
 def _image(out: Path, name: str, content: bytes) -> Path:
-    """Write an image beside the rows; returns its path, absolute, for OpenRLHF opens it from elsewhere."""
+    """Write an image next to the rows. The path is absolute because OpenRLHF opens it from another folder."""
     kind = "jpg" if content[:2] == b"\xff\xd8" else "png" if content[:4] == b"\x89PNG" else "img"
     path = out.absolute() / "images" / f"{name}.{kind}"
     path.parent.mkdir(exist_ok=True)
@@ -303,7 +306,7 @@ def _image(out: Path, name: str, content: bytes) -> Path:
 
 
 def _overlap(task: Task, out: Path, parts: Sequence[str]) -> dict[str, Any]:
-    """Training problems that are also test problems, counted by benchmark; the pairs are in overlap.jsonl."""
+    """Numbers of test problems that are also in the training data, by benchmark. Writes the pairs to overlap.jsonl."""
     benchmarks = [part for part in parts if part != "train"]
     if "train" not in parts:
         return {}
@@ -334,7 +337,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _digest(path: Path) -> str | None:
-    """sha256 of a file; None where there is none."""
+    """The sha256 of a file. None means that there is no such file."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -342,14 +345,8 @@ def _digest(path: Path) -> str | None:
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    _replace(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    _replace(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    write_atomically(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Overlap of training and test data: problems that are the same, and problems whose words nearly are."""
+"""Overlap of training and test data: problems that are the same, and problems with nearly the same words."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-SHINGLE = 8  # words in a row
-NEAR = 0.5  # share of a test problem's shingles that one training problem must have
-COMMON = 10  # a shingle in more test problems than this is a phrase of the prompt, not of a problem
+SHINGLE = 8  # Length of a shingle: so many words in a row.
+NEAR = 0.5  # A training problem is near a test problem if it has this share of its shingles.
+COMMON = 10  # A shingle in more test problems than this belongs to the prompt, not to a problem.
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A training problem and the test problem that it gives away.
+    """A training problem and a test problem that overlap.
 
     Attributes:
-        train, test: their row ids.
-        share: of the test problem's shingles that the training problem has; 1 where the two are the same problem.
+        train, test: Their row ids.
+        share: Share of the test problem's shingles that the training problem has. It is 1 if the problems are the same.
     """
 
     train: str
@@ -29,12 +29,12 @@ class Pair:
 
     @property
     def same(self) -> bool:
-        """Whether the two are the same problem, not only near to it."""
+        """Whether the two are the same problem and not only near each other."""
         return self.share == 1.0
 
 
 def shingles(text: str) -> set[int]:
-    """Hashes of all runs of SHINGLE words and marks; of the whole text, where it is shorter."""
+    """Hashes of all sequences of SHINGLE words and marks, or the hash of the whole text if it is shorter."""
     words = _WORD.findall(text.lower())
     if len(words) < SHINGLE:
         return {hash(tuple(words))} if words else set()
@@ -42,17 +42,18 @@ def shingles(text: str) -> set[int]:
 
 
 class TestIndex:
-    """Test problems, by key and (where texts are compared) by shingles."""
+    """Test problems by key, and by shingles if texts are compared."""
 
-    __test__ = False  # pytest takes the name for a test class
+    __test__ = False  # Otherwise pytest takes it for a test class.
 
     def __init__(self, rows: Iterable[Mapping[str, str]], *, texts: bool) -> None:
-        """Args:
-        rows: rows of the benchmarks' files.
-        texts: whether the words tell problems apart; then near ones are looked for.
+        """Read the test problems.
+
+        Args:
+            rows: Rows of the benchmarks' files.
+            texts: Whether texts are compared. That makes sense if different problems have different words.
         """
         self.by_key: dict[str, list[str]] = defaultdict(list)
-        self.sizes: dict[str, int] = {}
         self.by_shingle: dict[int, list[str]] = defaultdict(list)
         for row in rows:
             self.by_key[row["key"]].append(row["id"])
@@ -61,17 +62,15 @@ class TestIndex:
                     self.by_shingle[shingle].append(row["id"])
         for shingle in [shingle for shingle, ids in self.by_shingle.items() if len(ids) > COMMON]:
             del self.by_shingle[shingle]
-        for ids in self.by_shingle.values():
-            for test in ids:
-                self.sizes[test] = self.sizes.get(test, 0) + 1
+        self.sizes = Counter(test for ids in self.by_shingle.values() for test in ids)
 
     def matches(self, row: Mapping[str, str]) -> list[Pair]:
-        """The test problems that a training row is the same as or near to."""
+        """The test problems that are the same as a training row or near it."""
         same = self.by_key.get(row["key"], [])
         pairs = [Pair(row["id"], test, 1.0) for test in same]
         if self.by_shingle:
             counts = Counter(test for shingle in shingles(row["input"]) for test in self.by_shingle.get(shingle, ()))
-            # Below 1: with other marks or case two texts can have the same shingles and be two problems.
+            # The share stays below 1 because two different problems can have the same shingles.
             pairs += [
                 Pair(row["id"], test, min(count / self.sizes[test], 0.999))
                 for test, count in counts.items()

@@ -260,7 +260,7 @@ def _areas(page: Comparison, metrics: dict[str, Key], words: Words, over: dict[s
     tops = [pd.concat([curve.values for curve in stack], axis=1).sum(axis=1).max() for stack in stacks if stack]
     tops += [curve.values.max() for of_run in lines for curve in of_run]
     return [
-        _area(page, run, stack, of_run, words, max(tops))
+        _area(page, run, stack, of_run, words, max(tops, default=1.0))
         for run, stack, of_run in zip(page.runs, stacks, lines, strict=True)
     ]
 

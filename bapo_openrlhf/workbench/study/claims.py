@@ -1,32 +1,35 @@
-"""Whether a study's runs bear out what was claimed: a plain verdict on each claim."""
+"""The verdict on each claim of a study: whether its runs support it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bapo_openrlhf.workbench.report.charts import Table, number
-from bapo_openrlhf.workbench.study.data import Results
+import pandas
+
+from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import number
+from bapo_openrlhf.workbench.study.data import ROLLOUTS, RUN, Results
 from bapo_openrlhf.workbench.study.definition import Claim
 from bapo_openrlhf.workbench.study.statistics import Estimate, mean_interval, ratio_interval
 
-DIFFERENCES = ("accuracy", "solved")  # shares, compared by their difference; rollouts by their ratio
-UNDECIDED = "undecided"
-WORDS = {True: "holds", False: "does not hold", None: UNDECIDED}
-NO_WIDTH = 1e-9  # an interval that is narrower has none
+DIFFERENCES = ("accuracy", "solved")  # these measures are shares, which are compared by their difference
+WORDS = {True: "holds", False: "does not hold", None: "undecided"}
+NO_WIDTH = 1e-9  # an interval that is narrower than this has no width
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, measured.
+    """The verdict on a claim, with the numbers that it rests on.
 
     Attributes:
-        target: the accuracy to reach, of rollouts_to; None for other measures.
-        effect: better - than (accuracy, solved), or better / than (rollouts, rollouts_to), over the pairs of runs of
-            the same seed; None without a pair.
-        better, than: the measure of each arm, averaged over the pairs (rollouts: the geometric mean); None without.
-        holds: None where it is undecided.
-        notes: what a reader has to know.
+        target: The accuracy to reach if the measure is rollouts_to; None for other measures.
+        effect: The difference `better` - `than` (accuracy, solved) or the ratio `better` / `than` (rollouts,
+            rollouts_to) over the pairs of runs of the same seed. None if there is no pair.
+        better, than: The mean of the measure over the pairs, for each of the two arms. For rollouts and rollouts_to it
+            is the geometric mean. None if there is no pair.
+        holds: Whether the claim holds; None if that is undecided.
+        notes: What a reader has to know about the numbers.
     """
 
     claim: Claim
@@ -39,11 +42,11 @@ class Verdict:
 
 
 def judge(results: Results) -> list[Verdict]:
-    """A verdict on each claim; on one about reaching an accuracy, on each target.
+    """A verdict on each claim; a claim of the measure rollouts_to gets one for each target.
 
-    A claim holds where the whole 95 % interval says so, it does not where the whole interval speaks against it, and is
-    undecided else. "Better" is above 0 for differences, below 1 for ratios of rollouts; "about equal" is within the
-    margin.
+    A claim holds if the whole 95 % interval supports it, fails if the whole interval contradicts it, and is undecided
+    otherwise. "Better" means a difference above 0, or a ratio of rollouts below 1. "About equal" means that the effect
+    is within the margin.
     """
     verdicts = []
     for claim in results.study.claims:
@@ -57,69 +60,65 @@ def _judge(results: Results, claim: Claim, target: float | None) -> Verdict:
     if unknown:
         return Verdict(claim, target, None, None, None, None, [f"the study has no arm {', '.join(unknown)}"])
     if claim.measure == "rollouts_to":
-        return _judge_reaching(results, claim, target)
-    ours, theirs = (results.by_seed(name, claim.measure) for name in (claim.better, claim.than))
-    pairs = [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
-    verdict = _compare(claim, target, pairs)
+        return _judge_reaching(results, claim, target or 0.0)
+    verdict = _compare(claim, target, _pairs(results.measure(claim.measure), claim).dropna())
     if claim.measure in DIFFERENCES and verdict.effect and _has_no_width(verdict.effect):
-        return replace(verdict, holds=None, notes=["all pairs differ by the same: nothing to judge the spread by"])
+        return replace(verdict, holds=None, notes=["all pairs differ by the same amount, so their spread is unknown"])
     return verdict
 
 
-def _judge_reaching(results: Results, claim: Claim, target: float | None) -> Verdict:
-    """Rollouts until the target. A run that never came there needed more than it generated.
+def _pairs(values: pandas.Series, claim: Claim) -> pandas.DataFrame:
+    """A number of each run, index (arm, seed), as one row per seed with the columns better and than."""
+    sides = values.unstack("arm").reindex(columns=[claim.better, claim.than]).sort_index()
+    return sides.set_axis(["better", "than"], axis=1)
 
-    What it generated stands for it: against a run that came there this makes the difference look smaller, or turns
-    it, so such pairs alone never decide in favour of the arm that did not arrive.
+
+def _judge_reaching(results: Results, claim: Claim, target: float) -> Verdict:
+    """The verdict on rollouts until the target.
+
+    A run that never reached the target needed more rollouts than it generated. Its total stands for this number. If the
+    other run of the pair did reach the target, the difference then looks smaller than it is, or even turns around.
+    Therefore such a pair never decides in favour of the arm that did not reach the target.
     """
-    pairs, ours_missed, theirs_missed, neither = [], 0, 0, 0
-    sides = [{found.seed: found for found in results.by_arm[name]} for name in (claim.better, claim.than)]
-    for seed in sorted(sides[0].keys() & sides[1].keys()):
-        found = [side[seed] for side in sides]
-        if not all(one.finished and results.accuracy(one) for one in found):
-            continue
-        reached = [results.until(one, target or 0.0, "rollouts/total") for one in found]
-        spent = [results.cost(one).rollouts for one in found]
-        if reached == [None, None]:
-            neither += 1
-            continue
-        ours_missed += reached[0] is None
-        theirs_missed += reached[1] is None
-        values = [spent[side] if reached[side] is None else reached[side] for side in (0, 1)]
-        if values[0] is not None and values[1] is not None:
-            pairs.append((values[0], values[1]))
-    verdict = _compare(claim, target, pairs)
+    usable = results.numbers[results.numbers["finished"]].index.intersection(results.accuracy.set_index(RUN).index)
+    seeds = _pairs(pandas.Series(1.0, usable), claim).dropna().index
+    spent, reached = (
+        _pairs(values, claim).reindex(seeds)
+        for values in (results.numbers["rollouts"], results.until(target, ROLLOUTS))
+    )
+    neither = reached.isna().all(axis=1)
+    missed = reached[~neither].isna().sum()
+    verdict = _compare(claim, target, reached[~neither].fillna(spent).dropna())
     notes = list(verdict.notes)
-    for count, name in ((ours_missed, claim.better), (theirs_missed, claim.than)):
-        if count:
-            notes.append(f"{results.labels[name]} did not get there in {count} pair(s): all its rollouts stand for it")
-    if neither:
-        notes.append(f"neither got there in {neither} pair(s), left out")
-    in_doubt = (ours_missed and verdict.holds) or (theirs_missed and verdict.holds is False)
-    in_doubt = in_doubt or (claim.margin and (ours_missed or theirs_missed))
+    for side, name in (("better", claim.better), ("than", claim.than)):
+        if missed[side]:
+            notes.append(
+                f"{results.labels[name]} did not get there in {missed[side]} pair(s): all its rollouts stand for it"
+            )
+    if neither.any():
+        notes.append(f"neither got there in {neither.sum()} pair(s), left out")
+    in_doubt = (missed["better"] and verdict.holds) or (missed["than"] and verdict.holds is False)
+    in_doubt = in_doubt or (claim.margin and missed.any())
     return replace(verdict, holds=None if in_doubt else verdict.holds, notes=notes)
 
 
-def _compare(claim: Claim, target: float | None, pairs: Sequence[tuple[float, float]]) -> Verdict:
+def _compare(claim: Claim, target: float | None, pairs: pandas.DataFrame) -> Verdict:
     """The verdict by the interval of the pairs' differences or ratios."""
     if claim.measure in DIFFERENCES:
-        effect = mean_interval([ours - theirs for ours, theirs in pairs])
-        sides = [mean_interval(side) for side in zip(*pairs, strict=True)]
-        equal, sign = 0.0, 1
+        interval, effects, equal, sign = mean_interval, pairs["better"] - pairs["than"], 0.0, 1
     else:
-        pairs = [pair for pair in pairs if min(pair) > 0]  # nothing generated: reached before training
-        effect = ratio_interval([ours / theirs for ours, theirs in pairs])
-        sides = [ratio_interval(side) for side in zip(*pairs, strict=True)]
-        equal, sign = 1.0, -1
-    better, than = (side.value for side in sides if side) if sides else (None, None)
-    notes = [] if pairs else ["no pair of runs of the same seed has it"]
+        pairs = pairs[(pairs > 0).all(axis=1)]  # 0: the target was reached before training
+        interval, effects, equal, sign = ratio_interval, pairs["better"] / pairs["than"], 1.0, -1
+    effect, *sides = (interval(values) for values in (effects, pairs["better"], pairs["than"]))
+    better, than = (side.value if side else None for side in sides)
+    notes = [] if len(pairs) else ["no pair of runs of the same seed has it"]
     if len(pairs) == 1:
         notes.append("one pair: no interval")
     return Verdict(claim, target, effect, better, than, _holds(effect, equal, sign, claim.margin), notes)
 
 
 def _holds(effect: Estimate | None, equal: float, sign: int, margin: float) -> bool | None:
-    """By the interval alone; `sign` is 1 where more is better."""
+    """Whether the interval supports the claim. `sign` is 1 if more is better, and -1 if less is better."""
     if effect is None or effect.low is None or effect.high is None:
         return None
     low, high = effect.low - equal, effect.high - equal
@@ -141,10 +140,10 @@ def _has_no_width(effect: Estimate) -> bool:
 
 
 def table_of(results: Results) -> Table:
-    """The verdicts in words and numbers: a row a claim."""
+    """The verdicts in words and numbers, one row per claim."""
     head = ["claim", "source", "verdict", "measured", "95 % interval", "claimed", "better", "than", "pairs", "notes"]
     rows = [_row(results, verdict) for verdict in judge(results)]
-    return Table(head, rows, "Claims and what was measured, over pairs of runs of the same seed")
+    return Table.of(head, rows, "Claims and what was measured, over pairs of runs of the same seed")
 
 
 def _row(results: Results, verdict: Verdict) -> list[str]:
@@ -157,8 +156,7 @@ def _row(results: Results, verdict: Verdict) -> list[str]:
         sentence(verdict),
         claim.source,
         WORDS[verdict.holds],
-        effect_in_words(verdict),
-        interval_in_words(verdict),
+        *effect_in_words(verdict),
         f"× {claim.ratio:.2f}" if claim.ratio is not None else "–",
         *sides,
         str(effect.count if effect else 0),
@@ -167,31 +165,27 @@ def _row(results: Results, verdict: Verdict) -> list[str]:
 
 
 def sentence(verdict: Verdict) -> str:
-    """What the claim says, with the target where there are several."""
+    """The claim in words, with the target if it has one."""
     return verdict.claim.says + (f" (until {verdict.target:.1%})" if verdict.target is not None else "")
 
 
-def effect_in_words(verdict: Verdict) -> str:
-    """Difference in points, or ratio."""
-    if verdict.effect is None:
-        return "–"
-    if verdict.claim.measure in DIFFERENCES:
-        return f"{100 * verdict.effect.value:+.1f} points"
-    return f"× {verdict.effect.value:.3g}"
-
-
-def interval_in_words(verdict: Verdict) -> str:
-    """Low to high."""
+def effect_in_words(verdict: Verdict) -> tuple[str, str]:
+    """The effect and its interval: percentage points, or ratios."""
     effect = verdict.effect
-    if effect is None or effect.low is None or effect.high is None:
-        return "–"
+    if effect is None:
+        return "–", "–"
+    sign, words, unit = "× ", "{:.3g}".format, ""
     if verdict.claim.measure in DIFFERENCES:
-        return f"{100 * effect.low:+.1f} to {100 * effect.high:+.1f}"
-    return f"× {effect.low:.3g} to {effect.high:.3g}"
+        sign, words, unit = "", lambda value: f"{100 * value:+.1f}", " points"
+    known = effect.low is not None and effect.high is not None
+    return (
+        f"{sign}{words(effect.value)}{unit}",
+        f"{sign}{words(effect.low)} to {words(effect.high)}" if known else "–",
+    )
 
 
 def value_in_words(measure: str, value: float | None) -> str:
-    """A share in percent, rollouts as they are."""
+    """A share in percent, or a number of rollouts."""
     if value is None:
         return "–"
     return f"{value:.1%}" if measure in DIFFERENCES else number(round(value))

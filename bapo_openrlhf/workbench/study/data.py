@@ -1,48 +1,42 @@
-"""The numbers of a study, from its runs. Pure: no file is read and nothing is drawn."""
+"""The numbers of a study, as pandas tables made from its runs. Pure: no file is read and nothing is drawn.
+
+The columns "arm" and "seed" name a run in every table. "arm" holds the arm's name, such as bapo-group.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
+import pandas
 
-from bapo_openrlhf.workbench.report import data
-from bapo_openrlhf.workbench.report.data import Point
-from bapo_openrlhf.workbench.report.runs import Row, Run, is_number
+from bapo_openrlhf.record.run_record import REWARD, SOURCES
+from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
+from bapo_openrlhf.workbench.pages.text import is_number
+from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study.definition import Arm, Study
+from bapo_openrlhf.workbench.study.steps import FIRST, StudyRun, steps_table
 
-PLAIN = "plain"  # the method that the others of a path are compared with
+PLAIN = "plain"  # the method that is the baseline of its path
 PATHS = {"group": "group-relative advantages", "critic": "critic (GAE)"}
-
-
-@dataclass(frozen=True)
-class StudyRun:
-    """One seed of an arm.
-
-    Attributes:
-        evaluations: rows of held-out accuracy during training, the final one last: "step" and eval_<benchmark>_pass<k>.
-    """
-
-    arm: Arm
-    seed: int
-    run: Run
-    evaluations: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def finished(self) -> bool:
-        """Whether all steps are there; what an interrupted run had reached is no final accuracy."""
-        planned = self.run.about.get("total_steps")
-        return bool(self.run.summary) or not is_number(planned) or self.run.last_step >= planned
+RUN = ["arm", "seed"]  # the columns that name a run
+ROLLOUTS, TOKENS_TRAINED = "rollouts/total", "tokens/trained_total"  # running totals
+SECONDS = "timing/"  # prefix of the seconds that the phases of a step took
+ALL_SECONDS = "timing/step_total"
+NEEDED = (
+    *(REWARD, ROLLOUTS, TOKENS_TRAINED, ALL_SECONDS, "groups/capacity", "theory/bound"),
+    *(metric.format(source) for metric in ("groups/{}", "theory/bound_{}", "tv/{}") for source in SOURCES),
+)  # metrics that have a column in `Results.steps` even if no run recorded them
+Frame = TypeVar("Frame", pandas.DataFrame, pandas.Series)
 
 
 @dataclass(frozen=True)
 class Results:
-    """A study with the runs that are there."""
+    """A study with those of its runs that are there."""
 
     study: Study
     runs: Sequence[StudyRun]
@@ -52,9 +46,11 @@ class Results:
         if twice := [key for key, count in seen.items() if count > 1]:
             raise ValueError(f"runs given more than once (arm, seed): {twice}")
 
+    # ── arms ──
+
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What the page calls each arm, by its name: its label, with the path where two have the same."""
+        """The label of each arm by its name. If two arms have the same label, the path or the name is added."""
         often = Counter(arm.label for arm in self.study.arms)
         on_path = Counter((arm.label, arm.path) for arm in self.study.arms)
         return {
@@ -66,199 +62,245 @@ class Results:
 
     @cached_property
     def by_arm(self) -> dict[str, list[StudyRun]]:
-        """The runs of each arm of the study, in the order of the seeds; empty lists for arms without any."""
+        """The runs of each arm of the study, in the order of the seeds. An arm without runs has an empty list."""
         result: dict[str, list[StudyRun]] = {arm.name: [] for arm in self.study.arms}
         for found in sorted(self.runs, key=lambda found: found.seed):
             result[found.arm.name].append(found)
         return result
 
     @cached_property
-    def arms(self) -> list[Arm]:
-        """The arms that have a run."""
-        return [arm for arm in self.study.arms if self.by_arm[arm.name]]
-
-    @property
     def paths(self) -> list[str]:
-        """The advantage paths of these arms."""
-        return list(dict.fromkeys(arm.path for arm in self.arms))
+        """The advantage paths of the arms that have a run."""
+        return list(dict.fromkeys(arm.path for arm in self.study.arms if self.by_arm[arm.name]))
 
     def of_path(self, path: str) -> list[Arm]:
-        """The arms of a path that have a run, its baseline first: the plain method, or else the first arm."""
-        arms = [arm for arm in self.arms if arm.path == path]
+        """The arms of a path that have a run. The baseline (the plain method, otherwise the first arm) is first."""
+        arms = [arm for arm in self.study.arms if arm.path == path and self.by_arm[arm.name]]
         return sorted(arms, key=lambda arm: arm.method != PLAIN)
 
     @cached_property
-    def pooled(self) -> dict[str, Run]:
-        """For each arm with a run, all its seeds as one: see `pool`."""
-        return {arm.name: pool(self.labels[arm.name], self.by_arm[arm.name]) for arm in self.arms}
+    def arms(self) -> list[Arm]:
+        """The arms that have a run, path by path with the baseline first."""
+        return [arm for path in self.paths for arm in self.of_path(path)]
+
+    def of_arm(self, table: Frame, arm: Arm) -> Frame:
+        """The rows of an arm from a table whose index is (arm, seed); the index of the result is the seed."""
+        return table[table.index.get_level_values("arm") == arm.name].droplevel("arm")
+
+    # ── steps ──
 
     @cached_property
-    def costs(self) -> dict[tuple[str, int], data.Cost]:
-        """What each run spent, by arm and seed."""
-        return {(found.arm.name, found.seed): data.cost(found.run) for found in self.runs}
+    def table(self) -> pandas.DataFrame:
+        """All steps of all runs as they are written to files: see `steps_table`."""
+        return steps_table(self.runs)
 
-    def cost(self, found: StudyRun) -> data.Cost:
-        """What a run spent."""
-        return self.costs[found.arm.name, found.seed]
+    @cached_property
+    def steps(self) -> pandas.DataFrame:
+        """The numbers of all steps: arm, seed, step, and every metric as a float. What is no finite number is NaN."""
+        metrics = [*dict.fromkeys([*NEEDED, *self.table.columns.difference(FIRST, sort=False)])]
+        numbers = self.table.reindex(columns=metrics).apply(pandas.to_numeric, errors="coerce").astype(float)
+        keys = self.table[["seed", "step"]].assign(arm=self.table["method"] + "-" + self.table["path"])
+        return pandas.concat([keys, numbers.replace([np.inf, -np.inf], np.nan)], axis=1)
 
-    def update_tokens(self, found: StudyRun) -> float | None:
-        """Tokens that the actor's updates went over: those of the batches, as often as each was trained on."""
-        trained = self.cost(found).tokens_trained
-        return None if trained is None else trained * epochs(found.run)
+    @cached_property
+    def last_step(self) -> int:
+        """The newest step of all runs."""
+        return int(self.steps["step"].max())
 
-    # ── final accuracy ──
+    @cached_property
+    def means(self) -> pandas.DataFrame:
+        """The mean of every metric over the seeds that have it; the index is (arm, step)."""
+        return self.steps.drop(columns="seed").groupby(["arm", "step"]).mean()
 
-    def final(self, found: StudyRun) -> list[float] | None:
-        """Final accuracy (pass@1) on each benchmark; None where the run has not ended or one is not there."""
-        if not found.finished or not found.evaluations:
-            return None
-        values = [found.evaluations[-1].get(f"eval_{name}_pass1") for name in self.study.evaluations]
-        return [float(value) for value in values] if values and all(map(is_number, values)) else None  # type: ignore[arg-type]
+    @cached_property
+    def pooled(self) -> dict[str, Run]:
+        """The seeds of each arm as one run, by the arm's name, so that the figures of a run can show an arm.
+
+        The metrics are means, and the groups are those of all seeds. A prompt of one seed is another prompt than the
+        same prompt of another seed, so each of them counts.
+        """
+        return {arm.name: self._pool(arm) for arm in self.arms}
+
+    def _pool(self, arm: Arm) -> Run:
+        means = self.means.loc[arm.name].reset_index().to_dict("records")
+        runs = self.by_arm[arm.name]
+        groups = [
+            found.run.groups.assign(prompt=f"{found.seed} " + found.run.groups["prompt"].astype(str))
+            for found in runs
+            if not found.run.groups.empty
+        ]
+        together = pandas.concat(groups).sort_values("step", kind="stable") if groups else pandas.DataFrame()
+        return Run(self.labels[arm.name], means, runs[0].run.about, together)
+
+    # ── runs ──
+
+    @cached_property
+    def numbers(self) -> pandas.DataFrame:
+        """What each run spent and reached; the index is (arm, seed).
+
+        Columns: finished; rollouts, tokens_trained and seconds of all steps; update_tokens, the tokens trained on
+        times the number of epochs; reward_end, the mean reward of the last steps; solved, of the prompts whose first
+        group had no right response, the share that a later group solved.
+        """
+        by_run = self.steps.groupby(RUN)
+        last = by_run[[ROLLOUTS, TOKENS_TRAINED]].last()
+        prompts = self.prompts[self.prompts["first"] == 0]
+        about = {(found.arm.name, found.seed): (found.finished, epochs(found)) for found in self.runs}
+        table = pandas.DataFrame({
+            "rollouts": last[ROLLOUTS],
+            "tokens_trained": last[TOKENS_TRAINED],
+            "seconds": by_run[ALL_SECONDS].sum(min_count=1),
+            "reward_end": by_run[REWARD].agg(_end_mean),
+            "solved": (prompts["best"] > 0).groupby(RUN).mean(),
+        })  # fmt: skip
+        table["finished"] = [about[key][0] for key in table.index]
+        table["update_tokens"] = table["tokens_trained"] * [about[key][1] for key in table.index]
+        return table
+
+    @cached_property
+    def final(self) -> pandas.DataFrame:
+        """Final accuracy (pass@1) of each finished run on each benchmark; the index is (arm, seed).
+
+        A run without an accuracy on one of the benchmarks is left out.
+        """
+        last = self.evaluations.drop_duplicates(RUN, keep="last").set_index(RUN)
+        return last.loc[self.numbers["finished"].reindex(last.index), list(self.study.evaluations)].dropna()
 
     def scores(self, arm: Arm) -> np.ndarray:
-        """Final accuracies of the seeds that have them, (runs, benchmarks)."""
-        values = [self.final(found) for found in self.by_arm[arm.name]]
-        there = [value for value in values if value is not None]
-        return np.array(there).reshape(len(there), len(self.study.evaluations))
+        """Final accuracies of the arm's runs that have them, shape (runs, benchmarks)."""
+        return self.of_arm(self.final, arm).to_numpy()
 
-    # ── one number a run ──
+    @cached_property
+    def seconds(self) -> pandas.DataFrame:
+        """Seconds of a run by phase, the mean over the finished seeds; the index is the arm.
 
-    def measure(self, name: str, found: StudyRun, target: float | None = None) -> float | None:
-        """What a claim compares.
+        A phase that only some seeds of an arm have counts as 0 for the others. One that no seed has is NaN.
+        """
+        names = [name.removeprefix(SECONDS) for name in self.steps if name.startswith(SECONDS) and name != ALL_SECONDS]
+        spent = self.steps.groupby(RUN)[[SECONDS + name for name in names]].sum(min_count=1).set_axis(names, axis=1)
+        by_arm = spent[self.numbers["finished"]].groupby("arm")
+        ordered = [*filter(names.__contains__, PHASE_LABELS), *sorted({*names} - {*PHASE_LABELS})]
+        return by_arm.sum(min_count=1).div(by_arm.size(), axis=0)[ordered].dropna(axis=1, how="all")
+
+    def measure(self, name: str, target: float | None = None) -> pandas.Series:
+        """The number of each run that a claim compares; the index is (arm, seed). Runs without it are left out.
 
         Args:
-            name: accuracy, the mean over the benchmarks; rollouts; solved; rollouts_to, with a target.
+            name: "accuracy" (the mean over the benchmarks), "rollouts", "solved", or "rollouts_to" with a target.
+            target: The accuracy to reach.
         """
         if name == "accuracy":
-            values = self.final(found)
-            return None if values is None else float(np.mean(values))
-        if name == "rollouts":
-            return self.cost(found).rollouts if found.finished else None
-        if name == "solved":
-            return unlocked_share(found.run) if found.finished else None
+            return self.final.mean(axis=1)
+        if name in ("rollouts", "solved"):
+            return self.numbers.loc[self.numbers["finished"], name].dropna()
         if name == "rollouts_to" and target is not None:
-            return self.until(found, target, "rollouts/total")
+            return self.until(target, ROLLOUTS)
         raise ValueError(f"measure is {name!r}; it may be accuracy, rollouts, solved or rollouts_to")
 
-    def by_seed(self, arm: str, name: str, target: float | None = None) -> dict[int, float]:
-        """A measure of the seeds of an arm that have it."""
-        values = {found.seed: self.measure(name, found, target) for found in self.by_arm[arm]}
-        return {seed: value for seed, value in values.items() if value is not None}
+    # ── accuracy during the run ──
 
-    # ── accuracy over the run ──
+    @cached_property
+    def evaluations(self) -> pandas.DataFrame:
+        """All evaluations: arm, seed, step, pass@1 on each benchmark, and accuracy, the mean over the benchmarks.
 
-    def accuracy(self, found: StudyRun) -> list[Point]:
-        """(step, mean held-out accuracy over the benchmarks) of each evaluation that has them all."""
-        keys = [f"eval_{name}_pass1" for name in self.study.evaluations]
-        return [
-            (float(row["step"]), float(np.mean([row[key] for key in keys])))
+        The accuracy is NaN if an evaluation lacks a benchmark.
+        """
+        keys = {f"eval_{name}_pass1": name for name in self.study.evaluations}
+        rows = [
+            {**row, "arm": found.arm.name, "seed": found.seed}
+            for runs in self.by_arm.values()
+            for found in runs
             for row in found.evaluations
-            if keys and all(is_number(row.get(key)) for key in keys)
         ]
+        table = pandas.DataFrame(rows, columns=[*RUN, "step", *keys]).rename(columns=keys)
+        table[[*keys.values()]] = table[[*keys.values()]].apply(pandas.to_numeric, errors="coerce").astype(float)
+        return table.assign(accuracy=table[[*keys.values()]].mean(axis=1, skipna=False))
 
-    def until(self, found: StudyRun, target: float, metric: str) -> float | None:
-        """What a running total had come to at the first evaluation at or above the target; None if it never was."""
-        arrived = [point for point in self.accuracy(found) if point[1] >= target][:1]
-        spent = over(found.run, arrived, metric)
-        return spent[0][0] if spent else None
+    @cached_property
+    def accuracy(self) -> pandas.DataFrame:
+        """The evaluations that have an accuracy: arm, seed, step, accuracy."""
+        return self.evaluations[[*RUN, "step", "accuracy"]].dropna()
+
+    def until(self, target: float, total: str) -> pandas.Series:
+        """A running total at the first evaluation at or above the target; runs that never reached it are left out."""
+        reached = self.accuracy[self.accuracy["accuracy"] >= target].drop_duplicates(RUN)
+        return self.spent(reached, total).set_index(RUN)[total]
+
+    def spent(self, places: pandas.DataFrame, total: str) -> pandas.DataFrame:
+        """The places (arm, seed, step, ...) with the column `total`: what the run's running total was at that step.
+
+        The total is 0 before the first step. A place after that, but before the first record of the total, is left out.
+        """
+        kinds = {"arm": str, "seed": int, "step": float}  # also if a table is empty
+        known = self.steps[[*RUN, "step", total]].dropna().astype(kinds).sort_values("step")
+        places = places.astype(kinds).sort_values("step", kind="stable")
+        found = pandas.merge_asof(places, known, on="step", by=RUN)
+        found[total] = found[total].where(found[total].notna() | (found["step"] > 0), 0.0)
+        return found.dropna(subset=total)
+
+    # ── prompts ──
+
+    @cached_property
+    def prompts(self) -> pandas.DataFrame:
+        """The mean rewards of each prompt's groups: first, best, worst, latest; the index is (arm, seed, prompt)."""
+        frames = [
+            found.run.groups[["prompt", "mean"]].assign(arm=found.arm.name, seed=found.seed)
+            for found in self.runs
+            if not found.run.groups.empty
+        ]
+        groups = pandas.concat(frames) if frames else pandas.DataFrame(columns=[*RUN, "prompt", "mean"])
+        by_prompt = groups.dropna(subset="mean").groupby([*RUN, "prompt"])["mean"]
+        return by_prompt.agg(first="first", best="max", worst="min", latest="last").astype(float)
 
 
-def over(run: Run, curve: Sequence[Point], metric: str) -> list[Point]:
-    """A curve over the steps as one over a running total, which is 0 before the first step.
+def epochs(found: StudyRun) -> float:
+    """How many times a run trains on each batch; 1 if its flags do not say."""
+    value = found.run.config.get("train.max_epochs")
+    return float(value) if is_number(value) else 1.0
 
-    A point whose step is before the first record of the total is left out.
+
+def _end_mean(values: pandas.Series) -> float:
+    """The mean over the last steps: 8 of them, but at most a third of all."""
+    return values.tail(max(1, min(8, len(values) // 3))).mean()
+
+
+def band(curves: Sequence[pandas.Series]) -> pandas.DataFrame:
+    """Median and quartiles of the curves of several seeds, at each x where at least half of the curves are known.
+
+    Between two of its points a curve is a straight line. It is not known before its first and after its last point.
+
+    Args:
+        curves: For each seed the values of y by x. Empty curves are left out.
+
+    Returns:
+        Columns low, median and high; the index is x.
     """
-    known = data.points(run.rows, metric)
-    result = []
-    for step, value in curve:
-        place = bisect_right(known, step, key=lambda point: point[0])
-        if place or step <= 0:
-            result.append((known[place - 1][1] if place else 0.0, value))
-    return result
-
-
-def epochs(run: Run) -> float:
-    """How often each batch is trained on; 1 where the flags do not say."""
-    found = run.config.get("train.max_epochs")
-    return float(found) if is_number(found) else 1.0  # type: ignore[arg-type]
-
-
-def unlocked_share(run: Run) -> float | None:
-    """Of the prompts whose first group had no right response, the share that a later group solved; None without any."""
-    if not run.groups:
-        return None
-    found = data.unlocked(run.groups)
-    return found.ever / found.at_first if found.at_first else None
-
-
-# ── seeds together ──
-
-
-def pool(name: str, runs: Sequence[StudyRun]) -> Run:
-    """The seeds of an arm as one run: metrics are means over the seeds that have them, groups are those of all.
-
-    A prompt of one seed is another one than that of the next seed: each counts.
-    """
-    rows: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    groups: list[Row] = []
-    for found in runs:
-        for row in found.run.rows:
-            for key, value in row.items():
-                if is_number(value):
-                    rows[row["step"]][key].append(value)
-        groups += [{**group, "prompt": f"{found.seed} {group['prompt']}"} for group in found.run.groups]
-    means = [
-        {**{key: sum(values) / len(values) for key, values in rows[step].items()}, "step": step}
-        for step in sorted(rows)
-    ]
-    groups.sort(key=lambda group: group["step"])  # stable: each seed's order stays
-    return Run(name, means, runs[0].run.about, groups)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median and quartiles over the seeds at one place."""
-
-    x: float
-    median: float
-    low: float
-    high: float
-
-
-def band(curves: Sequence[Sequence[Point]], places: Sequence[float]) -> list[Spread]:
-    """Median and quartiles of curves at the places where at least half of them are known.
-
-    Between its points a curve is a straight line; before its first and after its last it is not known.
-    """
-    drawn = [np.asarray(curve, dtype=float) for curve in curves if curve]
-    result = []
-    for x in places:
-        values = [np.interp(x, curve[:, 0], curve[:, 1]) for curve in drawn if curve[0, 0] <= x <= curve[-1, 0]]
-        if values and 2 * len(values) >= len(drawn):
-            low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
-            result.append(Spread(float(x), float(median), float(low), float(high)))
-    return result
+    drawn = [curve for curve in curves if len(curve)]
+    if not drawn:
+        return pandas.DataFrame(columns=["low", "median", "high"], dtype=float)
+    wide = pandas.concat(drawn, axis=1, keys=range(len(drawn)), sort=True).interpolate("index", limit_area="inside")
+    known = wide[2 * wide.notna().sum(axis=1) >= len(drawn)]
+    return known.quantile([0.25, 0.5, 0.75], axis=1).T.set_axis(["low", "median", "high"], axis=1)
 
 
 # ── what is not there ──
 
 
 def missing(results: Results) -> list[str]:
-    """Sentences on runs and evaluations that are not there, or not whole."""
+    """Sentences about runs and evaluations that are not there, or not complete."""
     sentences = []
     for arm in results.study.arms:
         name, runs = results.labels[arm.name], results.by_arm[arm.name]
-        absent = [seed for seed in results.study.seeds if seed not in {found.seed for found in runs}]
-        if absent:
+        if absent := [seed for seed in results.study.seeds if seed not in {found.seed for found in runs}]:
             sentences.append(f"{name}: no run of seed {_listed(absent)}.")
-        halfway = [found for found in runs if not found.finished]
-        for found in halfway:
-            sentences.append(
-                f"{name}, seed {found.seed}: stopped at step {found.run.last_step:,} of "
-                f"{found.run.about['total_steps']:,}; in the curves until there, not in the final numbers."
-            )
-        unjudged = [found.seed for found in runs if found.finished and results.final(found) is None]
-        if unjudged:
+        sentences += [
+            f"{name}, seed {found.seed}: stopped at step {found.run.last_step:,} of "
+            f"{found.run.about['total_steps']:,}; in the curves until there, not in the final numbers."
+            for found in runs
+            if not found.finished
+        ]
+        judged = results.of_arm(results.final, arm).index
+        if unjudged := [found.seed for found in runs if found.finished and found.seed not in judged]:
             sentences.append(f"{name}: no final accuracy of seed {_listed(unjudged)}.")
     return sentences
 

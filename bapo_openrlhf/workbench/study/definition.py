@@ -1,19 +1,8 @@
-"""What a study compares: arms (a method on an advantage path), seeds, and the claims to look at, from a YAML file.
+"""The definition of a study, from its YAML file: arms, seeds, and the claims to test.
 
-name: countdown
-config: ../quickstart.yaml           # what all runs share; a list is laid over one another
-prepare: [[python, -m, bapo_openrlhf.workbench.quickstart, --only-prepare]]   # before the first run
-flags: {eval.steps: 12}              # over the config, for all runs
-seeds: [1, 2, 3, 4, 5]
-evaluations: [cd34, cd4]             # data sets of eval.dataset, as their rows' `datasource` names them
-targets: [0.25]                      # accuracies that "rollouts to reach" asks for
-parallel: 2                          # runs at a time
-methods:
-  plain: {arms: {group: GRPO, critic: PPO}, flags: {adapt.method: none}}
-  bapo: {arms: {group: BAPO-GRPO, critic: BA-PPO}}
-claims:
-  - {says: BA-PPO ends above PPO, source: A.9, better: bapo-critic, than: plain-critic, measure: accuracy}
-smoke: {methods: [plain, bapo], flags: {data.max_samples: 64}}      # what --smoke makes of it
+An arm is a method on an advantage path (group-relative advantages or a critic). Every arm is run with every seed. The
+fields of the file are those of `Study`, with the arms under `methods`; docs/studies.md describes them, and
+configs/studies/countdown.yaml is an example.
 """
 
 from __future__ import annotations
@@ -38,11 +27,11 @@ class Arm:
     """A method on an advantage path.
 
     Attributes:
-        method: its key among the study's methods, such as bapo_without_x2.
-        path: group (group-relative advantages) or critic (GAE).
-        label: what tables and figures call it.
-        flags: its own, by dotted name, over those of the study.
-        config: its own YAML files, laid over those of the study.
+        method: Its key among the study's methods, such as bapo_without_x2.
+        path: Either "group" (group-relative advantages) or "critic" (GAE).
+        label: Its name in tables and figures.
+        flags: Its own flags, by dotted name. They win over those of the study.
+        config: Its own YAML files. They win over those of the study.
     """
 
     method: str
@@ -59,17 +48,18 @@ class Arm:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence to hold against the numbers.
+    """A sentence that the study tests with its numbers.
 
     Attributes:
-        says: in words.
-        source: where it stands, such as A.9.
-        better, than: names of two arms.
-        measure: accuracy (at the end), rollouts (generated in all; fewer are better), solved (share of the prompts that
-            failed at first and were solved later), rollouts_to (rollouts until the first target was reached).
-        ratio: what the source says of `better` over `than`; nothing is decided by it.
-        margin: above 0, the claim is "about equal": the interval lies within this much of `than`'s value (accuracy
-            and solved: absolute; rollouts: relative).
+        says: The claim in words.
+        source: The place that makes the claim, such as A.9 of the paper.
+        better, than: Names of the two arms that are compared.
+        measure: The number that is compared. "accuracy": held-out accuracy at the end. "rollouts": all generated
+            responses; fewer are better. "solved": of the prompts that failed at first, the share that was solved
+            later. "rollouts_to": responses generated until each target was reached; fewer are better.
+        ratio: The ratio of `better` to `than` that the source gives. It is shown, but decides nothing.
+        margin: If it is above 0, the claim is "about equal": the interval must lie within this distance of equality.
+            The distance is absolute for accuracy and solved, and relative for rollouts.
     """
 
     says: str
@@ -83,19 +73,19 @@ class Claim:
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its YAML file has it.
+    """A study as its YAML file defines it.
 
     Attributes:
-        name: of its folder.
-        arms: in the file's order.
-        seeds: each arm is run with each.
-        evaluations: data sets that are evaluated during training.
-        targets: accuracies to reach, lowest first.
-        claims: see `Claim`.
-        config: YAML files of flags that all runs share; later ones win.
-        flags: by dotted name, over `config`.
-        prepare: commands before the first run, each a list of words.
-        parallel: runs at a time.
+        name: The study's name, which is also that of its folder.
+        arms: The arms, in the file's order.
+        seeds: The seeds that every arm is run with.
+        evaluations: Names of the data sets that are evaluated during training.
+        targets: Held-out accuracies to reach, lowest first.
+        claims: The claims to test.
+        config: YAML files of flags that all runs share. Later files win.
+        flags: Flags of all runs, by dotted name. They win over `config`.
+        prepare: Commands before the first run, each a list of words.
+        parallel: Number of runs at a time.
     """
 
     name: str
@@ -110,7 +100,7 @@ class Study:
     parallel: int = 1
 
     def words(self, arm: Arm, seed: int) -> list[str]:
-        """The words of `bapo-openrlhf train` for a run, but for where it is written."""
+        """A run's command line after `bapo-openrlhf train`, without the flags that say where its files lie."""
         flags = {**self.flags, **arm.flags}
         adapted = flags.get("adapt.method") != "none"
         words = ["--algorithm", ALGORITHMS[arm.path][0 if adapted else 1]]
@@ -122,7 +112,7 @@ class Study:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    """A flag as words; true and null are a flag alone, false is none."""
+    """A flag as words. True and null give a flag without a value; false leaves the flag out."""
     if value is None or value is True:
         return [f"--{name}"]
     if value is False:
@@ -133,13 +123,14 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def read_study(path: Path, *, smoke: bool = False) -> Study:
-    """A study from its YAML file.
+    """Read a study from its YAML file.
 
     Args:
-        smoke: only the methods and flags of its `smoke`, and the first seed.
+        path: The file.
+        smoke: Keep only the methods of the field `smoke`, with its flags and the first seed.
 
     Raises:
-        ConfigError: naming the file, the field, the value and what is allowed.
+        ConfigError: The file is not valid. The message names the file, the field, the value and what is allowed.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -154,7 +145,7 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Checks the YAML's content, field by field."""
+    """Checks the content of the YAML file field by field, and makes the study from it."""
 
     path: Path
 
@@ -165,20 +156,20 @@ class _Reader:
         known = {"name", "config", "prepare", "flags", "seeds", "evaluations", "targets", "parallel", "methods"}
         given = self.fields("the file", content, known | {"claims", "smoke"}, required=("name", "seeds", "methods"))
         if not NAME.fullmatch(str(given["name"])):
-            raise self.fail(f"name is {given['name']!r}; it must be letters, digits, _ and .")
+            raise self.fail(f"name is {given['name']!r}; it must be made of letters, digits, _ and .")
         methods = given["methods"]
         if not isinstance(methods, dict) or not methods:
             raise self.fail("methods must map at least one name to its arms")
         arms = tuple(arm for name, about in methods.items() for arm in self.arms(str(name), about))
         seeds = self.numbers("seeds", given["seeds"], int)
         if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
-            raise self.fail(f"seeds is {list(seeds)}; it must hold different whole numbers from 0")
+            raise self.fail(f"seeds is {list(seeds)}; it must hold different whole numbers of at least 0")
         targets = self.numbers("targets", given.get("targets", []), (int, float))
         if list(targets) != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
-            raise self.fail(f"targets is {list(targets)}; it must hold rising numbers in (0, 1]")
+            raise self.fail(f"targets is {list(targets)}; it must hold rising numbers above 0 and at most 1")
         parallel = given.get("parallel", 1)
         if not isinstance(parallel, int) or isinstance(parallel, bool) or parallel < 1:
-            raise self.fail(f"parallel is {parallel!r}; it must be a whole number from 1")
+            raise self.fail(f"parallel is {parallel!r}; it must be a whole number of at least 1")
         names = [arm.name for arm in arms]
         return Study(
             name=str(given["name"]),
@@ -198,14 +189,14 @@ class _Reader:
         methods = self.strings("smoke: methods", given["methods"])
         arms = tuple(arm for arm in study.arms if arm.method in methods)
         if missing := sorted(set(methods) - {arm.method for arm in arms}):
-            raise self.fail(f"smoke: methods has {', '.join(missing)}; the study has none of that name")
+            raise self.fail(f"smoke: methods has {', '.join(missing)}; the study has no method of that name")
         flags = {**study.flags, **self.flags("smoke: flags", given.get("flags"))}
         return replace(study, name=f"{study.name}_smoke", arms=arms, seeds=study.seeds[:1], flags=flags)
 
     def arms(self, method: str, about: Any) -> list[Arm]:
         where = f"methods: {method}"
         if not NAME.fullmatch(method):
-            raise self.fail(f"{where}: a method's name is made of letters, digits, _ and .")
+            raise self.fail(f"{where}: a method's name must be made of letters, digits, _ and .")
         given = self.fields(where, about, {"arms", "flags", "config"}, required=("arms",))
         paths = given["arms"]
         if not isinstance(paths, dict) or not paths or not set(paths) <= set(ALGORITHMS):
@@ -234,7 +225,7 @@ class _Reader:
         return content
 
     def flags(self, where: str, content: Any) -> dict[str, Any]:
-        """Flags by dotted name, whether they were nested or not."""
+        """Flags by their dotted names, also if the file nests them."""
         found: dict[str, Any] = {}
         for name, value in (self.fields(where, content or {}, set(content or {}))).items():
             if isinstance(value, dict):
@@ -244,11 +235,13 @@ class _Reader:
         return found
 
     def files(self, where: str, content: Any) -> tuple[str, ...]:
-        """Paths, as they are relative to the study's file."""
+        """Absolute paths of files that are named relative to the study's file."""
         names = self.strings(where, [content] if isinstance(content, str) else content)
         found = [(self.path.parent / name).resolve() for name in names]
         if missing := [name for name, file in zip(names, found, strict=True) if not file.is_file()]:
-            raise self.fail(f"{where} names {', '.join(missing)}; there is no such file beside {self.path}")
+            raise self.fail(
+                f"{where} names {', '.join(missing)}; there is no such file (paths are relative to {self.path})"
+            )
         return tuple(map(str, found))
 
     def strings(self, where: str, content: Any) -> tuple[str, ...]:

@@ -1,46 +1,53 @@
 """The figures of a study's page.
 
-Many arms in one chart cannot be told apart. So curves with a spread are small multiples, an arm each, with the baseline
-of its path in grey behind it; where medians or means suffice, a chart has at most FEW arms beside the baseline. Charts
-of one kind have the same axes. What `report` draws of a run is drawn here of an arm's pooled seeds (`data.pool`).
+Many arms in one chart are hard to tell apart. Therefore a curve with a band of quartiles gets a chart of its own, with
+the baseline of its path in grey behind it. A chart of means has at most FEW arms in addition to the baseline. Charts
+of one kind have the same axes.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+import pandas
 
 from bapo_openrlhf.record.run_record import REWARD
-from bapo_openrlhf.workbench.report import charts
-from bapo_openrlhf.workbench.report import data as run_data
-from bapo_openrlhf.workbench.report.charts import Band, Chart, Curve, IntervalRow, Key, Table
-from bapo_openrlhf.workbench.report.data import Point
-from bapo_openrlhf.workbench.report.figures import PHASES, Comparison, by_run
-from bapo_openrlhf.workbench.report.page import clean
+from bapo_openrlhf.workbench.pages import charts
+from bapo_openrlhf.workbench.pages.charts import STEP
+from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE, PHASE_LABELS, phase_colour
+from bapo_openrlhf.workbench.pages.curves import Curve, Key, bin_width, binned, in_words, smoothed, table_of
+from bapo_openrlhf.workbench.pages.figure import Figure
+from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import clean, number
+from bapo_openrlhf.workbench.report.figures import Comparison, by_run
 from bapo_openrlhf.workbench.report.runs import Run
+from bapo_openrlhf.workbench.report.words import WORDS
 from bapo_openrlhf.workbench.study import statistics
-from bapo_openrlhf.workbench.study.data import PATHS, Results, Spread, StudyRun, band, over
+from bapo_openrlhf.workbench.study.data import PATHS, RUN, Results, band
 from bapo_openrlhf.workbench.study.definition import Arm
 from bapo_openrlhf.workbench.study.statistics import Estimate
 
-MAX_POINTS = 48  # of a curve: there are many
-FEW = 5  # arms in a chart, beside the baseline
-SMALL = 185  # pixels high is a chart that many are of
-LINE = 29  # and a line of a chart with a line an arm
-GREY = Key("", charts.MUTED, "5 3")  # of a baseline
+MAX_POINTS = 48  # of a curve, because there are many curves
+FEW = 5  # arms in a chart, in addition to the baseline
+SMALL = 185  # height in pixels of a chart with one arm
+LINE = 29  # height in pixels of one arm in a chart with a line for each arm
+GREY = Key("", MUTED, "5 3")  # the legend of a baseline
+NO_ACCURACY = "no run has a final accuracy"
+
+Domain = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Arms(Comparison):
-    """Arms as pooled runs; steps are counted as in the whole study.
+    """Arms as pooled runs, whose figures have the steps of the whole study on their axes.
 
     Attributes:
-        steps: the newest step of the study.
-        baseline: whether the first run is the others' baseline, in grey.
+        steps: The newest step of the study.
+        baseline: Whether the first run is the baseline of the others, in grey.
     """
 
     steps: int = 1
@@ -53,45 +60,27 @@ class Arms(Comparison):
 
     @property
     def width(self) -> int:
-        """Steps that a drawn point stands for."""
-        return run_data.bin_width(self.last_step, MAX_POINTS)
+        """How many steps a drawn point stands for."""
+        return bin_width(self.last_step, MAX_POINTS)
 
     def key(self, index: int) -> Key:
         """The legend of an arm."""
         if not self.baseline:
             return super().key(index)
-        if index == 0:
-            return replace(GREY, name=self.runs[0].name)
-        return replace(super().key(index - 1), name=self.runs[index].name)
+        name = self.runs[index].name
+        return replace(super().key(index - 1) if index else GREY, name=name)
 
     def label(self, run: Run) -> str:
-        """Each figure of an arm says of which."""
+        """What a figure of one arm is called by."""
         return run.name
 
 
-def all_arms(results: Results) -> Arms:
-    """Every arm that has a run, path by path."""
-    return Arms([results.pooled[arm.name] for path in results.paths for arm in results.of_path(path)], _steps(results))
+def arms_of(results: Results, arms: Sequence[Arm], *, baseline: bool = False) -> Arms:
+    """These arms as pooled runs."""
+    return Arms([results.pooled[arm.name] for arm in arms], results.last_step, baseline)
 
 
-def few_arms(results: Results) -> list[tuple[str, list[Arm]]]:
-    """At most FEW arms of a path with its baseline before them, and what to call them."""
-    found = []
-    for path in results.paths:
-        baseline, *others = results.of_path(path)
-        count = max(1, -(-len(others) // FEW))
-        parts = [others[place * len(others) // count : (place + 1) * len(others) // count] for place in range(count)]
-        for place, part in enumerate(parts, start=1):
-            name = PATHS.get(path, path) + (f", part {place} of {len(parts)}" if len(parts) > 1 else "")
-            found.append((name, [baseline, *part]))
-    return found
-
-
-def _steps(results: Results) -> int:
-    return max(found.run.last_step for found in results.runs)
-
-
-# ── medians and quartiles over the seeds ──
+# ── median and quartiles over the seeds ──
 
 
 @dataclass(frozen=True)
@@ -99,18 +88,22 @@ class Kind:
     """What `against_baseline` draws.
 
     Attributes:
-        curve: of a run.
-        scale: what values are multiplied with.
-        spent: the x axis is this running total instead of the step.
+        curves: For each run (arm, seed) the values of y by step.
+        spent: The running total that is on the x axis instead of the step; empty for the step.
+        why: Why an arm may lack it.
     """
 
     title: str
     says: str
     y: str
-    curve: Callable[[StudyRun], Sequence[Point]]
+    curves: Mapping[tuple[str, int], pandas.Series]
+    spent: str
     why: str
-    scale: float = 1.0
-    spent: str = ""
+
+    @property
+    def x(self) -> str:
+        """The title of the x axis."""
+        return "responses generated" if self.spent else STEP
 
 
 def accuracy_kind(results: Results, spent: str = "") -> Kind:
@@ -119,192 +112,170 @@ def accuracy_kind(results: Results, spent: str = "") -> Kind:
         "Held-out accuracy for responses generated" if spent else "Held-out accuracy over the steps",
         "Mean pass@1 over the benchmarks.",
         "held-out accuracy, %",
-        results.accuracy,
-        "no evaluation was recorded",
-        100.0,
+        {run: 100 * rows.set_index("step")["accuracy"] for run, rows in results.accuracy.groupby(RUN)},
         spent,
+        "no evaluation was recorded",
     )
 
 
-def reward_kind(spent: str = "") -> Kind:
+def reward_kind(results: Results, spent: str = "") -> Kind:
     """Training reward, smoothed within each run."""
     return Kind(
         "Reward for responses generated" if spent else "Reward over the steps",
         "Mean reward of the fresh responses before the filter, smoothed.",
         "mean reward, smoothed",
-        lambda found: run_data.smoothed(run_data.points(found.run.rows, REWARD)),
-        f"{REWARD} is not recorded",
-        1.0,
+        {(found.arm.name, found.seed): smoothed(found.run.curve(REWARD)) for found in results.runs},
         spent,
+        f"{REWARD} is not recorded",
     )
 
 
-def against_baseline(results: Results, kind: Kind) -> list[Chart]:
-    """An arm a chart, each with the baseline of its path in grey: median and interquartile band over the seeds."""
-    most = MAX_POINTS // 2 if kind.spent else MAX_POINTS  # each curve has its own places there, and rows of the table
-    width = run_data.bin_width(_steps(results), most)
-    bands = {arm.name: _band(kind, results.by_arm[arm.name], width) for arm in results.arms}
-    places = [spread.x for spreads in bands.values() for spread in spreads]
-    if not places:
-        return [Chart(kind.title, kind.says, None, missing=[kind.why])]
-    domain = (0.0, max(places) or 1.0) if kind.spent else (min(1.0, *places), float(max(_steps(results), *places, 2)))
-    ends = [value for spreads in bands.values() for spread in spreads for value in (spread.low, spread.high)]
-    y_domain = (min(ends), max(ends)) if min(ends) < max(ends) else None
+def against_baseline(results: Results, kind: Kind) -> list[Figure]:
+    """One figure per arm, each with the baseline of its path in grey: median and quartiles over the seeds."""
+    bands = {arm.name: _band(results, kind, arm) for arm in results.arms}
+    whole = pandas.concat([found for found in bands.values() if len(found)] or [band([])])
+    if whole.empty:
+        return [Figure(kind.title, kind.says, None, missing=[kind.why])]
+    first, last = float(whole.index.min()), float(whole.index.max())
+    domain = (0.0, last or 1.0) if kind.spent else (min(1.0, first), max(results.last_step, last, 2.0))
+    low, high = float(whole["low"].min()), float(whole["high"].max())
+    y_domain = (low, high) if low < high else None
     return [
-        _multiple(results, kind, arm, baseline, bands, domain, y_domain)
+        _small_multiple(results, kind, arms, bands, domain, y_domain)
         for path in results.paths
-        for baseline, arm in _with_baseline(results.of_path(path))
+        for arms in _with_baseline(results.of_path(path))
     ]
 
 
-def _with_baseline(arms: Sequence[Arm]) -> list[tuple[Arm | None, Arm]]:
-    """Each arm with its baseline; a baseline that is alone stands for itself."""
+def _with_baseline(arms: Sequence[Arm]) -> list[Sequence[Arm]]:
+    """Each arm after its baseline. A baseline without other arms stands for itself."""
     baseline, *others = arms
-    return [(baseline, arm) for arm in others] or [(None, baseline)]
+    return [[baseline, arm] for arm in others] or [[baseline]]
 
 
-def _band(kind: Kind, runs: Sequence[StudyRun], width: int) -> list[Spread]:
-    """Over the steps; or each step's spread at what the seeds had spent by then, the median."""
-    curves = [[(x, kind.scale * y) for x, y in kind.curve(found)] for found in runs]
-    if max(map(len, curves)) > MAX_POINTS // 2:
-        curves = [run_data.binned(curve, width) for curve in curves]
-    spreads = band(curves, sorted({x for curve in curves for x, _ in curve}))
+def _band(results: Results, kind: Kind, arm: Arm) -> pandas.DataFrame:
+    """Median and quartiles of an arm over the steps, or over the median of what its seeds had spent by these steps."""
+    runs = [(arm.name, found.seed) for found in results.by_arm[arm.name]]
+    curves = [kind.curves[run] for run in runs if run in kind.curves]
+    # Over a running total, each curve has places of its own, and so rows of its own in the table.
+    few = MAX_POINTS // 2
+    if max(map(len, curves), default=0) > few:
+        width = bin_width(results.last_step, few if kind.spent else MAX_POINTS)
+        curves = [binned(curve, width) for curve in curves]
+    found = band(curves)
     if not kind.spent:
-        return spreads
-    result = []
-    for spread in spreads:
-        spent = [x for found in runs for x, _ in over(found.run, [(spread.x, 0.0)], kind.spent)]
-        if spent:
-            result.append(replace(spread, x=float(np.median(spent))))
-    return result
+        return found
+    places = pandas.DataFrame([(*run, step) for step in found.index for run in runs], columns=[*RUN, "step"])
+    spent = results.spent(places, kind.spent).groupby("step")[kind.spent].median()
+    return found.loc[spent.index].set_axis(spent)
 
 
-def _multiple(
+def _small_multiple(
     results: Results,
     kind: Kind,
-    arm: Arm,
-    baseline: Arm | None,
-    bands: dict[str, list[Spread]],
-    domain: tuple[float, float],
-    y_domain: tuple[float, float] | None,
-) -> Chart:
-    name = results.labels[arm.name]
-    if not bands[arm.name]:
-        return Chart(kind.title, kind.says, None, run=name, missing=[kind.why])
-    shown = [(replace(GREY, name=results.labels[baseline.name]), bands[baseline.name])] if baseline else []
-    shown.append((Key(name, charts.PALETTE[0]), bands[arm.name]))
-    shown = [(key, spreads) for key, spreads in shown if spreads]
-    curves = [Curve(key, [(spread.x, spread.median) for spread in spreads]) for key, spreads in shown]
-    x = "responses generated" if kind.spent else charts.STEP
-    spec = charts.lines(
-        curves, x=x, y=kind.y, x_domain=domain, y_domain=y_domain,
-        bands=[
-            Band(key.colour, [(spread.x, spread.low, spread.high) for spread in spreads]) for key, spreads in shown
-        ],
-    )  # fmt: skip
-    return Chart(
+    arms: Sequence[Arm],
+    bands: Mapping[str, pandas.DataFrame],
+    domain: Domain,
+    y_domain: Domain | None,
+) -> Figure:
+    """The figure of the last of these arms; before it comes its baseline."""
+    name = results.labels[arms[-1].name]
+    if bands[arms[-1].name].empty:
+        return Figure(kind.title, kind.says, None, run=name, missing=[kind.why])
+    shown = [arm for arm in arms if not bands[arm.name].empty]
+    curves = [
+        Curve(
+            Key(name, PALETTE[0]) if arm == arms[-1] else replace(GREY, name=results.labels[arm.name]),
+            bands[arm.name]["median"],
+            band=bands[arm.name],
+        )
+        for arm in shown
+    ]
+    return Figure(
         kind.title,
         kind.says,
-        spec,
-        summary=charts.in_words(curves, "" if kind.spent else "step"),
-        table=_spread_table(shown, x),
+        charts.lines(curves, x=kind.x, y=kind.y, x_domain=domain, y_domain=y_domain),
+        summary=in_words(curves, "" if kind.spent else "step"),
+        table=_quartiles(curves, kind.x),
         run=name,
-        keys=[key for key, _ in shown],
+        keys=[curve.key for curve in curves],
         domain=domain,
         height=SMALL,
     )
 
 
-def _spread_table(shown: Sequence[tuple[Key, Sequence[Spread]]], x: str) -> Table:
-    found = [{spread.x: spread for spread in spreads} for _, spreads in shown]
-    head = [x, *(f"{key.name}{part}" for key, _ in shown for part in (", median", ", quartiles"))]
-    rows: list[list[Any]] = []
-    for place in sorted({place for spreads in found for place in spreads}):
-        row: list[Any] = [round(place)]
-        for spreads in found:
-            at = spreads.get(place)
-            quartiles = f"{charts.number(at.low)} to {charts.number(at.high)}" if at else None
-            row += [at.median if at else None, quartiles]
-        rows.append(row)
-    return Table(head, rows)
+def _quartiles(curves: Sequence[Curve], x: str) -> Table:
+    """The median and the quartiles of each curve, one row per x."""
+    columns = {}
+    for curve in curves:
+        found = curve.band[~curve.band.index.duplicated(keep="last")]  # type: ignore[union-attr,index]
+        columns[f"{curve.key.name}, median"] = found["median"]
+        columns[f"{curve.key.name}, quartiles"] = found["low"].map(number) + " to " + found["high"].map(number)
+    frame = pandas.DataFrame(columns).sort_index()
+    frame.insert(0, x, [round(place) for place in frame.index], allow_duplicates=True)
+    return Table(frame)
 
 
 # ── a few arms in a chart ──
 
 
-def compared(results: Results, metric: str) -> list[Chart]:
-    """A metric of report's WORDS, mean over the seeds: at most FEW arms and the baseline of their path in a chart."""
-    drawn = [
-        replace(
-            by_run(Arms([results.pooled[arm.name] for arm in arms], _steps(results), baseline=True), metric), run=name
-        )
-        for name, arms in few_arms(results)
-    ]
-    return same_y(drawn)
+def few_arms(results: Results) -> list[tuple[str, list[Arm]]]:
+    """At most FEW arms of a path with its baseline before them, and what to call them."""
+    found = []
+    for path in results.paths:
+        baseline, *others = results.of_path(path)
+        count = max(1, math.ceil(len(others) / FEW))
+        parts = [others[place * len(others) // count : (place + 1) * len(others) // count] for place in range(count)]
+        for place, part in enumerate(parts, start=1):
+            name = PATHS.get(path, path) + (f", part {place} of {len(parts)}" if len(parts) > 1 else "")
+            found.append((name, [baseline, *part]))
+    return found
 
 
-def same_y(drawn: Sequence[Chart]) -> list[Chart]:
-    """Charts of lines with the y axis that all of them fit on, 0 included."""
-    values = [row["y"] for chart in drawn if chart.spec for row in chart.spec["data"]["values"]]
-    if len(set(values)) < 2:
-        return list(drawn)
-    scale = {"domain": [min(0.0, *values), max(0.0, *values)], "nice": True}
-    return [_with_y_scale(chart, scale) if chart.spec else chart for chart in drawn]
+def compared(results: Results, metric: str) -> list[Figure]:
+    """A metric of WORDS, the mean over the seeds: at most FEW arms and the baseline of their path in a chart."""
+    parts = [(name, arms_of(results, arms, baseline=True)) for name, arms in few_arms(results)]
+    drawn = [binned(run.curve(metric), page.width, peaks=WORDS[metric].peaks) for _, page in parts for run in page.runs]
+    ends = [end for values in drawn if len(values) for end in (values.min(), values.max())]
+    y_domain = (min(0.0, *ends), max(0.0, *ends)) if len(set(ends)) > 1 else None
+    return [replace(by_run(page, metric, y_domain), run=name) for name, page in parts]
 
 
-def _with_y_scale(chart: Chart, scale: dict[str, Any]) -> Chart:
-    spec = chart.spec or {}
-    encoding = {**spec["encoding"], "y": {**spec["encoding"]["y"], "scale": scale}}
-    return replace(chart, spec={**spec, "encoding": encoding})
-
-
-def profiles(results: Results) -> list[Chart]:
+def profiles(results: Results) -> list[Figure]:
     """Performance profiles: at most FEW arms and the baseline of their path in a chart."""
     title = "Performance profile"
     says = "Share of all final accuracies, of every seed and benchmark, that are above a value; the higher, the better."
     scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}
-    there = np.concatenate([found.ravel() for found in scores.values()]) if scores else np.zeros(0)
+    there = np.concatenate([found.ravel() for found in scores.values()])
     if not there.size:
-        return [Chart(title, says, None, missing=["no run has a final accuracy"])]
-    low, high = float(np.floor(there.min())), float(np.ceil(there.max() + 0.01))
-    at = np.linspace(low, high, MAX_POINTS + 1)
+        return [Figure(title, says, None, missing=[NO_ACCURACY])]
+    domain = (float(np.floor(there.min())), float(np.ceil(there.max() + 0.01)))
+    at, x = np.linspace(*domain, MAX_POINTS + 1), "final accuracy, %"
     drawn = []
     for name, arms in few_arms(results):
-        page = Arms([results.pooled[arm.name] for arm in arms], _steps(results), baseline=True)
+        page = arms_of(results, arms, baseline=True)
         curves = [
-            Curve(
-                page.key(index), list(zip(at.tolist(), statistics.profile(scores[arm.name], at).tolist(), strict=True))
-            )
-            for index, arm in enumerate(arms)
+            Curve(page.key(place), pandas.Series(statistics.profile(scores[arm.name], at), at))
+            for place, arm in enumerate(arms)
             if scores[arm.name].size
         ]
         if not curves:
-            drawn.append(Chart(title, says, None, run=name, missing=["no run has a final accuracy"]))
+            drawn.append(Figure(title, says, None, run=name, missing=[NO_ACCURACY]))
             continue
-        x = "final accuracy, %"
-        drawn.append(
-            Chart(
-                title, says, _steps_down(charts.lines(curves, x=x, y="share of runs and benchmarks above it",
-                                         x_domain=(low, high), y_domain=(0.0, 1.0))),
-                summary=charts.in_words(curves, "accuracy, %,"), run=name, keys=[curve.key for curve in curves],
-                table=Table([x, *(curve.key.name for curve in curves)],
-                            [[place, *(curve.points[row][1] for curve in curves)] for row, place in enumerate(at)]),
-                domain=(low, high),
-            )
-        )  # fmt: skip
+        y = "share of runs and benchmarks above it"
+        drawn.append(Figure(
+            title, says, charts.lines(curves, x=x, y=y, x_domain=domain, y_domain=(0.0, 1.0)),
+            summary=in_words(curves, "accuracy, %,"), run=name, keys=[curve.key for curve in curves],
+            table=table_of(curves, x), domain=domain,
+        ))  # fmt: skip
     return drawn
-
-
-def _steps_down(spec: dict[str, Any]) -> dict[str, Any]:
-    """No marks at the points: a profile has none of its own."""
-    return {**spec, "layer": [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]}
 
 
 # ── intervals ──
 
 
-def final_accuracy(results: Results) -> list[Chart]:
-    """Mean and interval of each arm's final accuracy, with its seeds: a chart a path."""
+def final_accuracy(results: Results) -> list[Figure]:
+    """Mean and interval of each arm's final accuracy, with its seeds: one figure per path."""
     means = {arm.name: 100 * results.scores(arm).mean(axis=1) for arm in results.arms}
     return _forests(
         results,
@@ -317,8 +288,8 @@ def final_accuracy(results: Results) -> list[Chart]:
     )
 
 
-def interquartile_means(results: Results) -> list[Chart]:
-    """IQM of each arm: a chart a path."""
+def interquartile_means(results: Results) -> list[Figure]:
+    """Interquartile mean of each arm: one figure per path."""
     scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}
     return _forests(
         results,
@@ -330,8 +301,8 @@ def interquartile_means(results: Results) -> list[Chart]:
     )
 
 
-def improvements(results: Results) -> list[Chart]:
-    """Probability of improvement of each arm over its path's baseline: a chart a path that has more than one arm."""
+def improvements(results: Results) -> list[Figure]:
+    """Probability of improvement of each arm over its baseline: one figure per path that has more than one arm."""
     estimates = {}
     for path in results.paths:
         baseline, *others = results.of_path(path)
@@ -357,64 +328,64 @@ def _forests(
     title: str,
     says: str,
     x: str,
-    estimates: dict[str, Estimate],
-    single: dict[str, list[float]] | None = None,
+    estimates: Mapping[str, Estimate],
+    single: Mapping[str, Sequence[float]] | None = None,
     *,
-    domain: tuple[float, float] | None = None,
+    domain: Domain | None = None,
     reference: float | None = None,
-) -> list[Chart]:
-    """Intervals of the arms, a chart a path, all with the same axis.
+) -> list[Figure]:
+    """Intervals of the arms, one figure per path, all with the same axis.
 
     Args:
-        estimates: by arm.
-        single: values of the seeds, by arm.
-        reference: what is drawn across; the baseline's value if None, else the baseline itself is left out.
+        estimates: The estimates by the arm's name.
+        single: The values of the seeds by the arm's name.
+        reference: The value of the line across. If it is None, the line is at the baseline's value; otherwise the
+            baseline itself is left out.
     """
-    ends = [end for found in estimates.values() for end in (found.value, found.low, found.high) if end is not None]
+    columns = ["value", "low", "high"]
+    ends = [*pandas.DataFrame(estimates.values(), columns=[*columns, "count"])[columns].astype(float).stack()]
     ends += [value for values in (single or {}).values() for value in values]
     domain = domain or (min(ends, default=0.0), max(ends, default=1.0))
     drawn = []
     for path in results.paths:
         baseline, *others = results.of_path(path)
         arms = [baseline, *others] if reference is None else others
-        if not arms:
-            continue
+        figure = Figure(title, says, None, run=PATHS.get(path, path), missing=[NO_ACCURACY])
         there = [arm for arm in arms if arm.name in estimates]
-        if not there:
-            why = "no run has a final accuracy"
-            drawn.append(Chart(title, says, None, run=PATHS.get(path, path), missing=[why]))
-            continue
-        base = estimates.get(baseline.name)
-        rows = [_row(results, arm, estimates[arm.name], arm == baseline, (single or {}).get(arm.name)) for arm in there]
-        across = base.value if reference is None and base else reference
-        lacking = [results.labels[arm.name] for arm in arms if arm not in there]
-        named = [(results.labels[arm.name], estimates[arm.name]) for arm in there]
-        drawn.append(
-            Chart(
-                title,
-                says,
-                charts.intervals(rows, x=x, domain=domain, reference=across),
-                summary="; ".join(f"{name}: {_in_words(found)}" for name, found in named) + ".",
-                table=Table(
-                    ["arm", x, "from", "to", "runs"],
-                    [[name, found.value, found.low, found.high, found.count] for name, found in named],
-                ),
-                run=PATHS.get(path, path),
-                missing=[f"{', '.join(lacking)}: no final accuracy"] if lacking else [],
-                wide=True,
-                height=60 + LINE * len(rows),
+        if there:
+            names, found = [results.labels[arm.name] for arm in there], [estimates[arm.name] for arm in there]
+            numbers = pandas.DataFrame(found).astype(dict.fromkeys(columns, float))
+            rows = numbers.assign(
+                name=[*map(on_axis, names)], colour=[MUTED if arm == baseline else PALETTE[0] for arm in there]
             )
-        )
+            seeds = [
+                (on_axis(name), value)
+                for name, arm in zip(names, there, strict=True)
+                for value in (single or {}).get(arm.name, ())
+            ]
+            base = estimates.get(baseline.name)
+            chart = charts.intervals(
+                rows, x=x, domain=domain, reference=base.value if reference is None and base else reference,
+                single=pandas.DataFrame(seeds, columns=["name", "value"]),
+            )  # fmt: skip
+            lacking = ", ".join(results.labels[arm.name] for arm in arms if arm not in there)
+            numbers.insert(0, "arm", names)
+            figure = replace(
+                figure,
+                chart=chart,
+                summary="; ".join(f"{name}: {_in_words(one)}" for name, one in zip(names, found, strict=True)) + ".",
+                table=Table(numbers.set_axis(["arm", x, "from", "to", "runs"], axis=1)),
+                missing=[f"{lacking}: no final accuracy"] if lacking else [],
+                wide=True,
+                height=60 + LINE * len(there),
+            )
+        if arms:
+            drawn.append(figure)
     return drawn
 
 
-def _row(results: Results, arm: Arm, found: Estimate, is_baseline: bool, single: Sequence[float] | None) -> IntervalRow:
-    colour = charts.MUTED if is_baseline else charts.PALETTE[0]
-    return IntervalRow(on_axis(results.labels[arm.name]), found.value, found.low, found.high, colour, single or ())
-
-
 def on_axis(name: str) -> str:
-    """A name beside an axis: no control characters, at most two lines."""
+    """A name on an axis: at most two lines, without control characters."""
     return "\n".join(textwrap.wrap(clean(name), 19, max_lines=2, placeholder=" …")) or "–"
 
 
@@ -427,47 +398,37 @@ def _in_words(found: Estimate) -> str:
 # ── time ──
 
 
-def phases(results: Results) -> list[Chart]:
-    """Seconds of a whole run by phase, the mean over the seeds: a bar an arm, a chart a path."""
+def phases(results: Results) -> list[Figure]:
+    """Seconds of a whole run by phase, the mean over the seeds: one bar per arm, and one figure per path."""
+    spent = results.seconds.dropna(how="all").fillna(0.0)
+    spent = spent.loc[:, (spent > 0).any()]
+    words, colours = [PHASE_LABELS.get(name, name) for name in spent], [*map(phase_colour, range(spent.shape[1]))]
+    top = float(spent.sum(axis=1).max())
     drawn = []
-    costs = {arm.name: mean_seconds(results, arm) for arm in results.arms}
-    names = list(dict.fromkeys([*PHASES, *(phase for found in costs.values() for phase in found)]))
-    names = [name for name in names if any(found.get(name) for found in costs.values())]
-    colours = [charts.PALETTE[place] for place in (0, 1, 2, 6, 4, 5, 3)]
-    colours = [colours[place % len(colours)] for place in range(len(names))]
-    top = max((sum(found.values()) for found in costs.values()), default=1.0)
-    says = "Seconds of all steps of a run, by what they were spent on: the mean over the seeds."
     for path in results.paths:
-        arms = [arm for arm in results.of_path(path) if costs[arm.name]]
-        title, path_name = "Time by phase", PATHS.get(path, path)
-        if not arms:
-            drawn.append(Chart(title, says, None, run=path_name, missing=["times are not recorded"]))
-            continue
-        labels = [results.labels[arm.name] for arm in arms]
-        amounts = [[costs[arm.name].get(name, 0.0) for name in names] for arm in arms]
-        words = [PHASES.get(name, name) for name in names]
-        totals = [f"{label}: {charts.number(sum(row))} seconds" for label, row in zip(labels, amounts, strict=True)]
-        drawn.append(
-            Chart(
-                title,
-                says,
-                charts.level_bars(
-                    [on_axis(label) for label in labels], amounts, colours, x="seconds in a run", top=top
-                ),
-                summary="; ".join(totals) + ".",
-                table=Table(["arm", *words], [[label, *row] for label, row in zip(labels, amounts, strict=True)]),
+        arms = [arm for arm in results.of_path(path) if arm.name in spent.index]
+        figure = Figure(
+            "Time by phase",
+            "Seconds of all steps of a run, by what they were spent on: the mean over the seeds.",
+            None,
+            run=PATHS.get(path, path),
+            missing=["times are not recorded"],
+        )
+        if arms and words:
+            labels = [results.labels[arm.name] for arm in arms]
+            amounts = spent.loc[[arm.name for arm in arms]].set_axis(words, axis=1)
+            bars = amounts.set_axis([on_axis(label) for label in labels])
+            totals = zip(labels, amounts.sum(axis=1), strict=True)
+            figure = replace(
+                figure,
+                chart=charts.level_bars(bars, colours, x="seconds in a run", top=top),
+                summary="; ".join(f"{label}: {number(total)} seconds" for label, total in totals) + ".",
+                table=Table(amounts.set_axis(labels).rename_axis("arm").reset_index()),
                 paper="Table 2",
-                run=path_name,
+                missing=(),
                 wide=True,
                 height=60 + LINE * len(arms),
                 keys=[Key(word, colour, shape="area") for word, colour in zip(words, colours, strict=True)],
             )
-        )
+        drawn.append(figure)
     return drawn
-
-
-def mean_seconds(results: Results, arm: Arm) -> dict[str, float]:
-    """Seconds by phase, the mean over the finished seeds."""
-    costs = [results.cost(found).seconds for found in results.by_arm[arm.name] if found.finished]
-    names = dict.fromkeys(name for found in costs for name in found)
-    return {name: sum(found.get(name, 0.0) for found in costs) / len(costs) for name in names}

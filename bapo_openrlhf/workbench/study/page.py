@@ -1,113 +1,87 @@
-"""A study's page: what was claimed and what came out, and everything that it rests on."""
+"""A study's page: the claims and what came out of them, and everything that the verdicts rest on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from bapo_openrlhf.workbench.report.charts import Chart
-from bapo_openrlhf.workbench.report.data import Condition
+from bapo_openrlhf.workbench.pages.page import Condition, Progress, Section, Verdict, render
 from bapo_openrlhf.workbench.report.figures import accuracy_bins, by_source, composition, migrations
-from bapo_openrlhf.workbench.report.page import render
-from bapo_openrlhf.workbench.report.sections import Section, Verdict
 from bapo_openrlhf.workbench.study import claims, data, figures, tables
-from bapo_openrlhf.workbench.study.data import Results, StudyRun
-from bapo_openrlhf.workbench.study.definition import Study
+from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
 
 VERDICTS = {"held": "Holds", "unknown": "Undecided", "broken": "Does not hold"}
+MAX_MISSING = 8  # sentences about what is not there
 
 
-def make_study_page(
-    study: Study,
-    runs: Sequence[StudyRun],
-    provenance: Mapping[str, Any],
-    progress: Callable[[Iterable[Chart], int], Iterable[Chart]] | None = None,
-) -> str:
+def make_study_page(results: Results, provenance: Mapping[str, Any], progress: Progress | None = None) -> str:
     """The whole page.
 
     Args:
-        runs: those that are there, of arms of the study; what is missing is said.
-        provenance: name and value of what made the study.
-        progress: wraps the charts (and their number) while they are drawn.
+        results: The study with the runs that are there. The page says which runs are missing.
+        provenance: Facts by name about what made the study.
+        progress: Wraps the figures (and their number) while they are drawn.
     """
-    return render([study.name], build(study, runs, provenance), title="study", made_by="study", progress=progress)
+    sections = build(results, provenance)
+    return render([results.study.name], sections, title="study", made_by="study", progress=progress)
 
 
-def build(study: Study, runs: Sequence[StudyRun], provenance: Mapping[str, Any]) -> list[Section]:
+def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:
     """The page's sections."""
-    results = Results(study, runs)
-    first = [_claims(results), _overview(results)]
-    last = [_configuration(results), _provenance(provenance)]
-    if not runs:
-        return [*first, *last]
-    return [
-        *first,
-        _final(results),
-        _aggregates(results),
-        _learning(results),
-        _targets(results),
-        _cost(results),
-        _batches(results),
-        _accuracy(results),
-        _theory(results),
-        _training(results),
-        *last,
-    ]
+    parts = [_final, _aggregates, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
+    middle = [part(results) for part in parts] if results.runs else []
+    return [_claims(results), _overview(results), *middle, _configuration(results), _provenance(provenance)]
 
 
 def _claims(results: Results) -> Section:
     intro = (
-        "A claim holds where the whole 95 % interval of its effect says so, does not hold where the whole interval "
-        "speaks against it, and is undecided else. Effects are over pairs of runs of the same seed: Student's interval "
-        "of the differences, for rollouts that of the log ratios. Claims are judged one by one: of 40 that are not so, "
-        "one may seem to hold by chance."
+        "A claim holds if the whole 95 % interval of its effect supports it, does not hold if the whole interval "
+        "contradicts it, and is undecided otherwise. Effects are over pairs of runs of the same seed, with Student's "
+        "interval of the differences; for rollouts, with that of the log ratios. Each claim is judged on its own, so "
+        "of 40 claims that are not true, about one seems to hold by chance."
     )
     if not results.study.claims:
         return Section("claims", "Claims", notes=["The study makes no claim."])
     found = []
     for verdict in claims.judge(results):
-        parts = []
-        if verdict.effect:
-            parts.append(claims.effect_in_words(verdict))
-            if verdict.effect.low is not None:
-                parts.append(f"95 % interval {claims.interval_in_words(verdict)}")
+        effect, interval = claims.effect_in_words(verdict)
+        parts = [effect] if verdict.effect else []
+        parts += [f"95 % interval {interval}"] if interval != "–" else []
         parts.append(tables.count_of(verdict.effect.count if verdict.effect else 0, "pair"))
         note = "; ".join([", ".join(parts), *verdict.notes])
         found.append(Condition(f"{claims.sentence(verdict)} ({verdict.claim.source}).", verdict.holds, note))
-    return Section(
-        "claims", "Claims", intro, verdicts=[Verdict("", found, "", VERDICTS)], folded=[claims.table_of(results)]
-    )
+    verdicts = [Verdict("", found, "", VERDICTS)]
+    return Section("claims", "Claims", intro, verdicts=verdicts, folded=[claims.table_of(results)])
 
 
 def _overview(results: Results) -> Section:
     planned = len(results.study.arms) * len(results.study.seeds)
-    notes = [f"{len(results.runs)} of {planned} runs are there.", *data.missing(results)]
+    notes = [f"{len(results.runs)} of {planned} runs are there."]
     if not results.runs:
-        return Section("overview", "At a glance", notes=notes[:1])
-    missing = notes[1:]
-    if len(missing) > 8:
-        missing = [*missing[:8], f"… and {len(missing) - 8} more of this kind."]
-    return Section("overview", "At a glance", tables=[tables.overview(results)], notes=[*notes[:1], *missing])
+        return Section("overview", "At a glance", notes=notes)
+    missing = data.missing(results)
+    notes += missing[:MAX_MISSING]
+    if (more := len(missing) - MAX_MISSING) > 0:
+        notes.append(f"… and {more} more of this kind.")
+    return Section("overview", "At a glance", tables=[tables.overview(results)], notes=notes)
 
 
 def _final(results: Results) -> Section:
     intro = (
-        "Held-out accuracy after the last step. p is of a sign-flip test: were an arm like the baseline, each seed's "
-        "difference could as well have the other sign; p is the share of all flips that are at least as extreme, "
-        "two-sided. With few seeds it cannot be small, whatever is true; Holm's correction is over the arms of a path. "
-        "Mind the intervals first."
+        "Held-out accuracy after the last step. p is that of a two-sided sign-flip test: if an arm were equal to the "
+        "baseline, each seed's difference could also have had the other sign. p is the share of all flips whose mean "
+        "is at least as extreme. With few seeds p cannot be small, whatever is true, so look at the intervals first. "
+        "Holm's correction is over the arms of a path."
     )
-    drawn = figures.final_accuracy(results)
-    return Section(
-        "final", "Final accuracy", intro, drawn, tables=tables.tests(results), folded=[tables.every_run(results)]
-    )
+    drawn, every = figures.final_accuracy(results), tables.every_run(results)
+    return Section("final", "Final accuracy", intro, drawn, tables=tables.tests(results), folded=[every])
 
 
 def _aggregates(results: Results) -> Section:
     intro = (
-        "After Agarwal et al. 2021 (rliable, arXiv 2108.13264): all seeds and benchmarks of an arm at once. The "
-        "bootstrap draws whole runs, for a run's accuracies on the benchmarks rise and fall together; with 5 seeds its "
-        "95 % cover some 85 to 90 %, with 3 some 75 %."
+        "All seeds and benchmarks of an arm together, after Agarwal et al. 2021 (rliable, arXiv 2108.13264). The "
+        "bootstrap draws whole runs, because a run's accuracies on the benchmarks rise and fall together. With 5 seeds "
+        "its 95 % intervals cover about 85 to 90 %, with 3 seeds about 75 %."
     )
     drawn = [*figures.interquartile_means(results), *figures.improvements(results), *figures.profiles(results)]
     return Section("aggregates", "Seeds and benchmarks together", intro, drawn)
@@ -115,23 +89,24 @@ def _aggregates(results: Results) -> Section:
 
 def _learning(results: Results) -> Section:
     intro = (
-        "Each arm beside the baseline of its path, grey and dashed: the median over the seeds, and the band from the "
-        "lower to the upper quartile. A curve ends where fewer than half of the seeds go on."
+        "Each arm with the baseline of its path, which is grey and dashed. The line is the median over the seeds; the "
+        "band reaches from the lower to the upper quartile. A curve ends when fewer than half of the seeds continue."
     )
     kinds = [
         figures.accuracy_kind(results),
-        figures.accuracy_kind(results, "rollouts/total"),
-        figures.reward_kind(),
-        figures.reward_kind("rollouts/total"),
+        figures.accuracy_kind(results, ROLLOUTS),
+        figures.reward_kind(results),
+        figures.reward_kind(results, ROLLOUTS),
     ]
-    drawn = [chart for kind in kinds for chart in figures.against_baseline(results, kind)]
+    drawn = [figure for kind in kinds for figure in figures.against_baseline(results, kind)]
     return Section("learning", "Learning curves", intro, drawn)
 
 
 def _targets(results: Results) -> Section:
     intro = (
-        "What had been spent at the first evaluation at or above an accuracy, the mean over the benchmarks. "
-        "Evaluations are some steps apart: so are these numbers, and a curve that touches the target by chance counts."
+        "What had been spent at the first evaluation whose accuracy, the mean over the benchmarks, was at or above a "
+        "target. There are several steps between two evaluations, so these numbers are not exact. A curve that reaches "
+        "the target only once, by chance, counts too."
     )
     notes = [] if results.study.targets else ["The study names no accuracy to reach."]
     return Section("targets", "Until an accuracy was reached", intro, tables=tables.targets(results), notes=notes)
@@ -140,27 +115,24 @@ def _targets(results: Results) -> Section:
 def _cost(results: Results) -> Section:
     drawn = [
         *figures.phases(results),
-        *figures.compared(results, "rollouts/total"),
+        *figures.compared(results, ROLLOUTS),
         *figures.compared(results, "tokens/generated_total"),
     ]
     return Section("cost", "What it cost", "Means over the seeds.", drawn, tables=[tables.seconds(results)])
 
 
 def _batches(results: Results) -> Section:
-    page = figures.all_arms(results)
-    drawn = composition(page)
-    return Section(
-        "batches", "Where the batches came from", "Means over the seeds.", drawn, tables=[tables.sources(results)]
-    )
+    drawn, sources = composition(figures.arms_of(results, results.arms)), tables.sources(results)
+    return Section("batches", "Where the batches came from", "Means over the seeds.", drawn, tables=[sources])
 
 
 def _accuracy(results: Results) -> Section:
     intro = (
-        "The prompts of all seeds of an arm together, a prompt counted once a seed. The accuracy of a prompt is the "
-        "mean reward of a group of G responses; it is in bin k/G when k of them were right. A pass is as many fresh "
-        "groups as there are different prompts. One group says little of a prompt: some of the movement is chance."
+        "The prompts of all seeds of an arm together; each seed counts a prompt once. The accuracy of a prompt is the "
+        "mean reward of a group of G responses. It is in bin k/G if k of them were right. A pass is as many fresh "
+        "groups as there are different prompts. One group says little about a prompt, so some movement is chance."
     )
-    page = figures.all_arms(results)
+    page = figures.arms_of(results, results.arms)
     found = tables.unlocked(results)
     drawn = [*accuracy_bins(page), *migrations(page, [page.last_step])]
     return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=[found] if found else [])
@@ -168,11 +140,11 @@ def _accuracy(results: Results) -> Section:
 
 def _theory(results: Results) -> Section:
     intro = (
-        "Theorem 3.2 bounds from below how much an update improves the policy; below 0 it promises nothing. TV is the "
-        "total variation distance of today's policy to the one that generated a source, from 0 (equal) to 1. Means "
-        "over the seeds."
+        "Theorem 3.2 gives a lower bound on how much an update improves the policy; a bound below 0 promises nothing. "
+        "TV is the total variation distance between today's policy and the policy that generated a source, from 0 "
+        "(equal) to 1. Means over the seeds."
     )
-    page = figures.all_arms(results)
+    page = figures.arms_of(results, results.arms)
     found = tables.theory(results)
     drawn = [*figures.compared(results, "theory/bound"), *by_source(page, "theory/bound_{}"), *by_source(page, "tv/{}")]
     return Section("theory", "Theory monitor", intro, drawn, tables=[found] if found else [])
@@ -180,15 +152,13 @@ def _theory(results: Results) -> Section:
 
 def _training(results: Results) -> Section:
     metrics = ("entropy_loss", "response_length", "actor_grad_norm")
-    drawn = [chart for metric in metrics for chart in figures.compared(results, metric)]
+    drawn = [figure for metric in metrics for figure in figures.compared(results, metric)]
     return Section("training", "Training", "Means over the seeds.", drawn)
 
 
 def _configuration(results: Results) -> Section:
-    different = tables.flags(results)
-    return Section(
-        "configuration", "Configuration", tables=[tables.arms(results)], folded=[different] if different else []
-    )
+    shown, different = [tables.arms(results)], tables.flags(results)
+    return Section("configuration", "Configuration", tables=shown, folded=[different] if different else [])
 
 
 def _provenance(about: Mapping[str, Any]) -> Section:

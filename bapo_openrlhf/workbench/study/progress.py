@@ -1,4 +1,4 @@
-"""A study on the terminal: a bar for all of it with the time left, and one for each run that goes on."""
+"""The progress of a study on the terminal: one bar for the whole study, and one for each run that is going on."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.workbench.study.runner import Planned, Running
 
 
 class Watching:
-    """Counts steps, and says how long the rest will take at the speed so far.
+    """Counts the steps of all runs and estimates the time left from the speed so far.
 
     Args:
-        steps: trainer steps of each run, by name.
-        planned: all runs.
+        name: The study's name.
+        steps: Number of trainer steps of each run, by the run's name.
+        planned: All runs of the study.
     """
 
     def __init__(self, name: str, steps: Mapping[str, int], planned: Sequence[Planned]) -> None:
@@ -31,23 +31,17 @@ class Watching:
         self.done = {run.name for run in planned if run.done}
         self.before = sum(steps[name] for name in self.done)
         self.began = time.monotonic()
-        self._followers: dict[str, Follower] = {}
 
     def made(self, running: Sequence[Running]) -> dict[str, int]:
-        """Steps that each of the running runs has made."""
-        counts = {}
-        for one in running:
-            follower = self._followers.setdefault(one.planned.name, Follower(one.planned.folder))
-            follower.poll()
-            counts[one.planned.name] = len(follower.rows)
-        return counts
+        """Number of steps that each of the running runs has made, by the run's name."""
+        return {one.planned.name: _lines_of(one.planned) for one in running}
 
     def completed(self, made: Mapping[str, int]) -> int:
-        """Steps of all runs so far."""
+        """Number of steps of all runs so far."""
         return sum(self.steps[name] for name in self.done) + sum(made.values())
 
     def left(self, completed: int) -> str:
-        """Time for the rest, in words."""
+        """The time that the remaining steps will take, in words."""
         fresh = completed - self.before
         if fresh < 1:
             return "time left: not known yet"
@@ -55,10 +49,9 @@ class Watching:
         return f"{minutes / 60:.1f} h left" if minutes >= 90 else f"{minutes:.0f} min left"
 
     def end(self, ended: Sequence[Planned]) -> list[str]:
-        """Note runs that have ended; a line on each."""
+        """Count the runs that have ended, and return one line about each."""
         lines = []
         for run in ended:
-            self._followers.pop(run.name, None)
             if run.done:
                 self.done.add(run.name)
                 summary = record.read_summary(run.folder)
@@ -69,9 +62,15 @@ class Watching:
         return lines
 
 
+def _lines_of(run: Planned) -> int:
+    """Number of whole lines in the run's metrics: one per trainer step."""
+    file = run.folder / record.METRICS
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
 @contextmanager
 def on_terminal(watching: Watching) -> Iterator[object]:
-    """What `runner.run_all` calls: bars on a terminal, else a line for each run that ends."""
+    """The callback for `runner.run_all`: it draws bars on a terminal, and otherwise prints a line when a run ends."""
     console = Console(file=sys.stderr)
     if not console.is_terminal:
 

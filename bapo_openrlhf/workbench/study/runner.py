@@ -1,10 +1,11 @@
-"""The runs of a study, several at a time in one Ray, each `bapo-openrlhf train` in a process of its own.
+"""Runs the runs of a study: several at a time, each as `bapo-openrlhf train` in a process of its own.
 
-    OUT/study.json               the definition, and where it was run
-    OUT/runs/ARM-sSEED/          a run's record (`run.record`), its command (command.json) and its output (output.log)
+The folder OUT/runs/ARM-sSEED/ holds the record of one run (`record.run_record`), its command (command.json) and its
+output (output.log).
 
-A run is done when it has its summary.json. The same command goes on where the last one stopped: runs that are done
-stay, one that was interrupted goes on from its last checkpoint, where its flags have some written, or starts again.
+A run is done when its folder has a summary.json. The same command continues a study that was stopped. Runs that are
+done stay as they are. A run that was interrupted continues from its last checkpoint if its flags write checkpoints;
+otherwise it starts again.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from bapo_openrlhf.workbench.study.definition import Arm, Study
 RUNS = "runs"
 COMMAND = "command.json"
 OUTPUT = "output.log"
-PLACE = ("--run.dir=", "--ckpt.path=", "--ckpt.output_dir=")
+PLACE = ("--run.dir=", "--ckpt.path=", "--ckpt.output_dir=")  # flags that say where a run's files lie
 POLL = 0.5  # seconds between two looks at the running processes
-TRAIN = ("-m", "bapo_openrlhf.cli.train")  # of Python
+TRAIN = ("-m", "bapo_openrlhf.cli.train")  # arguments of Python
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Planned:
     """A run of the study.
 
     Attributes:
-        folder: of its record.
-        words: of `bapo-openrlhf train`.
+        folder: The folder of its record.
+        words: Its command line after `bapo-openrlhf train`.
     """
 
     arm: Arm
@@ -52,27 +53,26 @@ class Planned:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended well."""
+        """Whether the run has ended well."""
         return (self.folder / record.SUMMARY).exists()
 
 
 @dataclass
 class Running:
-    """A run that goes on."""
+    """A run that is going on now."""
 
     planned: Planned
     process: subprocess.Popen[bytes]
-    started: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class Outcome:
-    """What became of the runs.
+    """How a call of `run_all` ended.
 
     Attributes:
-        done: how many are, those of earlier calls included.
-        failed: names of those that ended in this call without being done.
-        left: how many were not begun, for time ran out.
+        done: Number of runs that are done, including those of earlier calls.
+        failed: Names of the runs that ended in this call without being done.
+        left: Number of runs that were not started because time ran out.
     """
 
     done: int = 0
@@ -81,7 +81,7 @@ class Outcome:
 
 
 def plan(study: Study, out: Path) -> list[Planned]:
-    """All runs, seed by seed: an unfinished study has whole grids of its first seeds."""
+    """All runs of a study. The first seed of every arm comes first, so an unfinished study can already be compared."""
     planned = []
     for seed in study.seeds:
         for arm in study.arms:
@@ -99,23 +99,23 @@ def plan(study: Study, out: Path) -> list[Planned]:
 
 
 def require_same(planned: Sequence[Planned]) -> None:
-    """Raise ConfigError where a run that has begun was begun with other flags. Where it lies does not count."""
+    """Raise ConfigError if a run was started before with other flags. The place of its files may differ."""
     for run in planned:
         file = run.folder / COMMAND
         if not file.exists():
             continue
-        before, now = (_wherever(words) for words in (json.loads(file.read_text(encoding="utf-8")), run.words))
+        before, now = map(_without_place, (json.loads(file.read_text(encoding="utf-8")), run.words))
         if before != now:
             gone = [word for word in before if word not in now]
             new = [word for word in now if word not in before]
             raise ConfigError(
-                f"study: run {run.name} in {run.folder.parent} was begun with {' '.join(gone) or 'fewer flags'}, now "
-                f"there is {' '.join(new) or 'none of it'}; give another --output, or delete that run's folder"
+                f"study: run {run.name} in {run.folder.parent} was started with {' '.join(gone) or 'fewer flags'}, but "
+                f"now has {' '.join(new) or 'no such flag'}; give another --output, or delete that run's folder"
             )
 
 
-def _wherever(words: Sequence[str]) -> list[str]:
-    """A run's words without its place, and files by their names: a study's folder may be moved."""
+def _without_place(words: Sequence[str]) -> list[str]:
+    """A run's words without the place of its files, and files by their names, because folders may be moved."""
     return [Path(word).name if word.startswith("/") else word for word in words if not word.startswith(PLACE)]
 
 
@@ -128,15 +128,15 @@ def run_all(
     seen: Callable[[Sequence[Running], Sequence[Planned]], None] = lambda running, ended: None,
     command: Sequence[str] | None = None,
 ) -> Outcome:
-    """Run what is not done.
+    """Run every run that is not done.
 
     Args:
-        planned: all runs, in the order in which they are begun.
-        parallel: runs at a time.
-        environment: added to that of the runs' processes.
-        until: time.monotonic() after which none is begun; None for no limit.
-        seen: called now and then with the runs that go on, and those that have ended since the last call.
-        command: what is called with a run's words; None for training.
+        planned: All runs, in the order in which they are started.
+        parallel: Number of runs at a time.
+        environment: Environment variables that are added for the runs' processes.
+        until: No run is started after this time (`time.monotonic()`); None sets no limit.
+        seen: Called every POLL seconds with the running runs and those that ended since the last call.
+        command: The command that gets a run's words; None calls the training.
     """
     command = command or (serving.python(), *TRAIN)
     outcome = Outcome(done=sum(run.done for run in planned))
@@ -183,7 +183,7 @@ def _start(run: Planned, command: Sequence[str], environment: dict[str, str]) ->
 
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
-    """Raise ConfigError where another process is running this study already."""
+    """Raise ConfigError if another process is already running this study."""
     import fcntl
 
     out.mkdir(parents=True, exist_ok=True)
@@ -191,5 +191,7 @@ def only_one(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"study: {out} is being run by another process; wait for it, or stop it") from None
+            raise ConfigError(
+                f"study: {out} is being run by another process; wait until it has ended, or stop it"
+            ) from None
         yield

@@ -1,10 +1,10 @@
-"""What few seeds can tell: means and ratios with intervals, aggregates over benchmarks, and paired tests. Pure.
+"""Statistics of few seeds: means and ratios with intervals, aggregates over benchmarks, and paired tests. Pure.
 
-A run is a seed of an arm; scores are (runs, benchmarks). IQM, performance profile and probability of improvement are
-those of Agarwal et al., Deep RL at the Edge of the Statistical Precipice (2021, arXiv 2108.13264), with one deviation:
-there every run plays one game, and the bootstrap draws runs within each game on its own. Here a run has a score on
-every benchmark, and these rise and fall together; so runs are drawn whole. Each benchmark still has as many scores in
-each resample as there are runs: the strata stay.
+A run is one seed of an arm, and scores have the shape (runs, benchmarks). The interquartile mean (IQM), the performance
+profile and the probability of improvement are those of Agarwal et al., Deep RL at the Edge of the Statistical Precipice
+(2021, arXiv 2108.13264), with one deviation. In their paper every run plays one game, so their bootstrap draws runs
+separately for each game. Here a run has a score on every benchmark, and these scores rise and fall together. Therefore
+the bootstrap draws whole runs. In each resample, every benchmark has as many scores as there are runs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 LEVEL = 0.95
 RESAMPLES = 2000
-MAX_EXACT = 16  # pairs up to which all sign flips are counted; beyond, so many are drawn
-DRAWN_FLIPS = 99_999
+MAX_EXACT = 16  # up to so many pairs, all sign flips are counted
+DRAWN_FLIPS = 99_999  # so many sign flips are drawn if there are more pairs
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval; low and high are None where one run says nothing of the spread."""
+    """A value with its 95 % interval. `low` and `high` are None if there is only one run, which shows no spread."""
 
     value: float
     low: float | None
@@ -31,11 +32,11 @@ class Estimate:
     count: int
 
 
-def mean_interval(values: Sequence[float]) -> Estimate | None:
-    """Mean with Student's interval: mean +- t(n - 1) s / sqrt(n). None without a value.
+def mean_interval(values: ArrayLike) -> Estimate | None:
+    """Mean with Student's interval, mean +- t(n - 1) s / sqrt(n). The result is None if there is no value.
 
-    Exact for normal values, and close for means of many questions, as accuracies are. With 5 runs a bootstrap interval
-    would cover some 84 % instead of 95 %. Where all values are the same it has no width.
+    The interval is exact for normal values, and nearly exact for accuracies, which are means over many questions. With
+    5 runs a bootstrap interval would cover about 84 % instead of 95 %. If all values are equal, the width is 0.
     """
     found = np.asarray(values, dtype=float)
     count = len(found)
@@ -48,11 +49,10 @@ def mean_interval(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, mean - half, mean + half, count)
 
 
-def ratio_interval(ratios: Sequence[float]) -> Estimate | None:
-    """Geometric mean with the interval of `mean_interval` on the logarithms: a doubling weighs as much as a halving.
+def ratio_interval(ratios: ArrayLike) -> Estimate | None:
+    """Geometric mean of ratios above 0, with the interval of `mean_interval` on their logarithms.
 
-    Args:
-        ratios: above 0.
+    A doubling weighs as much as a halving.
     """
     logs = mean_interval(np.log(np.asarray(ratios, dtype=float)))
     if logs is None:
@@ -65,42 +65,30 @@ def ratio_interval(ratios: Sequence[float]) -> Estimate | None:
 
 
 def iqm(scores: np.ndarray) -> float:
-    """Interquartile mean: the mean without the lowest and the highest quarter of all scores, rounded down in number."""
+    """Interquartile mean: the mean of all scores without the floor(n / 4) lowest and the floor(n / 4) highest."""
     return float(stats.trim_mean(np.asarray(scores, dtype=float), 0.25, axis=None))
 
 
 def iqm_interval(scores: np.ndarray, seed: int = 0) -> Estimate:
-    """IQM over runs and benchmarks, with a bootstrap interval over runs.
-
-    Args:
-        scores: (runs, benchmarks)
-    """
+    """IQM of scores, shape (runs, benchmarks), with a bootstrap interval over the runs."""
     scores = np.asarray(scores, dtype=float)
     return _bootstrapped(iqm(scores), [scores], lambda drawn: _flat_trimmed(drawn[0]), seed)
 
 
 def profile(scores: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Performance profile: the share of all scores that are above each of the values `at`.
-
-    Args:
-        scores: (runs, benchmarks)
-        at: (points,)
-
-    Returns:
-        (points,)
-    """
+    """Performance profile: the share of all scores, shape (runs, benchmarks), above each of the values `at`."""
     return (np.asarray(scores, dtype=float).ravel()[:, None] > np.asarray(at, dtype=float)).mean(axis=0)
 
 
 def improvement(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> Estimate:
-    """Probability that a run of ours scores higher than one of theirs, a tie counting half, averaged over benchmarks.
+    """Probability that a run of ours scores higher than a run of theirs, averaged over the benchmarks.
 
-    That of one benchmark is the Mann-Whitney U statistic over the number of pairs. Bootstrap interval: runs of both
-    sides are drawn independently.
+    A tie counts as one half. On one benchmark, the probability is the Mann-Whitney U statistic divided by the number of
+    pairs. The bootstrap draws the runs of both sides independently.
 
     Args:
-        ours: (runs, benchmarks)
-        theirs: (other runs, benchmarks)
+        ours: Our scores, shape (runs, benchmarks).
+        theirs: Their scores, shape (other runs, benchmarks).
     """
     ours, theirs = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
     value = float(_improvements([ours[None], theirs[None]])[0])
@@ -110,11 +98,14 @@ def improvement(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> Estimate
 def _bootstrapped(
     value: float, samples: Sequence[np.ndarray], statistic: Callable[[list[np.ndarray]], np.ndarray], seed: int
 ) -> Estimate:
-    """Percentile interval of a statistic of resampled runs.
+    """A value with the percentile interval of a statistic of resampled runs.
 
     Args:
-        samples: (runs, benchmarks) each.
-        statistic: of resamples, (resamples, runs, benchmarks) each -> (resamples,)
+        value: The statistic of the samples themselves.
+        samples: Scores, each of shape (runs, benchmarks).
+        statistic: A function of resamples, each of shape (resamples, runs, benchmarks). Its result has the shape
+            (resamples,).
+        seed: Seed of the generator that draws the resamples.
     """
     count = min(map(len, samples))
     if count < 2:
@@ -130,19 +121,18 @@ def _flat_trimmed(drawn: np.ndarray) -> np.ndarray:
 
 
 def _improvements(drawn: list[np.ndarray]) -> np.ndarray:
-    ours, theirs = drawn[0][:, :, None], drawn[1][:, None]  # (resamples, runs, other runs, benchmarks) together
+    ours, theirs = drawn[0][:, :, None], drawn[1][:, None]  # broadcast to (resamples, runs, other runs, benchmarks)
     return ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(1, 2, 3))
 
 
 # ── paired tests ──
 
 
-def sign_flip_p(differences: Sequence[float]) -> float | None:
-    """Two-sided p of paired differences by flipping their signs. None without a pair.
+def sign_flip_p(differences: ArrayLike) -> float | None:
+    """Two-sided p value of Fisher's randomisation test on paired differences. None if there is no pair.
 
-    Under the hypothesis that both arms of a pair are alike, each difference could as well have the other sign; p is
-    the share of all 2^n flips whose mean is at least as far from 0 as the measured one (Fisher's randomisation test).
-    Up to MAX_EXACT pairs all are counted.
+    If both arms were equal, each difference could also have had the other sign. p is the share of the 2^n possible
+    sign flips whose mean is at least as far from 0 as the measured mean. All flips are counted up to MAX_EXACT pairs.
     """
     found = np.asarray(differences, dtype=float)
     if not len(found):
@@ -157,15 +147,15 @@ def sign_flip_p(differences: Sequence[float]) -> float | None:
 
 
 def smallest_p(pairs: int) -> float:
-    """The least that `sign_flip_p` can be: only the flips that leave, or turn, all signs are as extreme. 2 / 2^n."""
+    """The smallest p value that `sign_flip_p` can have, 2 / 2^n: only two flips give all differences the same sign."""
     return min(1.0, 2.0 ** (1 - pairs))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction for as many tests as there are (1979): of the ascending p, the k-th (from 0) times m - k.
+    """Holm's correction of m p values (1979): the k-th smallest, counted from 0, is multiplied by m - k.
 
-    Each is at least the one before it, and at most 1. Comparing these with alpha keeps the chance of any false
-    rejection at alpha, whatever the tests' dependence.
+    A corrected value is at least the one before it, and at most 1. If these values are compared with alpha, the chance
+    of any false rejection is at most alpha, also if the tests depend on each other.
     """
     order = np.argsort(p_values, kind="stable")
     scaled = np.asarray(p_values, dtype=float)[order] * (len(order) - np.arange(len(order)))

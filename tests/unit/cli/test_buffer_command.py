@@ -1,4 +1,4 @@
-"""`bapo-openrlhf buffer`: what it lists and exports, against a state that was written by hand."""
+"""`bapo-openrlhf buffer`: its lists and exports of a state that was written by hand."""
 
 import itertools
 import json
@@ -70,7 +70,7 @@ def state(method="bapo", version=1):
 
 
 def save(path, tag="global_step10", content=None):
-    """A whole checkpoint, as the trainer leaves it."""
+    """A whole checkpoint, like the trainer writes it."""
     store = CheckpointStore(path, critic=False)
     folder = store.begin(tag)
     for part in ("_actor", "_critic"):
@@ -91,7 +91,7 @@ def checkpoints(tmp_path):
 
 @pytest.fixture
 def command(capsys):
-    """Runs the command; returns its exit status, its lines and the lines on standard error."""
+    """Run the command. Return its exit status, its lines and the lines on standard error."""
 
     def run(*argv):
         status = cli.run(["buffer", *map(str, argv)])
@@ -102,7 +102,7 @@ def command(capsys):
 
 
 def listed(lines):
-    """Cells of the list, the prompt as one."""
+    """The cells of the list. The prompt is one cell."""
     start = next(i for i, line in enumerate(lines) if line.startswith("buffer "))
     return [line.split(None, 7) for line in lines[start + 1 :] if line.startswith(("hard ", "replay "))]
 
@@ -140,7 +140,7 @@ def test_list_by_hand(checkpoints, command):
 
 
 def test_syncs_are_those_of_the_runs_delay(checkpoints, command):
-    """v stands in run.json, beside the checkpoints or among them; a flag wins; without any they are not known."""
+    """v is in run.json next to the checkpoints or in their folder. A flag overrides it. Otherwise syncs are unknown."""
     assert [row[3] for row in listed(command(checkpoints)[1])] == ["-"] * 5
     (checkpoints.parent / "run.json").write_text(json.dumps({"config": {"adapt.rollout_delay": 4}}))
     assert [row[3] for row in listed(command(checkpoints)[1])] == ["-", "-", "1", "0", "0"]  # 4 to 9, 8 to 9
@@ -289,7 +289,7 @@ def test_export_leaves_the_checkpoints_alone(checkpoints, command, tmp_path, mon
 
 
 def test_responses_as_text(checkpoints, command, tmp_path, monkeypatch):
-    """With a tokenizer that says what it was asked to decode: the generated tokens alone."""
+    """The tokenizer returns what it must decode: only the generated tokens."""
 
     class Tokenizer:
         @classmethod
@@ -349,7 +349,7 @@ def test_a_damaged_checkpoint_is_named(checkpoints, command):
     model.write_text("short")
     status, lines, errors = command(checkpoints)
     assert status == 0 and "4 steps done" in lines[0]
-    assert len(errors) == 1 and "global_step10 is passed over" in errors[0] and "model.pt has 5 bytes" in errors[0]
+    assert len(errors) == 1 and "global_step10 is skipped" in errors[0] and "model.pt has 5 bytes" in errors[0]
     status, lines, errors = command(checkpoints / "_actor" / "global_step10")
     assert status == 0 and "10 steps done" in lines[0], "its buffers can be read"
     assert len(errors) == 1 and "global_step10 is not whole" in errors[0] and "model.pt has 5 bytes" in errors[0]
@@ -370,7 +370,7 @@ def test_a_save_that_did_not_end(checkpoints, command):
     store = CheckpointStore(checkpoints, critic=False)
     store.begin("global_step12")
     status, lines, errors = command(checkpoints)
-    assert status == 0 and "10 steps done" in lines[0] and "global_step12 is passed over" in errors[0]
+    assert status == 0 and "10 steps done" in lines[0] and "global_step12 is skipped" in errors[0]
     status, _, errors = command(checkpoints / "_adapt" / "global_step12")
     assert status == 2 and "the save did not end" in errors[0] and errors[1].endswith("state.json is missing")
 
@@ -420,7 +420,7 @@ def test_bad_flags_are_one_line(checkpoints, command, flags, message):
 
 
 def test_it_needs_no_torch(checkpoints):
-    """Though the state has tensors of torch's, one of a kind that numpy does not know."""
+    """Although the state has torch tensors, one with a type that numpy does not have."""
     code = (
         "import sys\n"
         "for name in ('torch', 'ray', 'vllm', 'transformers', 'matplotlib'): sys.modules[name] = None\n"

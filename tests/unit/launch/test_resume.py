@@ -176,7 +176,7 @@ class TestDamage:
         damage(run.path, "global_step3")
         run.goes_on_from("global_step2")
         passed, chosen = lines(capsys)
-        assert passed.startswith("checkpoint global_step3 is passed over: ") and str(run.path) in passed
+        assert passed.startswith("checkpoint global_step3 is skipped: ") and str(run.path) in passed
         assert chosen == "resuming from global_step2"
         assert (run.path / "_adapt" / "global_step3").exists()  # whoever wants to look at it can
 

@@ -1,4 +1,4 @@
-"""Which checkpoints are whole: after any crash, on a full disk, with any damage."""
+"""Which checkpoints are whole after any crash, on a full disk, and with any damage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def no_waiting_for_the_disk():
 
 
 def write_models(path, tag, attempt, parts=("_actor", "_critic")):
-    """What OpenRLHF's save of the models leaves; every file says which attempt wrote it."""
+    """Write the files of OpenRLHF's model save. Each file says which attempt wrote it."""
     for part in parts:
         folder = path / part / tag / "zero"
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def write_models(path, tag, attempt, parts=("_actor", "_critic")):
 
 
 def save(path, tag, attempt=1, *, critic=True, rotate=()):
-    """One save as the trainer does it: OpenRLHF rotates, then saves."""
+    """Save like the trainer: OpenRLHF deletes old checkpoints, then saves."""
     store = CheckpointStore(path, critic=critic)
     folder = store.begin(tag)
     parts = ("_actor", "_critic") if critic else ("_actor",)
@@ -58,7 +58,7 @@ def save(path, tag, attempt=1, *, critic=True, rotate=()):
 
 
 def attempt_of(path, tag):
-    """The attempt that wrote a checkpoint; a mixture fails."""
+    """The attempt that wrote a checkpoint. A mixture of attempts fails."""
     attempts = {load_state(path / "_adapt" / tag)["attempt"]}
     for part in ("_actor", "_critic"):
         attempts |= {int(file.read_text()[-1]) for file in (path / part / tag).rglob("*.pt")}
@@ -67,7 +67,7 @@ def attempt_of(path, tag):
 
 
 def newest(store):
-    """`newest_whole` and what it reported."""
+    """The result of `newest_whole` and what it reported."""
     reports = []
     return store.newest_whole(reports.append), reports
 
@@ -150,14 +150,14 @@ def test_complete_without_begin(tmp_path):
 
 
 def test_begin_clears_what_an_older_attempt_left(tmp_path):
-    """Files that the new attempt does not write, too; other tags stay."""
+    """This includes files that the new attempt does not write. Other tags stay."""
     save(tmp_path, "global_step1")
     save(tmp_path, "global_step2", 1)
     for part in PARTS:
         (tmp_path / part / "global_step2" / "deep" / "er").mkdir(parents=True)
         (tmp_path / part / "global_step2" / "deep" / "er" / "stale").write_text("")
     before = tree(tmp_path)
-    store = CheckpointStore(tmp_path, critic=False)  # models of a critic go as well
+    store = CheckpointStore(tmp_path, critic=False)  # models of a critic are deleted too
     store.begin("global_step2")
     kept = [entry for entry in before if "global_step2" not in entry]
     assert tree(tmp_path) == sorted([*kept, "_adapt/global_step2", "_adapt/global_step2/UNFINISHED"])
@@ -193,7 +193,7 @@ def test_newest_step_first_and_regular_before_best(tmp_path):
     for count, tag in enumerate(expected):
         found, reports = newest(store)
         assert found == tag and len(reports) == count
-        assert all(f"checkpoint {other} is passed over" in text for other, text in zip(expected, reports, strict=False))
+        assert all(f"checkpoint {other} is skipped" in text for other, text in zip(expected, reports, strict=False))
         (tmp_path / "_actor" / tag / "metric.json").unlink()
     found, reports = newest(store)
     assert found is None and len(reports) == len(expected)
@@ -314,7 +314,7 @@ def test_any_byte_of_the_manifest(tmp_path):
 
 
 def rewrite(path, **changes):
-    """A manifest with other content and the right digest."""
+    """Write a manifest with other content and the right digest."""
     document = json.loads(path.read_bytes()) | changes | {"blake2b": "0" * 64}
     text = json.dumps(document)
     path.write_text(text.replace("0" * 64, hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), 1))
@@ -338,7 +338,7 @@ def test_other_formats(tmp_path, changes, message):
     with pytest.raises(CheckpointError) as error:
         store.check(TAG)
     assert str(error.value) == f"{path} {message}"
-    assert newest(store) == ("global_step2", [f"checkpoint {TAG} is passed over: {path} {message}"])
+    assert newest(store) == ("global_step2", [f"checkpoint {TAG} is skipped: {path} {message}"])
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_a_copied_tag_is_not_taken_for_another_step(tmp_path):
     ],
 )
 def test_links_are_not_followed(tmp_path, link):
-    """A link to exactly the right content."""
+    """Replace a path by a link to exactly the same content."""
     path = tmp_path / "run"
     store = save(path, TAG)
     os.rename(path / link, tmp_path / "elsewhere")
@@ -442,11 +442,11 @@ def test_links_in_what_is_deleted_lead_nowhere(tmp_path):
     assert tree(tmp_path / "data") == ["precious"]
 
 
-# ── Clearing up ──
+# ── Deleting ──
 
 
 def test_remove_unfinished(tmp_path):
-    """Saves that ended stay, whole or not; what is not this project's stays."""
+    """Finished saves stay even if they are damaged. Files of other programs stay too."""
     save(tmp_path, "global_step1")
     store = save(tmp_path, "global_step2")
     (tmp_path / "_actor" / "global_step2" / "metric.json").unlink()
@@ -468,7 +468,7 @@ def test_remove_unfinished(tmp_path):
 def test_forget_rotated(tmp_path):
     for step in range(1, 5):
         store = save(tmp_path, f"global_step{step}")
-    store.begin("global_step6")  # unfinished: not this method's
+    store.begin("global_step6")  # unfinished, so another method deletes it
     shutil.rmtree(tmp_path / "_actor" / "global_step1")
     shutil.rmtree(tmp_path / "_critic" / "global_step1")
     shutil.rmtree(tmp_path / "_actor" / "global_step3")
@@ -499,9 +499,9 @@ def test_has_foreign(tmp_path):
 
 
 class Crash:
-    """In a child process: ends it, without any clearing up, at the `count`-th thing that it does to the disk.
+    """Ends a child process, without any cleaning up, at its `count`-th operation on the disk.
 
-    A written file counts twice: before it, and with half of its bytes on the disk.
+    Writing a file counts twice: before the first byte, and after half of the bytes.
     """
 
     def __init__(self, count):
@@ -534,7 +534,7 @@ class Crash:
 
 
 class Half:
-    """An open file that writes in two halves."""
+    """An open file that writes each part in two halves."""
 
     def __init__(self, file, crash):
         self.file, self.crash = file, crash
@@ -558,7 +558,7 @@ class Half:
 
 
 def crashed(count, action):
-    """Run `action` in a child that is killed at operation `count`; False when it ended before."""
+    """Run `action` in a child that is killed at operation `count`. Return False if it ended before."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -576,7 +576,7 @@ def crashed(count, action):
 
 
 def each_crash(base, work, action):
-    """For every operation of `action`, a copy of `base` on which it was killed there; at the end, one on which not."""
+    """Yield a copy of `base` per operation of `action`, killed at that operation, and finally one without a kill."""
     count = 0
     alive = True
     while alive:
@@ -599,7 +599,7 @@ SAVES = {
 
 @pytest.mark.parametrize(("older", "tag", "rotate"), SAVES.values(), ids=SAVES)
 def test_killed_at_any_operation_of_a_save(tmp_path, older, tag, rotate):
-    """The old checkpoint or the new one is found, whole and of one attempt; then the run goes on and saves again."""
+    """The old or the new checkpoint is found, whole and from one attempt. Then the run continues and saves again."""
     base, work = tmp_path / "base", tmp_path / "work"
     base.mkdir()
     for old, attempt in older:
@@ -617,7 +617,7 @@ def test_killed_at_any_operation_of_a_save(tmp_path, older, tag, rotate):
             assert attempt == 2 if found == tag and tag not in dict(older) else attempt in (1, 2)
             seen.add((found, attempt))
         assert not store.has_foreign()
-        # A run that goes on from there:
+        # A run that continues from this checkpoint:
         removed = store.remove_unfinished()
         assert set(removed) <= {tag, *rotate} and found not in removed
         assert newest(store)[0] == found
@@ -628,7 +628,7 @@ def test_killed_at_any_operation_of_a_save(tmp_path, older, tag, rotate):
         save(work, tag, 3)
         assert newest(store) == (tag, []) and attempt_of(work, tag) == 3
         assert not any("UNFINISHED" in entry or ".unfinished" in entry for entry in tree(work))
-    # Each outcome did occur: the old one, the new one, and where the tag was there before, its old attempt.
+    # Each outcome has occurred: the old one, the new one, and the old attempt if the tag existed before.
     expected = {(tag, 2)} | {(name, 1) for name in allowed & set(dict(older))}
     assert seen == expected
 
@@ -641,7 +641,7 @@ def test_killed_at_any_operation_of_clearing_up(tmp_path):
     write_models(base, "global_step4", 1)
     for part in ("_actor", "_critic"):
         shutil.rmtree(base / part / "global_step1")
-    for name in range(8):  # so that a folder's order, which is the file system's, is not the right one by chance
+    for name in range(8):  # so that the order of the file system is not the right one by chance
         (base / "_adapt" / "global_step1" / str(name)).touch()
 
     def clear(path):
@@ -662,7 +662,7 @@ def test_killed_at_any_operation_of_clearing_up(tmp_path):
 
 
 def test_what_begin_and_complete_make_durable(tmp_path, monkeypatch):
-    """After a power cut: the marker before anything is deleted, the manifest before the marker goes."""
+    """The order survives a power cut: marker, then deletions; manifest, then deletion of the marker."""
     save(tmp_path, TAG)
     log = []
     originals = {name: getattr(os, name) for name in ("fsync", "unlink", "replace")}
@@ -683,7 +683,7 @@ def test_what_begin_and_complete_make_durable(tmp_path, monkeypatch):
     assert [entry for entry in log[:manifest] if entry[0] == "unlink"] == []
     assert log[:2] == [("fsync", "UNFINISHED"), ("fsync", TAG)]
     assert {("fsync", "_adapt"), ("fsync", tmp_path.name)} < set(log[:manifest])
-    assert log[manifest + 1] == ("fsync", TAG)  # before the models go
+    assert log[manifest + 1] == ("fsync", TAG)  # before the models are deleted
     write_models(tmp_path, TAG, 2)
     log.clear()
     store.complete(TAG, 3)
@@ -693,16 +693,16 @@ def test_what_begin_and_complete_make_durable(tmp_path, monkeypatch):
     log.clear()
     store.remove_unfinished()
     marker = log.index(("unlink", "UNFINISHED"))
-    assert {("fsync", "_actor"), ("fsync", "_critic")} < set(log[:marker])  # or the models could outlive it
+    assert {("fsync", "_actor"), ("fsync", "_critic")} < set(log[:marker])  # otherwise the models could outlive it
     assert log[-1] == ("fsync", "_adapt")
 
 
-# ── Full disks and other errors of the system ──
+# ── Full disks and other system errors ──
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a file system of 64 KiB."""
+    """A folder on a file system with 64 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:
@@ -718,7 +718,7 @@ def small_disk(tmp_path):
 
 
 def fill(folder):
-    """Take the disk's last byte."""
+    """Use the last byte of the disk."""
     with (folder / "filler").open("ab", buffering=0) as file:
         for size in (4096, 1):
             try:
@@ -766,7 +766,7 @@ def test_disk_full_while_completing(small_disk):
 
 
 def denied(monkeypatch, function, part):
-    """os.FUNCTION fails for paths that contain `part`."""
+    """Let os.FUNCTION fail for paths that contain `part`."""
     original = getattr(os, function)
 
     def call(path, *args, **kwargs):

@@ -23,7 +23,7 @@ def line(step, note=""):
 
 
 def whole_reading(path):
-    """Every whole line that is a row, by reading all of the file."""
+    """Read the whole file and return every row in a whole line."""
     rows = []
     for part in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         try:
@@ -93,7 +93,7 @@ changes = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(changes, st.integers(0, 2**32), st.booleans())
 def test_equal_to_a_whole_reading_after_any_changes(changes, seed, long):
-    """Appended to, cut short at any byte, rewritten in place with other rows, replaced as a resume does, deleted."""
+    """Lines are appended, cut at any byte, rewritten in place, replaced like in a resume, and deleted."""
     rng = random.Random(seed)
     pending = b""  # the rest of a line that was half-written
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def test_equal_to_a_whole_reading_after_any_changes(changes, seed, long):
         follower = Follower(Path(folder))
 
         def rows(count):
-            # As in a real run, no two written rows are equal; and some are longer than what is compared.
+            # As in a real run, no two rows are equal. Some are longer than the overlap that is compared.
             filler = "y" * rng.choice([0, 700]) if long else ""
             return b"".join(line(rng.randrange(100), f"{filler}{rng.random()}") for _ in range(count))
 
@@ -135,7 +135,7 @@ def test_equal_to_a_whole_reading_after_any_changes(changes, seed, long):
                     write(kept + rows(rng.randrange(3)), "wb")
                 elif kind == "rewrite":
                     write(rows(count), "wb")
-                elif kind == "grow":  # another file that is longer
+                elif kind == "grow":  # a longer file
                     write(kept + rows(8), "wb")
                 elif kind == "zeros":  # a mount that shows a size before the bytes
                     write(b"\0" * 30 + b"\n")
@@ -149,7 +149,7 @@ def test_equal_to_a_whole_reading_after_any_changes(changes, seed, long):
             if rng.random() < 0.6:
                 follower.poll()
                 expected = whole_reading(path)
-                # A line that is no row may become one: for a while those behind it are not shown.
+                # A line without a row may become one, so for a while the lines after it are not shown.
                 assert follower.rows == expected[: len(follower.rows)]
                 if len(expected) == (path.read_bytes().count(b"\n") if path.exists() else 0):
                     assert follower.rows == expected
@@ -230,7 +230,7 @@ def test_documents_are_read_when_they_change(tmp_path):
     follower.poll()
     follower.poll()
     assert follower.run["resumed"] == ["2026-01-01"]
-    for name in ("b", "c"):  # the same size, replaced as the record does it
+    for name in ("b", "c"):  # the same size, replaced like the record replaces it
         (tmp_path / "new").write_text(json.dumps(big | {"name": name}))
         os.replace(tmp_path / "new", run)
         assert follower.poll() and follower.run["name"] == name
@@ -248,7 +248,7 @@ def test_documents_are_read_when_they_change(tmp_path):
 
 
 def test_the_progress_bar_follows(tmp_path):
-    """Without ever reading the whole record."""
+    """It never reads the whole record."""
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"

@@ -1,19 +1,15 @@
-"""What a run leaves on disk, and the picture and the table made of it."""
+"""What a run leaves on disk."""
 
 import json
 import math
 import subprocess
 from fractions import Fraction
-from io import StringIO
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.colors import to_hex
-from rich.console import Console
 
-from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.answers import GAP, PromptStates, shortened
 from bapo_openrlhf.record.run_record import (
@@ -27,7 +23,6 @@ from bapo_openrlhf.record.run_record import (
     summarise,
     write_summary,
 )
-from bapo_openrlhf.workbench import plot
 
 
 def lines(directory):
@@ -81,7 +76,7 @@ def test_step_is_the_argument(tmp_path):
 
 @pytest.mark.parametrize("cut", range(1, 20))
 def test_line_cut_short_by_a_crash_is_dropped(tmp_path, cut):
-    """At every length of the last line, its end of line alone missing included."""
+    """The last line may have any length. It may even lack only its end of line."""
     run = RunRecord(tmp_path)
     run.append(1, {"a": 1})
     run.append(2, {"a": 2})
@@ -200,7 +195,7 @@ def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
 
 
 def told(means, rebuilt_at=None):
-    """(position, prompt, kind) of all news of groups (prompt, mean); the states are rebuilt before one of them."""
+    """(position, prompt, kind) of all news in groups (prompt, mean). The states are rebuilt before one group."""
     states, rows = PromptStates(), []
     for position, (prompt, mean) in enumerate(means):
         if position == rebuilt_at:
@@ -352,138 +347,7 @@ def test_a_secret_is_not_written_down(monkeypatch, words):
 
 def test_record_imports_nothing_heavy():
     code = (
-        "import sys, bapo_openrlhf.record.run_record, bapo_openrlhf.record.metrics, bapo_openrlhf.workbench.plot\n"
-        "assert not {'torch', 'numpy', 'ray', 'matplotlib', 'rich'} & set(sys.modules)"
+        "import sys, bapo_openrlhf.record.run_record, bapo_openrlhf.record.metrics\n"
+        "assert not {'torch', 'numpy', 'ray', 'pandas', 'altair', 'rich'} & set(sys.modules)"
     )
     subprocess.run([record.sys.executable, "-c", code], check=True)
-
-
-# ── The picture ──
-
-
-@pytest.fixture
-def rows():
-    return [
-        {
-            "step": step,
-            "reward/fresh_mean": 0.3 + 0.02 * step,
-            "groups/fresh": 5,
-            "groups/reevaluated": 2 if step % 4 == 0 else 0,
-            "groups/replayed": min(step, 9),
-            "groups/capacity": 16,
-        }
-        for step in range(1, 13)
-    ]
-
-
-def bars(axes):
-    """Heights and bottoms of the bars by label."""
-    return {
-        container.get_label(): [(bar.get_height(), bar.get_y()) for bar in container] for container in axes.containers
-    }
-
-
-def test_bars_stack_each_steps_sources(rows):
-    _, bottom = plot.make_figure(rows, {}, "run").axes
-    drawn = bars(bottom)
-    assert list(drawn) == ["fresh (X1)", "re-evaluated (X2)", "replayed (X3)"]
-    for i, row in enumerate(rows):
-        fresh, reevaluated, replayed = (row[f"groups/{source}"] for source in record.SOURCES)
-        assert drawn["fresh (X1)"][i] == (fresh, 0)
-        assert drawn["re-evaluated (X2)"][i] == (reevaluated, fresh)
-        assert drawn["replayed (X3)"][i] == (replayed, fresh + reevaluated)
-    centres = [bar.get_x() + bar.get_width() / 2 for bar in bottom.containers[0]]
-    assert centres == pytest.approx([row["step"] for row in rows])
-    (capacity,) = bottom.get_lines()
-    assert (min(capacity.get_xdata()), max(capacity.get_xdata())) == (0.5, 12.5)
-    assert set(capacity.get_ydata()) == {16} and bottom.get_ylim()[1] > 16
-
-
-def test_reward_is_drawn_raw_and_smoothed(rows):
-    rows[3]["reward/fresh_mean"] = None
-    top, _ = plot.make_figure(rows, {}, "run").axes
-    raw, smoothed = top.get_lines()
-    known = [row for row in rows if row["reward/fresh_mean"] is not None]
-    assert list(raw.get_xdata()) == [row["step"] for row in known]
-    assert list(raw.get_ydata()) == [row["reward/fresh_mean"] for row in known]
-    assert smoothed.get_ydata()[5] == pytest.approx(np.mean(raw.get_ydata()[4:7]))
-    assert smoothed.get_linewidth() > raw.get_linewidth()
-
-
-def test_smooth_by_hand():
-    assert plot.smooth([1, 2, 6, 3], 3) == pytest.approx([1.5, 3, 11 / 3, 4.5])
-    assert plot.smooth([5.0], 3) == [5.0]
-
-
-def test_axes_title_and_colours(rows):
-    figure = plot.make_figure(rows, {"algorithm": "ba_ppo", "seed": 0}, "night run")
-    top, bottom = figure.axes
-    assert figure.get_suptitle() == "night run · ba_ppo · seed 0"
-    assert "reward" in top.get_ylabel() and "groups" in bottom.get_ylabel() and bottom.get_xlabel() == "trainer step"
-    okabe_ito = {"#000000", "#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"}
-    colours = {to_hex(bar.get_facecolor()) for container in bottom.containers for bar in container}
-    assert len(colours) == 3 and colours < okabe_ito
-    assert {text.get_text() for text in bottom.get_legend().get_texts()} == {*plot.LABELS.values(), "batch capacity"}
-    assert plot.make_figure(rows, {}, "night run").get_suptitle() == "night run"
-
-
-def test_long_runs_share_bars_and_lose_no_group():
-    rows = [{"step": step, "groups/fresh": step % 7, "groups/replayed": 1} for step in range(1, 1001)]
-    _, bottom = plot.make_figure(rows, {}, "run").axes
-    drawn = bars(bottom)["fresh (X1)"]
-    assert len(drawn) == 250
-    assert sum(4 * height for height, _ in drawn) == pytest.approx(sum(row["groups/fresh"] for row in rows))
-    assert "mean of 4 steps" in bottom.get_ylabel()
-    assert not bottom.get_lines()  # no capacity is known
-
-
-def test_plot_run_writes_a_picture(tmp_path, rows):
-    run = RunRecord(tmp_path / "first")
-    for row in rows:
-        run.append(row["step"], row)
-    path = plot.plot_run(tmp_path / "first")
-    assert path == tmp_path / "first" / "run.png"
-    png = path.read_bytes()
-    assert png[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(png[16:20], "big") >= 1000  # width
-    other = plot.plot_run(tmp_path / "first", tmp_path / "pictures" / "x.png")
-    assert other == tmp_path / "pictures" / "x.png" and other.exists()
-
-
-def test_plot_run_of_one_step_and_of_none(tmp_path):
-    run = RunRecord(tmp_path)
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        plot.plot_run(tmp_path)
-    run.append(1, {})
-    assert plot.plot_run(tmp_path).exists()
-
-
-def text_of(table):
-    console = Console(file=StringIO(), width=100)
-    console.print(table)
-    return console.file.getvalue()
-
-
-def test_table_shows_the_summary():
-    summary = {
-        "algorithm": "ba_ppo",
-        "seed": 3,
-        "steps": 48,
-        "reward_start": 0.25,
-        "reward_end": 0.5,
-        "groups": {"fresh": 60, "reevaluated": 15, "replayed": 25},
-        "rollouts": 12288,
-        "seconds": {"generation": 61.26, "ppo_train": 1234.5},
-    }
-    text = text_of(plot.summary_table(summary))
-    for part in ("ba_ppo", "seed 3", "0.250", "0.500", "+0.250", "12,288", "61.3", "1,234.5", "ppo train"):
-        assert part in text, part
-    by_source = {
-        source: next(line for line in text.splitlines() if label in line) for source, label in plot.LABELS.items()
-    }
-    assert "60" in by_source["fresh"] and "60%" in by_source["fresh"]
-    assert "15" in by_source["reevaluated"] and "25%" in by_source["replayed"]
-
-
-def test_table_of_a_run_without_numbers():
-    text = text_of(plot.summary_table(summarise([])))
-    assert "-" in text and "nan" not in text.lower()

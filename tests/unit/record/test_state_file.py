@@ -1,4 +1,4 @@
-"""State files: every value comes back with its type and bits, and no damage passes unseen."""
+"""State files: every value is read with its type and bits, and all damage is noticed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def no_waiting_for_the_disk():
 
 
 def canonical(value):
-    """A value as nested tuples that are equal only for the same types, order of keys and bits."""
+    """Convert a value to nested tuples that are equal only for the same types, order of keys and bits."""
     if isinstance(value, float) and type(value) is float:
         return "float", struct.pack("<d", value)
     if type(value) is dict:
@@ -51,7 +51,7 @@ def canonical(value):
     if isinstance(value, (np.ndarray, np.generic)):
         return type(value).__name__, value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, torch.Tensor):
-        # As bytes without numpy, which has no bfloat16.
+        # Without numpy, because it has no bfloat16.
         bits = value.contiguous().reshape(-1).view(torch.uint8).tolist() if value.numel() else []
         return "tensor", value.dtype, value.shape, tuple(bits)
     return type(value).__name__, value
@@ -62,7 +62,7 @@ def roundtrip(state, folder):
     return load_state(folder)
 
 
-# ── What comes back ──
+# ── What is read ──
 
 texts = st.text(max_size=5) | st.text(st.characters(categories=["Cs", "Lu"]), max_size=4)
 keys = texts | st.sampled_from(["$", "of", "dict", "state", "blake2b"])
@@ -71,7 +71,7 @@ shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 @st.composite
 def arrays(draw):
-    """Any bits (NaN payloads too), contiguous or not."""
+    """Arrays with any bits, including NaN payloads, contiguous or not."""
     name, shape = draw(st.sampled_from(NUMPY_DTYPES)), draw(shapes)
     size = math.prod(shape) * np.dtype(name).itemsize
     raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), np.uint8)
@@ -136,7 +136,7 @@ def test_any_state_comes_back_bit_for_bit(state):
         -(2**63) - 1,
         10**6000,  # Python refuses to write it as decimal digits
         True,
-        "\ud83d\ude00",  # two lone surrogates, not the character that they are in UTF-16
+        "\ud83d\ude00",  # two lone surrogates, which in UTF-16 would be one character
         "😀\x00\ud800",
         {"$": "tuple", "of": [1]},
         {"$": {"$": "x"}, "\ud800": ({},)},
@@ -144,7 +144,7 @@ def test_any_state_comes_back_bit_for_bit(state):
         np.array(3.5, np.float16),
         np.zeros((2, 0, 3), np.uint16),
         np.arange(24, dtype=np.int32).reshape(2, 3, 4)[:, ::-2].T,
-        [np.array([1, 2])[1::-2], torch.ones(1)],  # one element and a negative stride, which torch does not take
+        [np.array([1, 2])[1::-2], torch.ones(1)],  # one element with a negative stride, which torch refuses
         np.float64(0.1),
         np.bool_(True),
         torch.tensor(1.5, dtype=torch.bfloat16),
@@ -158,7 +158,7 @@ def test_special_values(tmp_path, value):
 
 
 def test_a_generator_goes_on_where_it_was(tmp_path):
-    """PCG64's state has integers of 128 bits."""
+    """The state of PCG64 has integers of 128 bits."""
     rng = np.random.Generator(np.random.PCG64(3))
     rng.random(5)
     state = roundtrip({"rng": rng.bit_generator.state}, tmp_path)
@@ -353,7 +353,7 @@ def test_the_same_json_in_other_words_is_damage(tmp_path):
 
 
 def test_files_of_two_saves_never_mix(tmp_path):
-    """Of the same size, too."""
+    """Even if they have the same size."""
     for folder, value in (("old", 1), ("new", 2)):
         (tmp_path / folder).mkdir()
         save_state(tmp_path / folder, {"step": value, "a": np.full(4, value)})
@@ -380,18 +380,18 @@ def test_unreadable_files(tmp_path):
         assert str(error.value) == f"{tmp_path / name} cannot be read: Is a directory"
 
 
-# ── The format, written down here once more ──
+# ── The format, written here a second time ──
 
 
 def write_signed(path, document):
-    """A document with the digest of its own text, in which the digest's place has zeros."""
+    """Write a document with the digest of its own text, in which the digest is zeros."""
     text = json.dumps(document | {"blake2b": "0" * 64})
     found = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
     path.write_text(text.replace("0" * 64, found, 1))
 
 
 def write_by_hand(folder, state, tensors, changes=None):
-    """Format 1. `tensors`: safetensors' name of the dtype, shape and bytes, by key."""
+    """Write format 1. `tensors` has the dtype (its name in safetensors), shape and bytes by key."""
     header, data = {}, b""
     for key, (dtype, shape, raw) in tensors.items():
         header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
@@ -434,7 +434,7 @@ def test_format_1_is_read(tmp_path):
 
 
 def test_format_1_is_what_is_written(tmp_path):
-    """The structure word for word; the tensors as any reader of safetensors sees them."""
+    """The structure is compared word for word, the tensors like any reader of safetensors sees them."""
     write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS)
     state = load_state(tmp_path)
     (tmp_path / "new").mkdir()
@@ -471,7 +471,7 @@ def test_other_versions_and_kinds(tmp_path, change, message):
 
 
 def test_another_versions_digest_is_not_looked_at(tmp_path):
-    """It may be made in another way."""
+    """Another version may compute it in another way."""
     save_state(tmp_path, SMALL)
     document = json.loads((tmp_path / "state.json").read_text()) | {"format": 9, "blake2b": "sha"}
     (tmp_path / "state.json").write_text(json.dumps(document))
@@ -501,7 +501,7 @@ def test_other_files(tmp_path, text, message):
 
 
 class Trap:
-    """Unpickling it would be seen."""
+    """Unpickling it would be noticed."""
 
     def __reduce__(self):
         return exec, ("raise SystemExit('unpickled')",)
@@ -530,7 +530,7 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
 
 
 def test_a_file_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
-    """What a power cut could reorder: content, then name, then the folder's entry; the tensors before the JSON."""
+    """A power cut cannot change the order: content, then name, then folder entry; tensors before JSON."""
     log = []
     fsync, replace = os.fsync, os.replace
 
@@ -582,7 +582,7 @@ def test_killed_while_writing_over_an_older_save(tmp_path, monkeypatch, function
     try:
         found = canonical(load_state(tmp_path))
         assert found in (canonical(old), canonical(new))
-    except CheckpointError as error:  # new tensors beside the old JSON
+    except CheckpointError as error:  # new tensors with the old JSON
         assert "of another save" in str(error)
     assert canonical(roundtrip(new, tmp_path)) == canonical(new)
     assert sorted(path.name for path in tmp_path.iterdir()) == NAMES

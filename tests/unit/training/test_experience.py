@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import itertools
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,9 +27,6 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
-from bapo_openrlhf.errors import ConfigError  # noqa: E402
-from bapo_openrlhf.launch import openrlhf_cli  # noqa: E402
-from bapo_openrlhf.training import rebind as joints  # noqa: E402
 from bapo_openrlhf.training.experience import (  # noqa: E402
     AdaptedExperienceMaker,
     NothingToTrain,
@@ -896,187 +892,6 @@ class TestVtrace:
         alone, wanted = made_of(case, samples, origins_of(4), **VTRACE)
         alone.compute_advantages_and_returns(wanted)
         assert by_sample(found, "returns") == by_sample(wanted, "returns")
-
-
-# --- joints -----------------------------------------------------------------------------------------------------------
-
-
-class TestJoints:
-    def test_engines_return_log_probs_of_the_sampling_distribution(self):
-        calls = []
-
-        def create_vllm_engines(num_engines, seed, max_len=1, logprobs_mode=None, *, name="x"):
-            calls.append((num_engines, seed, max_len, logprobs_mode, name))
-            return "engines"
-
-        create = joints.with_rollout_log_probs(create_vllm_engines)
-        assert create(1, 2) == "engines"
-        create(1, 2, 3, "raw_logprobs", name="y")
-        create(1, seed=2, logprobs_mode="raw_logprobs")
-        create(num_engines=1, seed=2, logprobs_mode=None, max_len=3)
-        assert calls == [
-            (1, 2, 1, "processed_logprobs", "x"),
-            (1, 2, 3, "processed_logprobs", "y"),
-            (1, 2, 1, "processed_logprobs", "x"),
-            (1, 2, 3, "processed_logprobs", "x"),
-        ]
-
-    def test_engines_that_take_no_mode(self):
-        with pytest.raises(RuntimeError, match="create_vllm_engines should take logprobs_mode"):
-            joints.with_rollout_log_probs(lambda num_engines: None)
-
-    def test_openrlhfs_own_takes_it(self):
-        from openrlhf.trainer.ray.vllm_engine import create_vllm_engines
-
-        joints.with_rollout_log_probs(create_vllm_engines)
-
-    @pytest.mark.parametrize("found", ["0.11.1", "0.11.3", "0.11.20", "1.0"])
-    def test_another_version(self, monkeypatch, found):
-        joints.require_version()
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
-        with pytest.raises(RuntimeError, match=f"openrlhf {found} is installed; .* extends openrlhf 0.11.2"):
-            joints.require_version()
-        with pytest.raises(RuntimeError), joints.batch_adaptation(True):
-            pass
-
-    def test_no_openrlhf(self, monkeypatch):
-        def version(name):
-            raise importlib.metadata.PackageNotFoundError(name)
-
-        monkeypatch.setattr(importlib.metadata, "version", version)
-        with pytest.raises(RuntimeError, match="openrlhf none is installed"):
-            joints.require_version()
-
-    def test_rebound_is_undone_also_after_an_error(self):
-        module = ModuleType("module")
-        module.a = module.b = "theirs"
-        with pytest.raises(KeyError), joints.rebound(module, a="ours"):
-            assert (module.a, module.b) == ("ours", "theirs")
-            raise KeyError
-        assert (module.a, module.b) == ("theirs", "theirs")
-
-    def test_a_name_that_is_gone(self):
-        module = ModuleType("module")
-        with pytest.raises(RuntimeError, match=r"should have module\.Trainer"), joints.rebound(module, Trainer="ours"):
-            pass
-        assert not hasattr(module, "Trainer")
-
-    @pytest.mark.parametrize("adapted", [False, True])
-    def test_names_of_openrlhf_during_a_run_and_after(self, adapted):
-        import openrlhf.cli.train_ppo_ray as cli
-        import openrlhf.trainer.ppo_trainer as ppo_trainer
-        import openrlhf.trainer.ray.vllm_engine as vllm_engine
-
-        from bapo_openrlhf.training import dealing, engines, trainer, workers
-
-        def names():
-            return (
-                ppo_trainer.PPOTrainer,
-                vllm_engine.RolloutRayActor,
-                cli.PolicyModelActor,
-                cli.CriticModelActor,
-                cli.ReferenceModelActor,
-                cli.RewardModelActor,
-                cli.RayActorGroup,
-                cli.create_vllm_engines,
-            )
-
-        before = names()
-        with joints.batch_adaptation(adapted) as module:
-            assert module is cli
-            during = names()
-        assert names() == before
-        either = (workers.ReferenceActor, workers.RewardActor)
-        if adapted:
-            assert during[:7] == (
-                trainer.AdaptedPPOTrainerActor,
-                engines.AdaptedRolloutActor,
-                workers.AdaptedPolicyActor,
-                workers.AdaptedCriticActor,
-                *either,
-                dealing.DealtActorGroup,
-            )
-            assert during[7] is not before[7]
-        else:
-            plain = (workers.PlainPolicyActor, workers.PlainCriticActor)
-            assert during == (trainer.RecordedPPOTrainerActor, before[1], *plain, *either, *before[6:])
-
-    def test_nothing_here_started_ray(self):
-        assert not ray.is_initialized()
-
-
-GOOD = """
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--a.b", type=int, default=1)
-    args = parser.parse_args()
-    from openrlhf.utils.config import hierarchize
-
-    args = hierarchize(args)
-    assert args.a.b < 9, "b is too large"
-    args.a.c = args.a.b + 1
-    train(args)
-"""
-
-
-class TestCommandLineOfOpenRLHF:
-    @pytest.fixture
-    def script(self, monkeypatch, tmp_path):
-        """Puts another text in the place of OpenRLHF's script."""
-        original = openrlhf_cli._package_file
-
-        def write(text: str) -> None:
-            path = tmp_path / "train_ppo_ray.py"
-            path.write_text(text, encoding="utf-8")
-            openrlhf_cli._main_block.cache_clear()
-            monkeypatch.setattr(
-                openrlhf_cli,
-                "_package_file",
-                lambda relative: path if relative == "cli/train_ppo_ray.py" else original(relative),
-            )
-
-        yield write
-        openrlhf_cli._main_block.cache_clear()
-
-    def test_runs_what_the_file_says(self, script):
-        script(GOOD)
-        args = openrlhf_cli.validate(openrlhf_cli.build_parser().parse_args(["--a.b", "4"]))
-        assert (args.a.b, args.a.c) == (4, 5)
-        with pytest.raises(ConfigError, match="OpenRLHF refuses this configuration: b is too large"):
-            openrlhf_cli.validate(openrlhf_cli.build_parser().parse_args(["--a.b", "9"]))
-
-    @pytest.mark.parametrize(
-        ("old", "new"),
-        [
-            (GOOD, ""),
-            (GOOD, "def main():\n    pass\n"),
-            ("\nif __name__", "\nif True:\n    pass\nif 1 and __name__"),
-            (GOOD, GOOD + GOOD),
-            ("    args = parser.parse_args()", "    args = read_arguments(parser)"),
-            ("    args = parser.parse_args()", "    args = parser.parse_args()\n    args = parser.parse_args()"),
-            ("argparse.ArgumentParser()", "make_parser()"),
-            ("    parser = argparse", "    seed = 1\n    parser = argparse"),
-            ("    train(args)\n", "    train(args)\n    print('done')\n"),
-            ("    train(args)\n", "    run(args)\n"),
-        ],
-        ids=range(10),
-    )
-    def test_another_layout_fails_loudly(self, script, old, new):
-        assert old in GOOD
-        script(GOOD.replace(old, new))
-        for use in (openrlhf_cli.build_parser, lambda: openrlhf_cli.validate(SimpleNamespace())):
-            with pytest.raises(RuntimeError, match=r"train_ppo_ray\.py is not laid out as openrlhf 0\.11\.2's is"):
-                use()
-
-    def test_another_version_fails_loudly(self, script, monkeypatch):
-        script(GOOD)
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.12.0")
-        with pytest.raises(RuntimeError, match=r"openrlhf 0\.12\.0 is installed"):
-            openrlhf_cli.build_parser()
-
-    def test_a_module_that_is_gone(self):
-        with pytest.raises(RuntimeError, match="should have the module no_such_module"):
-            openrlhf_cli._installed_file("no_such_module")
 
 
 # --- what is noted of the loss ----------------------------------------------------------------------------------------

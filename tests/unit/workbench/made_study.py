@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from bapo_openrlhf.workbench.report.runs import Run
-from bapo_openrlhf.workbench.study.data import StudyRun
+from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study.definition import Arm, Claim, Study
+from bapo_openrlhf.workbench.study.steps import StudyRun
 
 METHODS = {
     "plain": ("GRPO", "PPO"),
@@ -94,5 +94,5 @@ def make_run(arm, seed, *, steps=12, prompts=16, groups=True, evaluations=True, 
         "name": f"{arm.name}-{seed}", "seed": seed, "total_steps": planned or steps,
         "config": {"adapt.method": arm.method, "train.max_epochs": 2, "actor.adam.lr": 1e-4},
     }  # fmt: skip
-    run = Run(f"{arm.name}-{seed}", rows, about, generated if groups else [])
+    run = Run(f"{arm.name}-{seed}", rows, about, groups_frame(generated if groups else []))
     return StudyRun(arm, seed, run, held_out if evaluations else [])

@@ -245,7 +245,7 @@ def test_a_torn_last_line_is_cut_off_and_said(request_, cut, capsys):
     model = FakeModel()
     evaluate(request_, model)
     assert model.calls == [[("mods", "p7")]]
-    assert "mods.jsonl: cut off a last line" in capsys.readouterr().out
+    assert "mods.jsonl: cut off the last line" in capsys.readouterr().out
     assert comparable(request_.out) == comparable(whole.out)
 
 
@@ -368,7 +368,7 @@ def test_engine_gets_the_room_that_is_needed(long_request):
         ({"runs": 0}, "runs is 0; it must be within 1..1000"),
         ({"runs": 1001}, "runs is 1001"),
         ({"temperature": -0.1}, "temperature is -0.1"),
-        ({"temperature": 0}, "temperature is 0 and runs 6"),
+        ({"temperature": 0}, "temperature is 0 and runs is 6"),
         ({"top_p": 0}, "top_p is 0; it must be above 0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"top_k": 0}, "top_k is 0; it must be at least 1, or -1"),
@@ -383,11 +383,11 @@ def test_engine_gets_the_room_that_is_needed(long_request):
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
         ({"benchmarks": []}, "benchmarks is empty"),
         ({"benchmarks": ["a=x", "a=y"]}, "benchmark a is named twice"),
-        ({"benchmarks": ["aime24"]}, "reward is .*it judges benchmarks given as NAME=FILE"),
+        ({"benchmarks": ["aime24"]}, "reward is .*it is only for benchmarks given as NAME=FILE"),
         ({"benchmarks": ["a b=x"]}, "benchmark is 'a b=x'; it must be NAME=FILE.jsonl"),
         ({"benchmarks": ["../a=x"]}, "it must be NAME=FILE.jsonl"),
-        ({"benchmarks": ["aime24=x"]}, "aime24 has a meaning already"),
-        ({"benchmarks": ["settings=x"]}, "settings has a meaning already"),
+        ({"benchmarks": ["aime24=x"]}, "the name aime24 already has a meaning"),
+        ({"benchmarks": ["settings=x"]}, "the name settings already has a meaning"),
         ({"benchmarks": ["a=none.jsonl"]}, "there is no file none.jsonl"),
         ({"model": "no/such/./model"}, "there is no such model folder"),
     ],
@@ -450,7 +450,9 @@ def test_a_reward_file_without_rewards_is_found_before_the_model_loads(request_,
 @pytest.mark.parametrize("task", TASKS)
 def test_benchmarks_of_a_task_are_read_from_its_folder(task, tmp_path):
     for name, part in get_task(task).benchmarks.items():
-        with pytest.raises(ConfigError, match=rf"there is no file .*{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"):
+        with pytest.raises(
+            ConfigError, match=rf"there is no file .*{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"
+        ):
             problems.load(name, tmp_path, None, None)
         write_problems(tmp_path / task / f"{name}.jsonl", 3)
         benchmark = problems.load(name, tmp_path, None, 2)
@@ -621,7 +623,7 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
     image, text = {"type": "image"}, {"type": "text", "text": "Find x"}
     assert seen == [[{"role": "user", "content": [image, text, image]}]]
     assert (prompt.text, len(prompt.token_ids), prompt.length, prompt.images) == ("#Find x#", 8, 6 + 5 + 7, paths)
-    with pytest.raises(ConfigError, match="images need a chat template to be put into the prompt"):
+    with pytest.raises(ConfigError, match="a prompt with images needs a chat template, and none is used"):
         prompts.Prompter(str(tokenizer_folder), chat=False, images=True)
     (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(ConfigError, match=r"image .*a\.png cannot be read"):
@@ -836,7 +838,7 @@ def test_other_flags_win_over_the_configuration(parsed):
 
 
 def test_some_model_must_be_named():
-    with pytest.raises(ConfigError, match="no model to evaluate; give --model, or the --config"):
+    with pytest.raises(ConfigError, match="model is missing; give --model, or the --config"):
         cli.main(["--benchmarks", "aime24"])
 
 
@@ -850,8 +852,8 @@ def test_k_fits_the_runs(parsed, runs, ks):
     [
         (["--k", "1;8"], "k is '1;8'; it must be whole numbers"),
         (["--runs", "many"], "invalid int value"),
-        (["--name", "a/b"], "name is 'a/b', which cannot be a folder's name"),
-        (["--name", ".."], "cannot be a folder's name"),
+        (["--name", "a/b"], "name is 'a/b'; it must be a valid name for a folder"),
+        (["--name", ".."], "it must be a valid name for a folder"),
         (["--benchmark", "x"], "unrecognized arguments"),
     ],
 )

@@ -230,7 +230,7 @@ def test_no_usable_row_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"other: none of 3 rows of .* can be used: 3 x label is no number"):
         prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
     path = jsonl(tmp_path / "few.jsonl", [{"question": str(i), "gold": "1"} for i in range(4)])
-    with pytest.raises(ConfigError, match=r"train: none of 4 .*: 4 x not of this part, which takes .* the first 5$"):
+    with pytest.raises(ConfigError, match=r"train: none of 4 .*: 4 x in another part: .* after the first 5$"):
         prepare(TASK, Request(out=tmp_path / "out", local={"train": path}, parts=("train",)))
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"other.rejected.jsonl", "train.rejected.jsonl"}
 
@@ -434,7 +434,7 @@ def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
         ({"parts": ("aime",)}, "part is 'aime'; toy has train, held_out, other"),
         ({"style": "quiet"}, "prompt is 'quiet'; toy has plain, loud"),
         ({"generator": "magic", "local": {}}, "generator is 'magic'; toy has counting"),
-        ({"generator": "counting"}, "local copies and a generator"),
+        ({"generator": "counting"}, "generator is 'counting' and there are local copies"),
         ({"limits": {"test": 1}}, "part is 'test'"),
     ],
 )
@@ -451,14 +451,14 @@ def test_files_that_cannot_be_read(tmp_path):
         with pytest.raises(ConfigError, match=says):
             prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
 
-    fails("none.jsonl", None, "other: local copy is .*none.jsonl; there is no such file")
+    fails("none.jsonl", None, "other: local copy is .*none.jsonl; it must be a file that exists")
     fails("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .csv, .parquet")
     fails("rows.json", b"{", "rows.json cannot be read")
-    fails("rows.json", b"{}", "a list of objects is needed, this is dict")
+    fails("rows.json", b"{}", "it is a dict and must be a list of objects")
     fails("rows.parquet", b"PAR1", "rows.parquet cannot be read")
     fails("rows.csv", b"question,gold\n\xff,1\n", "rows.csv, after line")
     wrong = json.dumps({"prompt": "a", "gold": 1}).encode()
-    fails("rows.jsonl", wrong, "has the columns prompt, gold; it must have question, gold, as someone/other has")
+    fails("rows.jsonl", wrong, "has the columns prompt, gold; it must have question, gold, as in someone/other")
 
 
 def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
@@ -499,10 +499,10 @@ def test_hub_rows_and_commit(tmp_path, monkeypatch):
 
 def test_manifest_of_another_task(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "task": "math"}))
-    with pytest.raises(ConfigError, match="is of task math, format 1; this is toy, format 1: choose another folder"):
+    with pytest.raises(ConfigError, match="has task math and format 1; they must be toy and 1: choose another folder"):
         read_manifest(tmp_path, "toy")
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(ConfigError, match="no JSON"):
+    with pytest.raises(ConfigError, match="is not JSON"):
         read_manifest(tmp_path, "toy")
 
 
@@ -553,7 +553,7 @@ def test_tokens_are_those_of_the_chat(tmp_path):
     tokenizer.save_pretrained(tmp_path / "chat")
     assert _token_counter(str(tmp_path / "plain"))("1+2=") == 4
     assert _token_counter(str(tmp_path / "chat"))("1+2=") == 8
-    with pytest.raises(ConfigError, match=r"--tokenizer .*none cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"--tokenizer is .*none; it cannot be loaded"):
         _token_counter(str(tmp_path / "none"))
 
 

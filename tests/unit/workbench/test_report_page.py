@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli.main import run as command
-from bapo_openrlhf.record.run_record import SOURCES
-from bapo_openrlhf.workbench.report import charts, page, sections
-from bapo_openrlhf.workbench.report.runs import read_runs
+from bapo_openrlhf.workbench.pages import figure, page
+from bapo_openrlhf.workbench.pages.colours import PALETTE
+from bapo_openrlhf.workbench.pages.text import clean
+from bapo_openrlhf.workbench.report import figures, sections
+from bapo_openrlhf.workbench.report.runs import Run, read_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
 from page_parts import Page
@@ -25,7 +27,7 @@ HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> <!-- & "
     "\u2028 \u202e {{ 7 * 7 }} {% for %} \"'><svg onload=alert(1)> \x00\x1b\ud800"
 )
-SHOWN = page.clean(HOSTILE)
+SHOWN = clean(HOSTILE)
 
 
 def write_run(folder, *, steps=6, size=4, adapted=True, critic=True, groups=True, answers=True, about=True, name=None):
@@ -84,7 +86,7 @@ def write_run(folder, *, steps=6, size=4, adapted=True, critic=True, groups=True
 def html(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     second = write_run(folder / "plain", adapted=False, critic=False, name=f"plain {HOSTILE}", steps=4)
-    return page.make_page(read_runs([write_run(folder / "adapted"), second]))
+    return sections.make_page(read_runs([write_run(folder / "adapted"), second]))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def parsed(html):
 
 
 def made(*folders):
-    text = page.make_page(read_runs(folders))
+    text = sections.make_page(read_runs(folders))
     return Page(text), text
 
 
@@ -149,13 +151,7 @@ def test_what_is_pointed_to_is_there_once(parsed):
         a[key] for _, a in parsed.elements for key in ("aria-labelledby", "aria-describedby", "for") if key in a
     ]
     assert pointed and set(pointed) <= set(ids)
-    assert {section.anchor for section in sections.build([_run()])} <= set(ids)
-
-
-def _run():
-    from bapo_openrlhf.workbench.report.runs import Run
-
-    return Run("r", [{"step": 1}])
+    assert {section.anchor for section in sections.build([Run("r", [{"step": 1}])])} <= set(ids)
 
 
 def test_charts_speak(parsed):
@@ -204,7 +200,7 @@ def test_texts_of_models_and_data_sets_are_shown_as_text(parsed, html):
 def test_names_of_runs_never_reach_a_drawing(tmp_path, monkeypatch):
     specs = []
     monkeypatch.setattr(
-        page.vl_convert, "vegalite_to_svg", lambda spec: specs.append(json.dumps(spec)) or "<svg></svg>"
+        figure.vl_convert, "vegalite_to_svg", lambda spec: specs.append(json.dumps(spec)) or "<svg></svg>"
     )
     made(write_run(tmp_path / "a", name="run <one>"), write_run(tmp_path / "b", name="run <two>"))
     assert specs and not [spec for spec in specs if "run <" in spec]
@@ -278,22 +274,27 @@ def test_an_interrupted_and_a_resumed_run_say_so(tmp_path, undrawn):
 # ── several runs ──
 
 
+def encoding_of(drawn, layer):
+    return drawn.chart.to_dict()["layer"][layer]["encoding"]
+
+
 def test_runs_share_axes_and_keep_their_colours(tmp_path, undrawn):
     folders = [write_run(tmp_path / "b", steps=3), write_run(tmp_path / "a", steps=6)]
     path = folders[0] / "metrics.jsonl"
     path.write_text(path.read_text().replace('"tv/fresh": 0.1', '"tv/fresh": 0.7', 1))
     runs = read_runs(folders)
-    found = {(chart.title, chart.run): chart for section in sections.build(runs) for chart in section.charts}
+    found = {(chart.title, chart.run): chart for section in sections.build(runs) for chart in section.figures}
     short, long = found["Distance to today's policy", "b"], found["Distance to today's policy", "a"]
-    assert short.spec["encoding"]["x"] == long.spec["encoding"]["x"]
+    places = [encoding_of(one, -1) for one in (short, long)]
+    assert places[0]["x"] == places[1]["x"]
     assert short.domain == long.domain == (1, 6)
-    assert short.spec["encoding"]["y"]["scale"]["domain"] == [0, 0.7] == long.spec["encoding"]["y"]["scale"]["domain"]
-    stacked = [found["Batch composition", name].spec["layer"][0]["encoding"] for name in "ab"]
+    assert [place["y"]["scale"]["domain"] for place in places] == [[0, 0.7], [0, 0.7]]
+    stacked = [encoding_of(found["Batch composition", name], 0) for name in "ab"]
     assert stacked[0]["y"]["scale"] == stacked[1]["y"]["scale"] and stacked[0]["x"] == stacked[1]["x"]
     colours = {
         tuple(key.colour for key in chart.keys) for (_, run), chart in found.items() if not run and len(chart.keys) == 2
     }
-    assert colours == {charts.PALETTE[:2]}
+    assert colours == {PALETTE[:2]}
     rows = page.rows_of([found[title, name] for title in ("Batch composition", "Clipped tokens") for name in "ab"])
     assert [[chart.run for chart in row] for row in rows] == [["a", "b"], ["a", "b"]]
     assert found["Batch composition", "a"].domain == (0.5, 6.5)
@@ -323,8 +324,8 @@ def test_long_runs_are_thinned_before_they_are_embedded(tmp_path, undrawn):
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"actor_grad_norm": 1.0', '"actor_grad_norm": 77', 1))
     runs = read_runs([folder])
-    drawn = [chart for section in sections.build(runs) for chart in section.charts if chart.spec]
-    assert max(len(chart.table.rows) for chart in drawn) <= charts.MAX_POINTS
+    drawn = [chart for section in sections.build(runs) for chart in section.figures if chart.chart]
+    assert max(len(chart.table.rows) for chart in drawn) <= figures.MAX_POINTS
     (norm,) = [chart for chart in drawn if chart.title == "Gradient norm"]
     assert "A point is the largest of 5 steps." in norm.says
     assert norm.table.rows[0] == [3, 77]
@@ -334,54 +335,17 @@ def test_the_table_has_the_numbers_that_are_drawn(tmp_path, undrawn):
     (chart,) = [
         chart
         for section in sections.build(read_runs([write_run(tmp_path / "run")]))
-        for chart in section.charts
+        for chart in section.figures
         if chart.title == "Hard buffer"
     ]
-    assert [tuple(row) for row in chart.table.rows] == [(row["x"], row["y"]) for row in chart.spec["data"]["values"]]
-    assert [tuple(row) for row in chart.table.rows] == [(step, step) for step in range(1, 7)]
+    assert chart.table.rows == chart.chart.data[["x", "y"]].to_numpy().tolist()
+    assert chart.table.rows == [[step, step] for step in range(1, 7)]
     assert chart.summary == "run: 1 at step 1, 6 at step 6; between 1 and 6."
-
-
-def test_stacks_end_where_the_next_begins():
-    keys = [charts.Key(source, "red", shape="area") for source in SOURCES]
-    curves = [
-        charts.Curve(key, points)
-        for key, points in zip(keys, ([(1, 2.0), (2, 3.0)], [(2, 4.0)], [(1, 5.0)]), strict=True)
-    ]
-    values = charts.areas(curves, width=1, last_step=2, y="groups", top=9)["data"]["values"]
-    ranges = {(row["s"], row["x"]): (row["y"], row["y2"]) for row in values}
-    assert ranges["0", 0.5] == ranges["0", 1.5 - 1] == (0, 2.0)
-    assert (ranges["1", 0.5], ranges["2", 0.5]) == ((2.0, 2.0), (2.0, 7.0))
-    assert (ranges["0", 2.5], ranges["1", 2.5], ranges["2", 2.5]) == ((0, 3.0), (3.0, 7.0), (7.0, 7.0))
-
-
-@pytest.mark.parametrize(
-    ("values", "log", "kind"), [([1.0, 9.0], True, "log"), ([0.0, 9.0], True, None), ([1.0, 9.0], False, None)]
-)
-def test_a_logarithmic_axis_is_for_positive_values(values, log, kind):
-    curve = charts.Curve(charts.Key("K2", "red"), list(enumerate(values, start=1)))
-    spec = charts.lines([curve], x="trainer step", y="K", x_domain=(1, 2), log=log)
-    assert spec["encoding"]["y"]["scale"].get("type") == kind
 
 
 def test_what_all_runs_lack_is_said_once(tmp_path, undrawn):
     text = made(*(write_run(tmp_path / name, adapted=False) for name in "ab"))[1]
     assert "Not there: Hard buffer, Replay buffer, Age of the rollout weights – it is not recorded" in text
-
-
-def test_a_matrix_shades_by_the_share_of_the_row():
-    cells = {(c["row"], c["column"]): c for c in charts.matrix([[1, 3], [5, 0]], x="x", y="y")["data"]["values"]}
-    assert [cells[0, k]["share"] for k in (0, 1)] == [0.25, 0.75]
-    assert (cells[1, 0]["share"], cells[1, 1]["share"], cells[0, 1]["n"]) == (1, 0, 3)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "–"), (0, "0"), (3.0, "3"), (1234567, "1,234,567"), (0.123456, "0.1235"), (1234.5, "1,234"), ("a", "a"),
-     (float("nan"), "–"), (-0.5, "-0.5")],
-)  # fmt: skip
-def test_numbers_for_people(value, text):
-    assert charts.number(value) == text
 
 
 # ── the command ──
@@ -424,7 +388,7 @@ def test_errors_name_the_folder_and_what_is_missing(tmp_path, capsys):
 
 def test_nothing_of_the_training_stack_is_imported():
     stack = "{'torch', 'ray', 'vllm', 'openrlhf', 'deepspeed'}"
-    code = f"import sys, bapo_openrlhf.workbench.report.page; print(*{stack} & {{*sys.modules}})"
+    code = f"import sys, bapo_openrlhf.workbench.report.sections; print(*{stack} & {{*sys.modules}})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bapo_openrlhf.cli.show import show
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.workbench.evaluation import paper, plots, results, store
 from bapo_openrlhf.workbench.evaluation.generate import Sampling
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
 from bapo_openrlhf.workbench.evaluation.request import Request
-from bapo_openrlhf.workbench.evaluation.tables import Table, markdown, rich_table, show
+from bapo_openrlhf.workbench.pages.table import Table
 
 MATHEMATICS, PLANNING, GEOMETRY = paper.BLOCKS
 
@@ -84,32 +85,23 @@ def row_of_this_run(table):
 def test_a_block_has_the_papers_rows_then_this_run(written):
     found = written({"aime24": [4, 0, 1], "math500": [4, 4]})
     table, metrics = results.tables(found)
-    assert table.columns == (
-        "",
-        "Method",
-        "AIME24",
-        "AMC",
-        "MATH500",
-        "Minerva.",
-        "Olympiad.",
-        "Avg.",
-        "Rollouts",
-        "Type",
-    )
-    assert table.rows[7] == (
+    assert table.head == [
+        "", "Method", "AIME24", "AMC", "MATH500", "Minerva.", "Olympiad.", "Avg.", "Rollouts", "Type",
+    ]  # fmt: skip
+    assert table.rows[7] == [
         "paper", "+BAPO (Ours)", "38.54", "72.74", "89.18", "29.55", "50.06", "56.01", "733k", "off",
-    )  # fmt: skip
-    assert table.rows[0][:4] == ("paper", "DeepSeek R1 Distill Qwen 1.5B", "28.80", "62.90")
+    ]  # fmt: skip
+    assert table.rows[0][:4] == ["paper", "DeepSeek R1 Distill Qwen 1.5B", "28.80", "62.90"]
     row = row_of_this_run(table)
-    assert row == (
+    assert row == [
         "this run", "mine", "41.67 [0.00, 100.00]", "-", "100.00 [100.00, 100.00]", "-", "-", "-", "-", "-",
-    )  # fmt: skip
-    assert metrics.columns == ("", "AIME24", "MATH500")
+    ]  # fmt: skip
+    assert metrics.head == ["", "AIME24", "MATH500"]
     cells = {row[0]: row[1:] for row in metrics.rows}
     assert list(cells) == ["avg@4", "pass@1", "pass@4", "truncated", "tokens", "problems", "unjudged"]
-    assert cells["pass@4"] == ("66.67 [0.00, 100.00]", "100.00 [100.00, 100.00]")
-    assert cells["truncated"][0] == "25.00 [25.00, 25.00]" and cells["tokens"] == ("25.2", "25.2")
-    assert cells["problems"] == ("3", "2") and cells["unjudged"] == ("0", "0")
+    assert cells["pass@4"] == ["66.67 [0.00, 100.00]", "100.00 [100.00, 100.00]"]
+    assert cells["truncated"][0] == "25.00 [25.00, 25.00]" and cells["tokens"] == ["25.2", "25.2"]
+    assert cells["problems"] == ["3", "2"] and cells["unjudged"] == ["0", "0"]
 
 
 def test_average_is_there_when_all_of_the_block_was_run(written):
@@ -118,7 +110,7 @@ def test_average_is_there_when_all_of_the_block_was_run(written):
     assert row_of_this_run(planning)[-1].startswith("75.00 [")  # each benchmark weighs the same
     assert row_of_this_run(geometry)[-1] == "-"
     assert list(found["averages"]) == ["Planning"]
-    assert planning.title == "Table 1 (b): Planning" and planning.columns[-1] == "Avg"
+    assert planning.title == "Table 1 (b): Planning" and planning.head[-1] == "Avg"
 
 
 def test_benchmarks_are_resampled_independently(written):
@@ -133,7 +125,7 @@ def test_benchmarks_are_resampled_independently(written):
 
 def test_a_benchmark_of_ones_own_gets_a_plain_table(written):
     (table,) = results.tables(written({"own": [4, 0]}))
-    assert table.title == "mine: every metric" and table.columns == ("", "own")
+    assert table.title == "mine: every metric" and table.head == ["", "own"]
 
 
 NOTES = {
@@ -183,50 +175,49 @@ def test_markdown_has_the_tables_and_how_it_was_made(written, tmp_path):
     found = written({"aime24": [4, 0]})
     text = (tmp_path / "results.md").read_text()
     for table in results.tables(found):
-        assert markdown(table) in text
+        assert table.markdown() in text
     assert f"`{found['command']}`" in text and "- seed: 42" in text and "![results](results.png)" in text
     assert json.loads((tmp_path / "results.json").read_text()) == found
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_markdown_of_a_table():
-    table = Table("T", ("", "M", "A|B"), [("x", "y", "1"), ("p", "q", "2")], frozenset({1}), words=2, notes=["n"])
-    assert markdown(table).splitlines() == [
-        "## T", "", "|  | M | A\\|B |", "| --- | --- | ---: |", "| x | y | 1 |", "| **p** | **q** | **2** |", "", "- n",
-    ]  # fmt: skip
-
-
 def test_names_of_users_are_no_markup(capsys):
-    show([Table("[red]T", ("", "A"), [("[bold]name[/x]", "1.00 [0.00, 2.00]")], notes=["[note]"])], "[last]")
+    show([Table.of(["", "A"], [["[bold]name[/x]", "1.00 [0.00, 2.00]"]], "[red]T", notes=["[note]"])], "[last]")
     printed = capsys.readouterr().out
     for text in ("[red]T", "[bold]name[/x]", "[0.00, 2.00]", "  [note]", "[last]"):
         assert text in printed
-    assert rich_table(Table("T", ("", "A"), [("x", "1 [0, 2]")])).columns[1]._cells == ["1\n[0, 2]"]
 
 
 # ── the picture ──
 
 
-def test_the_picture_has_the_papers_marks_and_this_run(written):
-    from matplotlib.figure import Figure
+def drawn(panel, layer):
+    """The rows that a layer of a panel draws."""
+    return panel.layer[layer].data.to_dict("records")
 
+
+def test_the_picture_has_the_papers_marks_and_this_run(written):
     found = written({"cd34": [4, 0], "cd4": [4, 4]})
-    axes = Figure().subplots()
-    plots._draw_panel(axes, found, PLANNING, ["cd34", "cd4", "Avg"])
-    drawn = sorted(tuple(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) == 3)
-    expected = sorted((*row.values, row.average) for row in PLANNING.rows)
-    assert [line for line in drawn if line in expected] == expected
-    assert [bar.get_height() for bar in axes.patches] == [50, 100, 75]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["CD-34", "CD-4", "Avg"]
+    panel = plots.results_panel(found, PLANNING, ["cd34", "cd4", "Avg"])
+    bars = drawn(panel, 0)
+    assert [(bar["head"], bar["value"], bar["text"]) for bar in bars] == [
+        ("CD-34", 50, "50.0"), ("CD-4", 100, "100.0"), ("Avg", 75, "75.0"),
+    ]  # fmt: skip
+    assert all(bar["low"] <= bar["value"] <= bar["high"] for bar in bars)
+    keys = ("head", "slot", "mark", "value")
+    marks = [tuple(row[key] for key in keys) for row in drawn(panel, 2) if row["slot"] != "this run"]
+    for row in PLANNING.rows:
+        slot = "base model" if row.base == "Qwen2.5 Math 7B" else "smaller base model"
+        mark = "base model" if row.method == row.base else row.method if row.method in plots.SHAPES else "other rows"
+        for head, value in zip(("CD-34", "CD-4", "Avg"), (*row.values, row.average), strict=True):
+            assert (head, slot, mark, value) in marks
+    assert len(marks) == 3 * len(PLANNING.rows)
 
 
 def test_part_of_a_benchmark_is_marked_in_the_picture(written):
-    from matplotlib.figure import Figure
-
     found = written({"aime24": [4, 0]}, sizes={"aime24": 30})
-    axes = Figure().subplots()
-    plots._draw_panel(axes, found, MATHEMATICS, ["aime24"])
-    assert axes.get_xticklabels()[0].get_text() == "AIME24\n(2 of 30 problems)"
+    (bar,) = drawn(plots.results_panel(found, MATHEMATICS, ["aime24"]), 0)
+    assert bar["head"] == "AIME24\n(2 of 30 problems)"
 
 
 @pytest.mark.parametrize("names", [["own"], ["aime24"], ["cd34", "cd4", "own"], [*paper.BENCHMARKS, "own"]])

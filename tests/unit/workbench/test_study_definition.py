@@ -115,7 +115,7 @@ BAD = {
     "targets fall": ({"targets": [0.5, 0.25]}, "targets is .*rising numbers"),
     "target 0": ({"targets": [0.0]}, "targets is"),
     "target above 1": ({"targets": [1.5]}, "targets is"),
-    "parallel 0": ({"parallel": 0}, "parallel is 0; it must be a whole number from 1"),
+    "parallel 0": ({"parallel": 0}, "parallel is 0; it must be a whole number of at least 1"),
     "parallel true": ({"parallel": True}, "parallel is True"),
     "evaluations": ({"evaluations": "cd34"}, "evaluations is 'cd34'; it must be a list"),
     "config": ({"config": "gone.yaml"}, "config names gone.yaml; there is no such file"),
@@ -141,7 +141,11 @@ def test_what_is_refused(write, case):
 
 @pytest.mark.parametrize(
     ("smoke", "message"),
-    [(None, "smoke must hold"), ({"methods": ["x"]}, "smoke: methods has x; the study has none"), ({}, "smoke lacks")],
+    [
+        (None, "smoke must hold"),
+        ({"methods": ["x"]}, "smoke: methods has x; the study has no method of"),
+        ({}, "smoke lacks"),
+    ],
 )
 def test_a_smoke_that_is_refused(write, smoke, message):
     path = write(smoke=smoke)

@@ -10,13 +10,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
-from bapo_openrlhf.workbench.report import data as run_data
-from bapo_openrlhf.workbench.report.runs import Run
+from bapo_openrlhf.workbench.pages.figure import specification
+from bapo_openrlhf.workbench.report.accuracy import Unlocked, unlocked
+from bapo_openrlhf.workbench.report.data import cost
+from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study import claims, data, figures, page, tables
-from bapo_openrlhf.workbench.study.data import Results, StudyRun
+from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
 from bapo_openrlhf.workbench.study.definition import Arm, Claim
+from bapo_openrlhf.workbench.study.steps import StudyRun
 from bapo_openrlhf.workbench.study.summary import summary
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,9 +39,8 @@ def run_of(arm, seed, accuracies, *, rollouts=100, groups=(), steps=4, planned=N
         for step in range(1, steps + 1)
     ]
     held_out = [{"step": step, "eval_b_pass1": value} for step, value in enumerate(accuracies, start=1)]
-    return StudyRun(
-        arm, seed, Run(f"{arm.name}-{seed}", rows, {"total_steps": planned or steps, **about}, groups), held_out
-    )
+    about = {"total_steps": planned or steps, **about}
+    return StudyRun(arm, seed, Run(f"{arm.name}-{seed}", rows, about, groups_frame(list(groups))), held_out)
 
 
 def study_of(*claims_, targets=(), arms=(PLAIN, BAPO), seeds=(1, 2, 3, 4, 5)):
@@ -55,45 +58,54 @@ ABOVE = Claim("BAPO ends above GRPO", "Table 1", "bapo-group", "plain-group", "a
 # ── numbers ──
 
 
+def curve(points):
+    return pandas.Series(dict(points), dtype=float)
+
+
 def test_bands_are_medians_and_quartiles_where_half_of_the_seeds_are():
-    curves = [[(0, 0.0), (12, 12.0)], [(0, 1.0), (5, 1.0)], [(0, 2.0), (10, 2.0)], [(0, 5.0)]]
-    found = data.band(curves, [0, 4, 5, 8, 10, 11])
-    assert [spread.x for spread in found] == [0, 4, 5, 8, 10]
-    assert (found[0].low, found[0].median, found[0].high) == tuple(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
-    assert (found[1].low, found[1].median, found[1].high) == tuple(np.quantile([4, 1, 2], [0.25, 0.5, 0.75]))
-    assert (found[3].median, found[3].low) == (5, 3.5)  # 8 and 2
-    assert data.band([], [1]) == [] and data.band([[]], [1]) == []
+    curves = [[(0, 0.0), (12, 12.0)], [(0, 1.0), (5, 1.0)], [(0, 2.0), (10, 2.0)], [(0, 5.0)], []]
+    found = data.band([curve(points) for points in curves])
+    assert list(found.index) == [0, 5, 10]  # at 12 only one of four is known, and the empty one does not count
+    assert list(found.loc[0, ["low", "median", "high"]]) == list(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
+    assert list(found.loc[5, ["low", "median", "high"]]) == list(np.quantile([5, 1, 2], [0.25, 0.5, 0.75]))
+    assert list(found.loc[10, ["low", "median", "high"]]) == [4, 6, 8]  # quartiles of 10 and 2
+    assert data.band([]).empty and data.band([curve([])]).empty
 
 
 def test_pooled_seeds_are_means_of_metrics_and_all_groups():
-    first = replace(run_of(PLAIN, 1, []), run=Run("a", [{"step": 1, "x": 1.0, "y": 4}, {"step": 2, "x": None}], {}, [
-        {"step": 1, "prompt": "p", "mean": 0.0}, {"step": 2, "prompt": "p", "mean": 1.0}]))  # fmt: skip
-    second = replace(run_of(PLAIN, 2, []), run=Run("b", [{"step": 1, "x": 3.0}, {"step": 2, "x": 5.0}], {}, [
-        {"step": 1, "prompt": "p", "mean": 0.5}]))  # fmt: skip
-    found = data.pool("both", [first, second])
-    assert found.rows == [{"step": 1, "x": 2.0, "y": 4.0}, {"step": 2, "x": 5.0}]
-    assert [(group["step"], group["prompt"]) for group in found.groups] == [(1, "1 p"), (1, "2 p"), (2, "1 p")]
-    assert run_data.unlocked(found.groups) == run_data.Unlocked(1, 1, 1)
+    groups = [{"step": 1, "prompt": "p", "mean": 0.0}, {"step": 2, "prompt": "p", "mean": 1.0}]
+    rows = [{"step": 1, "x": 1.0, "y": 4}, {"step": 2, "x": None}]
+    first = StudyRun(PLAIN, 1, Run("a", rows, {}, groups_frame(groups)))
+    rows = [{"step": 1, "x": 3.0}, {"step": 2, "x": 5.0}]
+    second = StudyRun(PLAIN, 2, Run("b", rows, {}, groups_frame([{"step": 1, "prompt": "p", "mean": 0.5}])))
+    found = Results(study_of(), [first, second]).pooled["plain-group"]
+    assert found.name == "GRPO"
+    assert found.curve("x").to_dict() == {1: 2.0, 2: 5.0} and found.curve("y").to_dict() == {1: 4.0}
+    assert found.groups[["step", "prompt"]].to_numpy().tolist() == [[1, "1 p"], [1, "2 p"], [2, "1 p"]]
+    assert unlocked(found.groups) == Unlocked(1, 1, 1)
 
 
 def test_a_target_is_reached_at_the_first_evaluation_at_or_above_it():
     found = run_of(PLAIN, 1, [0.1, 0.2, 0.15, 0.3], rollouts=50)
     results = Results(study_of(), [found])
-    assert [results.until(found, target, "rollouts/total") for target in (0.05, 0.2, 0.21, 0.31)] == [
-        50,
-        100,
-        200,
-        None,
-    ]
+    spent = [results.until(target, ROLLOUTS).to_dict() for target in (0.05, 0.2, 0.21, 0.31)]
+    assert spent == [{("plain-group", 1): value} for value in (50, 100, 200)] + [{}]
     before = replace(found, evaluations=[{"step": 0, "eval_b_pass1": 0.9}])
-    assert results.until(before, 0.5, "rollouts/total") == 0
+    assert Results(study_of(), [before]).until(0.5, ROLLOUTS).to_list() == [0]
+
+
+def test_a_place_before_the_first_record_of_a_total_is_left_out():
+    rows = [{"step": step, ROLLOUTS: value} for step, value in ((1, None), (2, 20), (3, None), (4, 40))]
+    results = Results(study_of(), [StudyRun(PLAIN, 1, Run("a", rows))])
+    places = pandas.DataFrame({"arm": "plain-group", "seed": 1, "step": [0, 1, 2, 3, 4.5]})
+    found = results.spent(places, ROLLOUTS)
+    assert found.set_index("step")[ROLLOUTS].to_dict() == {0: 0, 2: 20, 3: 20, 4.5: 40}
 
 
 def test_update_tokens_count_the_epochs():
-    found = run_of(PLAIN, 1, [], trained=7, config={"train.max_epochs": 3})
-    assert Results(study_of(), [found]).update_tokens(found) == 4 * 7 * 3
-    plain = run_of(PLAIN, 1, [], trained=7)
-    assert Results(study_of(), [plain]).update_tokens(plain) == 28
+    epochs = run_of(PLAIN, 1, [], trained=7, config={"train.max_epochs": 3})
+    numbers = Results(study_of(), [epochs, run_of(PLAIN, 2, [], trained=7)]).numbers
+    assert numbers["update_tokens"].to_list() == [4 * 7 * 3, 28]
 
 
 def test_the_baseline_is_the_plain_method_or_the_first_arm():
@@ -115,13 +127,13 @@ def test_labels_that_are_the_same_are_told_apart():
 def test_an_interrupted_run_has_no_final_accuracy():
     halfway = run_of(PLAIN, 1, [0.1, 0.9], planned=9)
     results = Results(study_of(seeds=(1, 2)), [halfway])
-    assert results.final(halfway) is None and results.scores(PLAIN).shape == (0, 1)
-    assert results.accuracy(halfway) == [(1, 0.1), (2, 0.9)]
+    assert results.final.empty and results.scores(PLAIN).shape == (0, 1)
+    assert results.accuracy[["step", "accuracy"]].to_numpy().tolist() == [[1, 0.1], [2, 0.9]]
     words = " ".join(data.missing(results))
     assert "GRPO, seed 1: stopped at step 4 of 9" in words and "GRPO: no run of seed 2" in words
     assert "BAPO-GRPO: no run of seed 1, 2" in words
     ended = replace(halfway, run=replace(halfway.run, summary={"steps": 4}))
-    assert results.final(ended) == [0.9]
+    assert Results(study_of(), [ended]).final.to_numpy().tolist() == [[0.9]]
 
 
 def test_a_run_given_twice_is_refused():
@@ -193,7 +205,9 @@ def test_claims_of_rollouts_are_ratios_and_fewer_is_better():
 def solving(arm, seed, right):
     """Four prompts of which none is solved at first, and `right` are later."""
     groups = [{"step": 1, "prompt": str(k), "mean": 0.0, "responses": 8, "source": "fresh"} for k in range(4)]
-    groups += [{"step": 2, "prompt": str(k), "mean": k < right, "responses": 8, "source": "fresh"} for k in range(4)]
+    groups += [
+        {"step": 2, "prompt": str(k), "mean": float(k < right), "responses": 8, "source": "fresh"} for k in range(4)
+    ]
     groups += [{**group, "step": 3} for group in groups[:4]]  # and forgotten again
     return run_of(arm, seed, [], groups=groups)
 
@@ -277,7 +291,7 @@ def test_the_tests_against_the_baseline():
     assert rows["x"]["difference, points"] == "+2.0 [-0.5, +4.5]" and rows["x"]["better / equal / worse"] == "3 / 0 / 0"
     assert (rows["x"]["p"], rows["x"]["p, Holm"]) == ("0.250", "0.500")
     assert (rows["y"]["p"], rows["y"]["p, Holm"], rows["y"]["b, points"]) == ("1.000", "1.000", "-0.3")
-    assert "3 pairs can reach no p below 0.25" in table.title and "2 arms none below 0.5" in table.title
+    assert "With 3 pairs, no p is below 0.25" in table.title and "with 2 arms, none is below 0.5" in table.title
 
 
 def test_summary_has_the_tables_as_markdown():
@@ -290,7 +304,8 @@ def test_summary_has_the_tables_as_markdown():
     rows = {}
     for section in text.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
-        cells = [line[2:-2].split(" | ") for line in body.splitlines() if line.startswith("| ")]
+        lines = [line[1:-1].split("|") for line in body.splitlines() if line.startswith("|")]
+        cells = [[cell.strip() for cell in line] for line in lines]
         head, below, *content = cells
         assert all(len(row) == len(head) for row in cells) and set("".join(below)) <= set("-:")
         rows[title] = [dict(zip(head, row, strict=True)) for row in content]
@@ -330,6 +345,19 @@ def test_the_overview_leaves_out_what_is_not_finished():
 # ── figures ──
 
 
+def layers(figure, mark=""):
+    """The layers of a figure's chart, or those with a mark."""
+    found = specification(figure.chart)["layer"]
+    return [layer for layer in found if mark in ("", layer["mark"]["type"])]
+
+
+def rows_of(figure, mark="line"):
+    """The data of the first layer with a mark."""
+    spec = specification(figure.chart)
+    data = layers(figure, mark)[0].get("data", spec.get("data"))
+    return spec["datasets"][data["name"]]
+
+
 def test_many_arms_are_shared_out_over_charts_with_their_baseline():
     arms = make_arms(paths=("group",))
     results = Results(make_study(arms), [make_run(arm, 1, steps=3) for arm in arms])
@@ -339,8 +367,8 @@ def test_many_arms_are_shared_out_over_charts_with_their_baseline():
     assert max(len(part) for _, part in parts) - min(len(part) for _, part in parts) <= 1
     drawn = figures.compared(results, "entropy_loss")
     assert {chart.keys[0].colour for chart in drawn} == {"var(--muted)"}
-    (domain,) = {tuple(chart.spec["encoding"]["y"]["scale"]["domain"]) for chart in drawn}
-    values = [row["y"] for chart in drawn for row in chart.spec["data"]["values"]]
+    (domain,) = {tuple(layer["encoding"]["y"]["scale"]["domain"]) for chart in drawn for layer in layers(chart)}
+    values = [row["y"] for chart in drawn for row in rows_of(chart)]
     assert domain == (0, max(values))
     for chart in drawn:
         looks = [(key.colour, key.dash) for key in chart.keys]
@@ -352,13 +380,14 @@ def test_small_multiples_share_axes_and_show_the_band():
     results = Results(study, [make_run(arm, seed) for arm in study.arms for seed in study.seeds])
     drawn = figures.against_baseline(results, figures.accuracy_kind(results))
     assert [chart.run for chart in drawn] == ["BAPO-GRPO", "MoPPS (group)", "BA-PPO", "MoPPS (critic)"]
-    assert len({json.dumps(chart.spec["encoding"]["y"]["scale"]) for chart in drawn}) == 1
-    assert len({json.dumps(chart.spec["encoding"]["x"]["scale"]) for chart in drawn}) == 1
-    found = [results.accuracy(one) for one in results.by_arm["bapo-group"]]
-    band = [layer for layer in drawn[0].spec["layer"] if layer["mark"]["type"] == "area"][1]["data"]["values"]
-    at_end = [curve[-1][1] * 100 for curve in found]
+    for axis in "xy":
+        assert len({json.dumps(layer["encoding"][axis]["scale"]) for chart in drawn for layer in layers(chart)}) == 1
+    of_seeds = results.accuracy[results.accuracy["arm"] == "bapo-group"]
+    spec = specification(drawn[0].chart)
+    (_, band) = (spec["datasets"][layer["data"]["name"]] for layer in layers(drawn[0], "area"))
+    at_end = 100 * of_seeds.loc[of_seeds["step"] == 12, "accuracy"]
     low, median, high = np.quantile(at_end, [0.25, 0.5, 0.75])
-    assert (band[-1]["y"], band[-1]["y2"]) == pytest.approx((low, high))
+    assert (band[-1]["y"], band[-1]["high"]) == pytest.approx((low, high))
     assert drawn[0].table.rows[-1][3] == pytest.approx(median)
     assert [key.name for key in drawn[0].keys] == ["GRPO", "BAPO-GRPO"]
 
@@ -366,7 +395,7 @@ def test_small_multiples_share_axes_and_show_the_band():
 def test_over_what_was_spent_a_curve_keeps_its_points():
     runs = [run_of(BAPO, seed, [0.1, 0.2 + seed / 100], rollouts=value) for seed, value in ((1, 10), (2, 12), (3, 50))]
     results = Results(study_of(arms=(BAPO,), seeds=(1, 2, 3)), runs)
-    (drawn,) = figures.against_baseline(results, figures.accuracy_kind(results, "rollouts/total"))
+    (drawn,) = figures.against_baseline(results, figures.accuracy_kind(results, ROLLOUTS))
     places, medians = zip(*((row[0], row[1]) for row in drawn.table.rows), strict=True)
     assert places == (12, 24) and medians == pytest.approx((10, 22))  # medians of 10, 12, 50 and of 20, 24, 100
     assert drawn.domain == (0, 24)
@@ -379,24 +408,21 @@ def test_intervals_and_times_are_of_finished_runs_and_share_axes():
     results = Results(study, runs)
     final = figures.final_accuracy(results)
     assert [chart.run for chart in final] == ["group-relative advantages", "critic (GAE)"]
-    of_seeds = [np.mean(results.final(found)) * 100 for found in results.by_arm["bapo-group"]]
-    assert final[0].table.rows[1][:2] == ["BAPO-GRPO", pytest.approx(np.mean(of_seeds))]
+    assert final[0].table.rows[1][:2] == ["BAPO-GRPO", pytest.approx(100 * results.scores(study.arms[1]).mean())]
     assert final[0].table.rows[0][4] == 2  # the third run of GRPO has not finished
     chances = figures.improvements(results)
     for chart, baseline in ((final[0], True), (chances[0], False)):
         assert [row[0] for row in chart.table.rows] == ["GRPO", "BAPO-GRPO", "MoPPS (group)"][not baseline :]
-    domains = [
-        [layer["encoding"]["x"]["scale"]["domain"] for layer in chart.spec["layer"]] for chart in (*final, *chances)
-    ]
+    domains = [[layer["encoding"]["x"]["scale"]["domain"] for layer in layers(chart)] for chart in (*final, *chances)]
     assert domains[0] == domains[1] and domains[2][0] == [0, 1]
-    finished = [run_data.cost(found.run).seconds["generation"] for found in results.by_arm["plain-group"][:2]]
-    assert figures.mean_seconds(results, study.arms[0])["generation"] == pytest.approx(np.mean(finished))
+    finished = [cost(found.run).seconds["generation"] for found in results.by_arm["plain-group"][:2]]
+    assert results.seconds.loc["plain-group", "generation"] == pytest.approx(np.mean(finished))
 
 
 def test_names_never_reach_an_expression():
     arms = (PLAIN, Arm("x", "group", HOSTILE, {}))
     results = Results(study_of(arms=arms), [run_of(arm, seed, [0.1 * seed]) for arm in arms for seed in (1, 2)])
-    spec = json.dumps(figures.final_accuracy(results)[0].spec)
+    spec = json.dumps(specification(figures.final_accuracy(results)[0].chart))
     assert "script" in spec  # as data
     for expression in re.findall(r'"(?:labelExpr|filter)": "((?:[^"\\]|\\.)*)"', spec):
         assert "script" not in expression
@@ -410,7 +436,7 @@ def html():
     study = make_study(make_arms(("plain", "bapo")), seeds=(1, 2))
     study = replace(study, name=f"study {HOSTILE}", arms=(*study.arms, Arm("x", "group", HOSTILE, {"a.b": HOSTILE})))
     runs = [make_run(arm, seed, steps=6) for arm in study.arms for seed in study.seeds]
-    return page.make_study_page(study, runs, {"commit": HOSTILE, "versions": {"numpy": "2"}})
+    return page.make_study_page(Results(study, runs), {"commit": HOSTILE, "versions": {"numpy": "2"}})
 
 
 def test_one_file_that_loads_nothing_and_shows_text_as_text(html):
@@ -453,7 +479,7 @@ def test_headings_anchors_and_what_charts_say(html):
 def test_verdicts_are_plain_and_on_top(undrawn):
     study = make_study()
     runs = [make_run(arm, seed, gain=0.1 * (arm.method == "bapo")) for arm in study.arms for seed in study.seeds]
-    found = Page(page.make_study_page(study, runs, {}))
+    found = Page(page.make_study_page(Results(study, runs), {}))
     verdicts = [words for words in found.words("li") if re.match("Holds|Does not hold|Undecided", words)]
     assert len(verdicts) == 5 and verdicts[0].startswith("Holds: BA-PPO ends above PPO (A.9).")
     assert "3 pairs" in verdicts[0] and "95 % interval" in verdicts[0]
@@ -472,7 +498,7 @@ def test_the_page_of_an_unfinished_study(undrawn, case):
         "one path": lambda: [make_run(*one) for one in every if one[0].path == "critic"],
         "first failed": lambda: [make_run(*one, planned=99 if one[1] == 1 else None) for one in every[1:]],
     }[case]()
-    words = " ".join(Page(page.make_study_page(study, runs, {})).words("main")[0].split())
+    words = " ".join(Page(page.make_study_page(Results(study, runs), {})).words("main")[0].split())
     assert f"{len(runs)} of 18 runs are there" in words
     expected = {
         "none": "Undecided: BA-PPO ends above PPO",
@@ -493,7 +519,7 @@ def test_values_that_are_no_numbers(undrawn):
     evaluations = [{**row, "eval_cd4_pass1": float("nan")} for row in runs[1].evaluations]
     runs[0] = replace(runs[0], run=replace(runs[0].run, rows=spoiled))
     runs[1] = replace(runs[1], evaluations=evaluations)
-    words = Page(page.make_study_page(study, runs, {})).words("main")[0]
+    words = Page(page.make_study_page(Results(study, runs), {})).words("main")[0]
     assert "GRPO: no final accuracy of seed 2." in words and "nan" not in words.lower().split()
 
 
@@ -501,10 +527,10 @@ def test_a_large_study_stays_small(undrawn):
     arms = make_arms()
     study = make_study(arms, seeds=(1, 2))
     runs = [make_run(arm, seed, steps=96, prompts=8) for arm in arms for seed in study.seeds]
-    drawn = [chart for section in page.build(study, runs, {}) for chart in section.charts if chart.spec]
+    drawn = [figure for section in page.build(Results(study, runs), {}) for figure in section.figures if figure.chart]
     assert len(drawn) < 270
-    assert max(len(chart.table.rows) for chart in drawn) <= figures.MAX_POINTS + 1
-    assert all(chart.run for chart in drawn)  # says of which arm, or arms
+    assert max(len(figure.table.rows) for figure in drawn) <= figures.MAX_POINTS + 1
+    assert all(figure.run for figure in drawn)  # says of which arm, or arms
 
 
 def test_nothing_of_the_training_stack_is_imported():

@@ -3,17 +3,17 @@
 import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import RunRecord, write_summary
+from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study import runner
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 from bapo_openrlhf.workbench.study.progress import Watching, on_terminal
-from bapo_openrlhf.workbench.study.runner import Planned, Running, only_one, plan, require_same, run_all
-from bapo_openrlhf.workbench.study.tidy import study_table, write_table
+from bapo_openrlhf.workbench.study.runner import Running, only_one, plan, require_same, run_all
+from bapo_openrlhf.workbench.study.steps import StudyRun, steps_table, write_table
 
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
 STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})
@@ -112,7 +112,7 @@ def test_a_run_begun_with_other_flags_is_refused(tmp_path):
     go(planned[:1])
     require_same(planned)
     changed = plan(Study("tiny", ARMS, seeds=(3,), flags={"eval.steps": 8}), tmp_path)
-    with pytest.raises(ConfigError, match=r"plain-group-s3 .* begun with --eval.steps=4, now there is --eval.steps=8"):
+    with pytest.raises(ConfigError, match=r"plain-group-s3 .* started with --eval.steps=4, but now has --eval.steps=8"):
         require_same(changed)
     require_same(changed[1:])  # not begun
 
@@ -125,7 +125,7 @@ def test_a_study_may_be_moved(tmp_path):
     require_same(moved)
     assert all(run.done for run in moved)
     other = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/other.yaml",)), tmp_path / "new")
-    with pytest.raises(ConfigError, match=r"begun with quickstart\.yaml, now there is other\.yaml"):
+    with pytest.raises(ConfigError, match=r"started with quickstart\.yaml, but now has other\.yaml"):
         require_same(other)
 
 
@@ -191,15 +191,12 @@ def test_a_line_for_each_run_that_ends(tmp_path, capsys):
 def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
     import pandas
 
-    planned = plan(STUDY, tmp_path)
-    for number, run in enumerate(planned[:2]):
-        record = RunRecord(run.folder)
-        for step in (1, 2):
-            record.append(step, {"reward/fresh_mean": step / 4 + number, "rollouts/total": 8 * step})
-        if number == 0:
-            record.append_evaluation(2, {"eval_cd4_pass1": 0.125})
-            write_summary(run.folder, {})
-    paths = write_table(planned, tmp_path)
+    runs = []
+    for number, arm in enumerate(ARMS):
+        rows = [{"step": step, "reward/fresh_mean": step / 4 + number, "rollouts/total": 8 * step} for step in (1, 2)]
+        evaluations = [{"step": 2, "eval_cd4_pass1": 0.125}] if number == 0 else []
+        runs.append(StudyRun(arm, 3, Run(arm.name, rows, summary={} if number else {"steps": 2}), evaluations))
+    paths = write_table(steps_table(runs), tmp_path)
     assert [path.name for path in paths] == ["table.parquet", "table.csv"]
     for table in (pandas.read_parquet(paths[0]), pandas.read_csv(paths[1])):
         assert list(table.columns)[:6] == ["method", "path", "label", "seed", "step", "done"]
@@ -214,6 +211,5 @@ def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
         assert table["eval_cd4_pass1"][1] == 0.125
 
 
-def test_a_study_without_a_step_has_an_empty_table(tmp_path):
-    planned = [Planned(ARMS[0], 1, Path(tmp_path / "x"), ())]
-    assert list(study_table(planned).columns) == ["method", "path", "label", "seed", "step", "done"]
+def test_a_study_without_a_step_has_an_empty_table():
+    assert list(steps_table([]).columns) == ["method", "path", "label", "seed", "step", "done"]

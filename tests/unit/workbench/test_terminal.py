@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bapo_openrlhf.workbench.terminal import curve, duration, many, one_line, size
+from bapo_openrlhf.workbench.terminal import curve, duration, many, printable, size
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_sizes_and_counts():
 
 
 def test_foreign_text_cannot_control_the_terminal():
-    assert one_line(" a\n\tb \x1b[2J") == "a b  [2J"
+    assert printable(" a\n\tb \x1b[2J") == "a b  [2J"

@@ -27,7 +27,7 @@ WIDTHS = (60, 80, 200)
 
 
 def make_rows(count, **extra):
-    """Rows of a run whose numbers can be told apart."""
+    """Rows of a run whose numbers differ."""
     rows = []
     for step in range(1, count + 1):
         rows.append(
@@ -78,14 +78,14 @@ RUN = {"name": "night", "algorithm": "ba_ppo", "seed": 7, "total_steps": 60}
 
 
 def shown(seen, width=80, height=None, signs=UNICODE):
-    """What a terminal of this width shows, as lines."""
+    """The lines that a terminal of this width shows."""
     console = Console(file=io.StringIO(), width=width, height=height or 100, legacy_windows=False, _environ={})
     console.print(picture(seen, width, height, signs))
     return console.file.getvalue().rstrip("\n").split("\n")
 
 
 def section(lines, label):
-    """The lines from the one that begins with `label` to the next that begins with a word, as one text."""
+    """The text from the line that begins with `label` up to the next line that begins with a word."""
     start = next(i for i, line in enumerate(lines) if line.startswith(label))
     end = next((i for i in range(start + 1, len(lines)) if not lines[i].startswith(" ")), len(lines))
     return " ".join(" ".join(lines[start:end]).split())
@@ -236,7 +236,7 @@ def test_axes_of_the_curve():
     smoothed = [s / 48 for s in range(2, 48)]
     assert min(smoothed) - 0.05 < values[-1] < values[0] < max(smoothed) + 0.05
     assert np.allclose(np.diff(values), np.diff(values)[0], atol=0.006)
-    # A straight line up: the first column has its dots at the bottom, the last at the top.
+    # The line rises: the first column has its dots at the bottom, the last one at the top.
     assert labelled[-1].split("┤")[1][0] not in " \u2800" and labelled[0][-1] not in " \u2800┤"
     assert len(labelled[0]) == 80
     below = lines[lines.index(labelled[-1]) + 2].split()
@@ -264,7 +264,7 @@ def test_step_line():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run of 5 steps, of which 2 are made."""
+    """A run of 5 steps, of which 2 are finished."""
     run = tmp_path / "runs" / "night"
     run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps(RUN | {"total_steps": 5}))
@@ -337,7 +337,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
 
 
 def lines_until(process, text, seconds=60):
-    """Lines of its output, up to one with this text."""
+    """Read lines of the output up to one with this text."""
     found, deadline = [], time.monotonic() + seconds
     while not found or text not in found[-1]:
         assert time.monotonic() < deadline, found
@@ -349,7 +349,7 @@ def lines_until(process, text, seconds=60):
 
 
 def test_lines_where_there_is_no_terminal(folder):
-    """Steps, a warning, a resume that drops a step, and the end."""
+    """There are steps, a warning, a resume that drops a step, and the end."""
     process = subprocess.Popen([*COMMAND, str(folder)], stdout=subprocess.PIPE, bufsize=0)
     lines_until(process, "2/5 steps")
     lines_until(process, "replayed   ")
@@ -368,7 +368,7 @@ def test_lines_where_there_is_no_terminal(folder):
 
 
 class Terminal:
-    """A command in a terminal of its own."""
+    """A command in its own terminal."""
 
     def __init__(self, command, columns, rows, **environment):
         self.master, slave = pty.openpty()
@@ -384,7 +384,7 @@ class Terminal:
         self.output, self.decoder = "", codecs.getincrementaldecoder("utf-8")("replace")
 
     def until(self, pattern, seconds=60):
-        """Read until the pattern is in what came since the last call; returns that."""
+        """Read until the pattern is in the output since the last call, and return this output."""
         start, deadline = len(self.output), time.monotonic() + seconds
         while not re.search(pattern, self.output[start:]):
             assert time.monotonic() < deadline, self.output[start:]
@@ -417,7 +417,7 @@ def terminal():
 
 @pytest.mark.parametrize(("columns", "rows"), [(60, 24), (120, 50)])
 def test_live(terminal, folder, columns, rows):
-    """The picture follows the file, in place and without the alternate screen; Ctrl-C ends it."""
+    """The picture follows the file in place, without the alternate screen. Ctrl-C ends it."""
     shell = terminal([*COMMAND, str(folder)], columns, rows)
     first = shell.until(r"2/5 steps.*left")
     assert "█" in first

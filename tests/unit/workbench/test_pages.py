@@ -1,0 +1,244 @@
+"""The kit for pages: its curves, charts, tables and colours."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo_openrlhf.workbench import pages
+from bapo_openrlhf.workbench.pages import charts, colours, curves, figure
+from bapo_openrlhf.workbench.pages.curves import Curve, Key
+from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, specification
+from bapo_openrlhf.workbench.pages.page import Section, render
+from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import mean, number, one_line, smooth
+
+
+def values_of(most=60):
+    return st.lists(st.floats(-10, 10), min_size=1, max_size=most).map(
+        lambda ys: pd.Series(ys, index=range(1, len(ys) + 1))
+    )
+
+
+# ── curves ──
+
+
+@given(values_of(), st.integers(1, 9))
+def test_a_bin_is_the_mean_of_its_steps(values, width):
+    found, peaks = curves.binned(values, width), curves.binned(values, width, peaks=True)
+    assert len(found) == -(-len(values) // width)
+    for place in range(len(found)):
+        inside = values[(values.index > place * width) & (values.index <= (place + 1) * width)]
+        middle = np.mean(range(place * width + 1, (place + 1) * width + 1))
+        assert found[middle] == pytest.approx(np.mean(inside))
+        assert peaks[middle] == max(inside)
+
+
+def test_a_bin_without_points_is_left_out():
+    assert curves.binned(pd.Series({1: 2.0, 2: 4.0, 9: 1.0}), 4).to_dict() == {2.5: 3.0, 10.5: 1.0}
+
+
+@given(st.integers(1, 100_000), st.integers(1, 300))
+def test_bins_are_as_few_as_asked_for_and_no_fewer_than_needed(last, most):
+    width = curves.bin_width(last, most)
+    assert -(-last // width) <= most
+    assert width == 1 or -(-last // (width - 1)) > most
+
+
+@given(values_of())
+def test_smoothing_is_a_centred_average_of_a_tenth(values):
+    width = curves.smoothing_width(len(values))
+    assert width % 2 == 1 and width >= 3 and (width == 3 or width <= len(values) // 10 + 1)
+    half, found = width // 2, curves.smoothed(values)
+    assert list(found.index) == list(values.index)
+    for place, value in enumerate(found):
+        assert value == pytest.approx(values.iloc[max(0, place - half) : place + half + 1].mean(), abs=1e-9)
+    assert found.to_list() == pytest.approx(smooth(values.to_list(), width), abs=1e-9)  # as `watch` does it
+
+
+def test_smooth_by_hand():
+    assert smooth([1, 2, 6, 3], 3) == pytest.approx([1.5, 3, 11 / 3, 4.5])
+    assert smooth([5.0], 3) == [5.0]
+
+
+@given(values_of(), st.integers(1, 20))
+def test_chunks_keep_the_mean(values, most):
+    found = curves.chunk_means(values, most)
+    assert len(found) <= most and found.index.is_monotonic_increasing
+    size = -(-len(values) // most)
+    for place, (x, y) in enumerate(found.items()):
+        chunk = values.iloc[place * size : (place + 1) * size]
+        assert (x, y) == pytest.approx((chunk.index.to_numpy().mean(), chunk.mean()))
+
+
+def test_the_table_of_curves_has_a_row_for_each_place():
+    drawn = [Curve(Key("a", "red"), pd.Series({1: 5.0, 3: 6.0})), Curve(Key("b", "red"), pd.Series({2: 7.0}))]
+    table = curves.table_of(drawn, "step")
+    assert table.head == ["step", "a", "b"]
+    assert [[number(cell) for cell in row] for row in table.rows] == [["1", "5", "–"], ["2", "–", "7"], ["3", "6", "–"]]
+    assert curves.in_words(drawn) == (
+        "a: 5 at step 1, 6 at step 3; between 5 and 6. b: 7 at step 2, 7 at step 2; between 7 and 7."
+    )
+
+
+# ── charts ──
+
+
+def test_stacks_end_where_the_next_begins():
+    parts = ({1: 2.0, 2: 3.0}, {2: 4.0}, {1: 5.0})
+    stack = [Curve(Key("", "red", shape="area"), pd.Series(values)) for values in parts]
+    data = charts.areas(stack, width=1, last_step=2, y="groups", top=9).data
+    found = {(row.layer, row.x): (row.y, row.y2) for row in data.itertuples() if row.x != 1.5}
+    assert found["0", 0.5] == (0, 2.0)
+    assert (found["1", 0.5], found["2", 0.5]) == ((2.0, 2.0), (2.0, 7.0))
+    assert (found["0", 2.5], found["1", 2.5], found["2", 2.5]) == ((0, 3.0), (3.0, 7.0), (7.0, 7.0))
+    assert len(data) == 2 * 2 * 3  # both edges of each step
+
+
+@pytest.mark.parametrize(
+    ("values", "log", "kind"), [([1.0, 9.0], True, "log"), ([0.0, 9.0], True, None), ([1.0, 9.0], False, None)]
+)
+def test_a_logarithmic_axis_is_for_positive_values(values, log, kind):
+    curve = Curve(Key("K2", "red"), pd.Series(values, index=[1, 2]))
+    chart = charts.lines([curve], x=charts.STEP, y="K", x_domain=(1, 2), log=log)
+    assert chart.to_dict()["layer"][-1]["encoding"]["y"]["scale"].get("type") == kind
+
+
+def test_a_matrix_shades_by_the_share_of_the_row():
+    chart = charts.matrix(pd.DataFrame([[1, 3], [5, 0], [0, 0]]), x="x", y="y")
+    cells = {(cell.row, cell.column): cell for cell in chart.data.itertuples()}
+    assert [cells[0, k].share for k in (0, 1)] == [0.25, 0.75]
+    assert (cells[1, 0].share, cells[1, 1].share, cells[2, 0].share, cells[0, 1].n) == (1, 0, 0, 3)
+
+
+def every_chart():
+    """One chart of each kind, with a name that would end a string of Vega's expressions."""
+    band = pd.DataFrame({"low": [1.0, 2.0], "high": [3.0, 4.0]}, index=[1, 2])
+    curve = Curve(Key("a", colours.PALETTE[0]), pd.Series({1: 2.0, 2: 3.0}), band=band)
+    counts = pd.DataFrame([[1, 3], [5, 0]], index=["it's\nlong", "</svg>"])
+    rows = pd.DataFrame({"name": counts.index, "value": [1.0, 2.0], "low": [0.5, None], "high": [1.5, None],
+                         "colour": colours.PALETTE[:2]})  # fmt: skip
+    return {
+        "lines": charts.lines([curve], x=charts.STEP, y="reward", x_domain=(1, 2)),
+        "areas": charts.areas([curve], [curve], width=1, last_step=2, y="groups", top=9),
+        "bars": charts.bars(counts.set_axis(["first", "1"]), colours.accuracy_colours(1), x="x", y="y", top=5),
+        "level_bars": charts.level_bars(counts, colours.PALETTE[:2], x="seconds", top=5),
+        "intervals": charts.intervals(rows, x="x", domain=(0, 2), reference=1, single=rows[["name", "value"]]),
+        "matrix": charts.matrix(counts.reset_index(drop=True), x="x", y="y"),
+    }
+
+
+@pytest.mark.parametrize("kind", every_chart())
+def test_a_drawing_asks_for_nothing_and_is_the_same_each_time(kind):
+    first, again = (drawings_of(Figure("T", "Says.", every_chart()[kind], wide=True)) for _ in range(2))
+    assert first == again and len(first) == 2
+    for drawing in first:
+        assert not re.search(r"https?://(?!www\.w3\.org)|url\(|\bid=|href", drawing)
+        assert "var(--" in drawing and 'role="img"' in drawing and "</svg>" in drawing
+
+
+def test_bars_stack_upwards_from_the_first_part():
+    counts = pd.DataFrame([[1, 3], [2, 2]], index=["first", "1"])
+    chart = charts.bars(counts, colours.accuracy_colours(1), x="x", y="y", top=4)
+    drawing = str(drawings_of(Figure("T", "Says.", chart))[0])
+    red, green = (
+        [float(y) for y in re.findall(rf'd="M[\d.]+,([\d.]+)h[^"]*" fill="{colour}"', drawing)]
+        for colour in (colours.NONE_RIGHT, colours.ALL_RIGHT)
+    )
+    assert len(red) == 2 and green == [0, 0] and red[0] > red[1] > 0  # the upper edges, from above
+
+
+def test_many_rows_are_no_error():
+    curve = Curve(Key("a", "red"), pd.Series(np.arange(6000.0)))
+    assert specification(charts.lines([curve], x="x", y="y", x_domain=(0, 6000)))
+
+
+def test_a_png_has_the_colours_of_the_light_theme(tmp_path, monkeypatch):
+    specs = []
+    monkeypatch.setattr("vl_convert.vegalite_to_png", lambda spec, scale: specs.append(json.dumps(spec)) or b"PNG")
+    save_png(every_chart()["lines"], tmp_path / "new" / "x.png")
+    assert (tmp_path / "new" / "x.png").read_bytes() == b"PNG"
+    assert "var(" not in specs[0] and colours.LIGHT["palette-0"] in specs[0] and colours.LIGHT["muted"] in specs[0]
+
+
+# ── colours and text ──
+
+
+def test_every_colour_is_defined_for_both_themes():
+    code = "".join(inspect.getsource(module) for module in (charts, colours, figure))
+    named = set(re.findall(r"var\(--([a-z-]+)\)", code)) | {name[6:-1] for name in colours.PALETTE}
+    assert named <= set(colours.LIGHT) and set(colours.DARK) < set(colours.LIGHT)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0, "0"), (3.0, "3"), (1234567, "1,234,567"), (0.123456, "0.1235"), (1234.5, "1,234"), ("a", "a"),
+     (float("nan"), "–"), (-0.5, "-0.5")],
+)  # fmt: skip
+def test_numbers_for_people(value, text):
+    assert number(value) == text
+
+
+def test_means_and_errors():
+    assert mean([1, None, 3]) == 2 and mean([None]) is None
+    assert one_line(ValueError("a\n  b"), most=3) == "ValueError: a b"
+
+
+# ── tables ──
+
+
+def test_a_table_as_markdown():
+    table = Table.of(
+        ["name | x", "value"], [["a|b", 1234.5], ["c\nd", None]], "Title", strong=frozenset([1]), notes=["n"]
+    )
+    lines = table.markdown().splitlines()
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
+    assert lines[:2] == ["## Title", ""] and lines[-2:] == ["", "- n"]
+    assert cells[0] == ["name \\| x", "value"] and cells[2:] == [["a\\|b", "1,234"], ["**c d**", "**–**"]]
+    assert cells[1][0].startswith(":-") and cells[1][1].endswith("-:")
+
+
+def test_names_that_no_file_may_hold_are_no_error():
+    curve = Curve(Key("\ud800", "red"), pd.Series({1: 1.0}))
+    assert curves.table_of([curve], "\ud800").head == Table.of(["\ud800", "\ud800"], [["\ud800", 1]]).head
+
+
+def test_a_table_without_rows_has_its_head():
+    assert "| a | b |" in " ".join(Table.of(["a", "b"], []).markdown().split())
+
+
+# ── the kit ──
+
+
+def test_the_example_of_the_kit_makes_a_page():
+    code = re.search(r"sentences:\n\n(.*?)\n\n`figure", pages.__doc__, re.S)[1]
+    found = {}
+    exec(textwrap.dedent(code), found)
+    assert "mean reward" in found["html"] and found["html"].count("<figure") == 1 and "12.5" in found["html"]
+
+
+def test_a_page_without_figures():
+    assert "A note." in render(["x"], [Section("a", "A", notes=["A note."])], title="t", made_by="report")
+
+
+def test_commands_that_only_print_import_neither_pandas_nor_altair():
+    modules = (
+        "cli.main",
+        "cli.check",
+        "cli.watch",
+        "workbench.watch",
+        "workbench.pages.text",
+        "workbench.pages.colours",
+    )
+    code = "import sys, " + ", ".join(f"bapo_openrlhf.{name}" for name in modules)
+    code += "; print(*{'pandas', 'altair', 'vl_convert', 'matplotlib'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

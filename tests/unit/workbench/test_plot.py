@@ -1,0 +1,139 @@
+"""The picture and the table of one run."""
+
+from io import StringIO
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record.run_record import SOURCES, RunRecord, summarise
+from bapo_openrlhf.workbench import plot
+from bapo_openrlhf.workbench.pages.colours import LIGHT, SOURCE_LABELS
+from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
+from bapo_openrlhf.workbench.report.runs import Run
+
+
+@pytest.fixture
+def rows():
+    return [
+        {
+            "step": step,
+            "reward/fresh_mean": 0.3 + 0.02 * step,
+            "groups/fresh": 5,
+            "groups/reevaluated": 2 if step % 4 == 0 else 0,
+            "groups/replayed": min(step, 9),
+            "groups/capacity": 16,
+        }
+        for step in range(1, 13)
+    ]
+
+
+def panels(rows):
+    """The charts of the reward and of the composition."""
+    page = Comparison([Run("run", rows)])
+    return reward(page).chart, composition(page)[0].chart
+
+
+def columns(chart):
+    """Bottom and top of the columns of each source, by the middle of the column."""
+    drawn = chart.layer[0].data.iloc[::2].assign(x=lambda data: data["x"] + 0.5)
+    return {layer: part.set_index("x")[["y", "y2"]] for layer, part in drawn.groupby("layer")}
+
+
+def test_columns_stack_each_steps_sources(rows):
+    chart = panels(rows)[1]
+    drawn = columns(chart)
+    for row in rows:
+        fresh, reevaluated, replayed = (row[f"groups/{source}"] for source in SOURCES)
+        ends = [list(drawn[layer].loc[row["step"]]) for layer in "012"]
+        assert ends == [[0, fresh], [fresh, fresh + reevaluated], [fresh + reevaluated, fresh + reevaluated + replayed]]
+    capacity = chart.layer[1].data
+    assert (capacity["x"].min(), capacity["x"].max()) == (0.5, 12.5) and set(capacity["y"]) == {16}
+
+
+def test_reward_is_drawn_raw_and_smoothed(rows):
+    rows[3]["reward/fresh_mean"] = None
+    data = panels(rows)[0].data
+    raw, smoothed = data[data["faint"]], data[~data["faint"]]
+    known = [row for row in rows if row["reward/fresh_mean"] is not None]
+    assert list(raw["x"]) == [row["step"] for row in known]
+    assert list(raw["y"]) == [row["reward/fresh_mean"] for row in known]
+    assert smoothed["y"].iloc[5] == pytest.approx(np.mean(raw["y"].iloc[4:7]))
+
+
+def test_titles_axes_and_legend(rows):
+    chart = plot.picture(Run("night run", rows, {"algorithm": "ba_ppo", "seed": 0}))
+    assert chart.title.text == "night run · ba_ppo · seed 0"
+    assert plot.picture(Run("night run", rows)).title.text == "night run"
+    legend, drawn = chart.vconcat[1].vconcat
+    names = {layer.data["name"].item() for layer in legend.layer}
+    assert names == {*SOURCE_LABELS.values(), "batch capacity"}
+    axes = drawn.to_dict()["layer"][0]["encoding"]
+    assert axes["x"]["axis"]["title"] == "trainer step" and "groups" in axes["y"]["axis"]["title"]
+    colours = [LIGHT[source] for source in SOURCES]
+    assert len(set(colours)) == 3 and set(colours) < {"#0072B2", "#E69F00", "#56B4E9", "#009E73"}
+
+
+def test_long_runs_share_columns_and_lose_no_group():
+    rows = [{"step": step, "groups/fresh": step % 7, "groups/replayed": 1} for step in range(1, 1001)]
+    chart = panels(rows)[1]
+    drawn = chart.data  # of its only layer, because no capacity is known
+    fresh = drawn[drawn["layer"] == "0"].iloc[::2]
+    assert len(fresh) == 200
+    assert (5 * (fresh["y2"] - fresh["y"])).sum() == pytest.approx(sum(row["groups/fresh"] for row in rows))
+    says = plot.picture(Run("run", rows)).vconcat[1].title.subtitle
+    assert "A column is the mean of 5 steps." in says[0]
+    assert len(chart.layer) == 1
+
+
+def test_plot_run_writes_a_picture(tmp_path, rows):
+    run = RunRecord(tmp_path / "first")
+    for row in rows:
+        run.append(row["step"], row)
+    path = plot.plot_run(tmp_path / "first")
+    assert path == tmp_path / "first" / "run.png"
+    png = path.read_bytes()
+    assert png[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(png[16:20], "big") >= 1000  # width
+    other = plot.plot_run(tmp_path / "first", tmp_path / "pictures" / "x.png")
+    assert other == tmp_path / "pictures" / "x.png" and other.read_bytes() == png  # the same each time
+
+
+def test_plot_run_of_one_step_and_of_none(tmp_path):
+    run = RunRecord(tmp_path)
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        plot.plot_run(tmp_path)
+    run.append(1, {})
+    assert plot.plot_run(tmp_path).exists()
+
+
+def text_of(table):
+    console = Console(file=StringIO(), width=100)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_table_shows_the_summary():
+    summary = {
+        "algorithm": "ba_ppo",
+        "seed": 3,
+        "steps": 48,
+        "reward_start": 0.25,
+        "reward_end": 0.5,
+        "groups": {"fresh": 60, "reevaluated": 15, "replayed": 25},
+        "rollouts": 12288,
+        "seconds": {"generation": 61.26, "ppo_train": 1234.5},
+    }
+    text = text_of(plot.summary_table(summary))
+    for part in ("ba_ppo", "seed 3", "0.250", "0.500", "+0.250", "12,288", "61.3", "1,234.5", "ppo train"):
+        assert part in text, part
+    by_source = {
+        source: next(line for line in text.splitlines() if label in line) for source, label in SOURCE_LABELS.items()
+    }
+    assert "60" in by_source["fresh"] and "60%" in by_source["fresh"]
+    assert "15" in by_source["reevaluated"] and "25%" in by_source["replayed"]
+
+
+def test_table_of_a_run_without_numbers():
+    text = text_of(plot.summary_table(summarise([])))
+    assert "-" in text and "nan" not in text.lower()

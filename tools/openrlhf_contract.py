@@ -1,0 +1,272 @@
+"""What this project extends, replaces and calls inside OpenRLHF, and what of it another version changes.
+
+    python tools/openrlhf_contract.py                    # compare the installed packages with the record
+    python tools/openrlhf_contract.py --source FOLDER    # compare a folder that holds another version's `openrlhf/`
+    python tools/openrlhf_contract.py --write            # record the installed packages
+
+The record is tools/openrlhf_contract.json. It has one entry for each function of OpenRLHF, DeepSpeed or vLLM on which
+this project depends: a digest of its source, and the reasons why it matters. A comparison reads source files only; it
+imports nothing. It prints one line for each function that was renamed, removed or changed, and exits with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import importlib
+import importlib.util
+import json
+import pkgutil
+import re
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+
+RECORD = Path(__file__).with_suffix(".json")
+PACKAGES = ("openrlhf", "deepspeed", "vllm")
+MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
+
+# Names that are bound to other objects for a run, by the module whose functions read them.
+REBOUND = {
+    "openrlhf.cli.train_ppo_ray": (
+        "PPOTrainer",
+        "PolicyModelActor",
+        "CriticModelActor",
+        "ReferenceModelActor",
+        "RewardModelActor",
+        "RayActorGroup",
+        "create_vllm_engines",
+    ),
+    "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor",),
+    "openrlhf.trainer.ray.ppo_actor": ("ActorPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
+    "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
+}
+
+# Functions that are called, or whose private attributes are used, although they are no public interface.
+CALLED = {
+    "openrlhf.cli.train_ppo_ray:__main__": "launch/openrlhf_cli.py runs its statements",
+    "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",
+    "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/patches_openrlhf.py calls it",
+    "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key": "the trainer calls it",
+    "openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors": "_actor_handlers is read",
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group": "weight_sync.py uses _model_update_group",
+    "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.init_process_group": "weight_sync.py uses _model_update_group",
+    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.backward": "workers.py wraps it",
+    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.optimizer_step": "workers.py sets time_steps",
+}
+
+
+# ── Source files ──
+
+
+def folders() -> dict[str, Path]:
+    """The folder of each installed package, found without importing it."""
+    specs = {package: importlib.util.find_spec(package) for package in PACKAGES}
+    return {package: Path(spec.origin).parent for package, spec in specs.items() if spec is not None and spec.origin}
+
+
+@cache
+def functions(path: Path) -> dict[str, tuple[str, str, int, int]]:
+    """Each function of a file: digest, source, first and last line. The key is its name with the classes around it.
+
+    The digest does not depend on the function's own name or on its indentation, so a renamed function is found again.
+    """
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    found: dict[str, tuple[str, str, int, int]] = {}
+
+    def note(key: str, node: ast.stmt, first: int) -> None:
+        last = node.end_lineno or first
+        source = textwrap.dedent("".join(lines[first - 1 : last]))
+        nameless = re.sub(r"(^|\n)((?:async )?def )\w+", r"\1\2_", source, count=1)
+        found[key] = hashlib.sha256(nameless.strip().encode()).hexdigest()[:16], source, first, last
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                note(prefix + node.name, node, min([node.lineno, *(item.lineno for item in node.decorator_list)]))
+            elif isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
+                note(MAIN, node, node.lineno)
+
+    visit(ast.parse(text).body, "")
+    return found
+
+
+def file_of(module: str, roots: dict[str, Path]) -> Path | None:
+    """The source file of a module; None if there is none."""
+    package, *rest = module.split(".")
+    stem = roots[package].joinpath(*rest)
+    return next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()), None)
+
+
+def reads(source: str, name: str) -> bool:
+    """Whether a function reads or imports a name."""
+    tree = ast.walk(ast.parse(source))
+    return any(
+        (isinstance(node, ast.Name) and node.id == name)
+        or (isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names))
+        for node in tree
+    )
+
+
+def readers(module: str, name: str, roots: dict[str, Path]) -> list[str]:
+    """The functions of a module that read a name.
+
+    Raises:
+        KeyError: No function reads it, so it would be rebound in vain.
+    """
+    path = file_of(module, roots)
+    found = [key for key, (_, source, *_) in functions(path).items() if key != MAIN and reads(source, name)]
+    if not found:
+        raise KeyError(f"no function of {module} reads {name}")
+    return found
+
+
+# ── What this project depends on ──
+
+
+def own_classes() -> Iterator[type]:
+    """Each class of bapo_openrlhf/training."""
+    import bapo_openrlhf.training as room
+
+    for info in pkgutil.iter_modules(room.__path__):
+        module = importlib.import_module(f"{room.__name__}.{info.name}")
+        for kind in vars(module).values():
+            if isinstance(kind, type) and kind.__module__ == module.__name__:
+                yield kind
+
+
+def overrides() -> dict[tuple[type, type], set[str]]:
+    """Methods of this project's classes that override one of an OpenRLHF class, by own class and OpenRLHF class."""
+    found: dict[tuple[type, type], set[str]] = defaultdict(set)
+    for kind in own_classes():
+        order = kind.__mro__
+        for place, own in enumerate(order):
+            if not own.__module__.startswith("bapo_openrlhf."):
+                continue
+            for name, value in vars(own).items():
+                # Ray copies methods of mixed-in classes; a copy keeps the name of the class that it comes from.
+                is_method = isinstance(value, (FunctionType, staticmethod, classmethod))
+                if not is_method or getattr(value, "__qualname__", "") != f"{own.__qualname__}.{name}":
+                    continue
+                later = (base for base in order[place + 1 :] if base.__module__.startswith("openrlhf."))
+                later = (base for base in later if "<locals>" not in base.__qualname__)  # Ray's own subclass
+                base = next((base for base in later if name in vars(base)), None)
+                if base is not None:
+                    found[own, base].add(name)
+    return found
+
+
+def reasons(roots: dict[str, Path]) -> dict[str, list[str]]:
+    """Each function on which this project depends, as module:name, with the reasons."""
+    from bapo_openrlhf.cpu import patching
+
+    found: dict[str, list[str]] = defaultdict(list)
+    for (own, base), names in overrides().items():
+        where = own.__module__.removeprefix("bapo_openrlhf.").replace(".", "/") + ".py"
+        for name in names:
+            found[f"{base.__module__}:{base.__qualname__}.{name}"].append(f"{own.__name__} in {where} overrides it")
+    for module, names in REBOUND.items():
+        for name in names:
+            for function in readers(module, name, roots):
+                found[f"{module}:{function}"].append(f"reads {name}, which is rebound")
+    for module, names in patching.REPLACED.items():
+        for name in names if module.partition(".")[0] in PACKAGES else ():
+            if name in functions(file_of(module, roots)):
+                found[f"{module}:{name}"].append("it is replaced if there is no GPU")
+            elif "." not in name:  # the module imports it
+                for function in readers(module, name, roots):
+                    found[f"{module}:{function}"].append(f"reads {name}, which is rebound if there is no GPU")
+    for name, reason in CALLED.items():
+        found[name].append(reason)
+    return {name: sorted(set(found[name])) for name in sorted(found)}
+
+
+def record(roots: dict[str, Path]) -> dict[str, dict]:
+    """The entries that the installed packages have.
+
+    Raises:
+        KeyError: One of the tables above names a function that is not there.
+    """
+    entries = {}
+    for name, why in reasons(roots).items():
+        module, function = name.split(":")
+        entries[name] = {"digest": functions(file_of(module, roots))[function][0], "why": why}
+    return entries
+
+
+# ── Comparison ──
+
+
+def changes(entries: dict[str, dict], roots: dict[str, Path]) -> list[str]:
+    """One message for each recorded function that is renamed, removed or changed.
+
+    Args:
+        entries: The record.
+        roots: Folders of the packages to compare with it. An entry of a package that is not in it is passed over.
+    """
+    messages = []
+    for name, entry in entries.items():
+        module, function = name.split(":")
+        package = module.partition(".")[0]
+        if package not in roots:
+            continue
+        path = file_of(module, roots)
+        found = functions(path) if path is not None else {}
+        if function not in found:
+            same = sorted(other for other, (digest, *_) in found.items() if digest == entry["digest"])
+            what = f"renamed to {' or '.join(same)}" if same else f"removed{'' if path else ' with its module'}"
+        else:
+            digest, source, first, last = found[function]
+            if digest == entry["digest"]:
+                continue
+            file = path.relative_to(roots[package].parent)
+            what = f"changed ({file}, lines {first} to {last})"
+            names = [why.split(",")[0].removeprefix("reads ") for why in entry["why"] if why.startswith("reads ")]
+            gone = [rebound for rebound in names if not reads(source, rebound)]
+            if gone:
+                what += f", and no longer reads {', '.join(gone)}"
+        messages.append(f"{name} was {what}. Look again, because: {'; '.join(entry['why'])}.")
+    return messages
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command's flags."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--source", type=Path, help="folder with another version's packages, for example openrlhf/")
+    parser.add_argument("--write", action="store_true", help="record the installed packages")
+    return parser
+
+
+def main() -> int:
+    """Compare or write."""
+    parser = build_parser()
+    args = parser.parse_args()
+    if args.write:
+        from bapo_openrlhf.cpu import stack as cpu
+
+        cpu.prepare_environment()
+        cpu.install()
+        lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in record(folders()).items()]
+        RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        print(f"{len(lines)} functions in {RECORD}")
+        return 0
+    roots = folders()
+    if args.source is not None:
+        roots = {package: args.source / package for package in PACKAGES if (args.source / package).is_dir()}
+        if not roots:
+            parser.error(f"--source is {args.source}; it must hold a folder named {' or '.join(PACKAGES)}")
+    found = changes(json.loads(RECORD.read_text(encoding="utf-8")), roots)
+    print("\n".join(found) or f"nothing changed in {', '.join(roots)}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
