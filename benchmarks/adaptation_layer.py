@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
-from bapo_openrlhf.adapt.batch import Batch, cut_to
+from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
@@ -188,7 +188,7 @@ def pieces(world: World, count: int) -> dict[str, float]:
     clock.lap("replay buffer: sample")
     replay.expire(step=2)
     clock.lap("replay buffer: expire")
-    cut_to(half, first[:half], second[:half])
+    fill(half, first[:half], [True] * half, second[:half])
     clock.lap("batch: cut to half")
     handled = {"hard buffer: name the oldest": half, "hard buffer: remove": half}  # the others: all
     return {name: value / handled.get(name, count) for name, value in clock.seconds.items()}

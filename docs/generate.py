@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf import config
+from bapo_openrlhf.adapt.metric import ADAPTED, ALL, CRITIC, Metric
 from bapo_openrlhf.record import metrics
 
 FOLDER = Path(__file__).parent
@@ -184,7 +186,7 @@ def config_page() -> str:
             "| flag | values | default | symbol | source | meaning |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
-        for item in config.flag_fields(kind):
+        for item in fields(kind):
             meta = item.metadata
             default = "" if item.default is None else f"`{item.default}`"
             cells = (f"`--{prefix}.{item.name}`", values(meta["argument"]), default, meta["symbol"], meta["source"])
@@ -199,14 +201,14 @@ def metrics_page() -> str:
     for title, section in sections.items():
         lines += ["", f"## {title}", "", "| name | unit | meaning | paper | when |", "| --- | --- | --- | --- | --- |"]
         for metric in section:
-            cells = (f"`{metric.name}`", metric.unit, metric.meaning, metric.source, when(metric))
+            cells = (f"`{metric.name}`", metric.unit, metric.sentence, metric.paper, when(metric))
             lines.append(f"| {' | '.join(map(cell, cells))} |")
     return "\n".join(lines) + "\n" + METRICS_FOOT
 
 
-def when(metric: metrics.Metric) -> str:
+def when(metric: Metric) -> str:
     """The runs and steps that have a metric, where not all do."""
-    only = {metrics.ALL: "", metrics.ADAPTED: "batch adaptation", metrics.CRITIC: "critic"}.get(metric.algorithms)
+    only = {ALL: "", ADAPTED: "batch adaptation", CRITIC: "critic"}.get(metric.algorithms)
     if only is None:
         only = ", ".join(f"`{name}`" for name in metric.algorithms)
     return "; ".join(part for part in (only, metric.when) if part)

@@ -1,12 +1,12 @@
-"""A training batch as the union of the three sources X1, X2 and X3 (Definition 3.1), and how it is made to fit."""
+"""A training batch: the union of the sources X1, X2 and X3 (Definition 3.1), and how it fits into its capacity."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.vocabulary import Source
+from bapo_openrlhf.adapt.vocabulary import SOURCES, Source
 
 
 @dataclass
@@ -14,16 +14,17 @@ class Batch:
     """The groups that one trainer step updates the policy with, and what became of the others that it generated.
 
     Attributes:
-        fresh: X1, filtered fresh groups.
-        reevaluated: X2, once too hard, informative under today's policy.
+        fresh: X1, fresh groups that passed the filter.
+        reevaluated: X2, groups of prompts that were too hard before and are informative under today's policy.
         replayed: X3, informative groups of the last few steps.
-        filtered: fresh groups that the filter dropped.
-        unimproved: groups generated again that are still too hard.
-        solved: groups generated again that have nothing left to learn from.
-        cut: groups that were selected for X1 or X2 but did not fit, because the batch is full.
-        too_far: groups selected for X1 whose policy is further from today's than allowed (Eq. 9).
-        nonfinite: groups selected for X1 or X2 whose importance ratio today is no finite number.
-        unused: groups drawn for X3 and then left out, for one of the last two reasons. They are not of this step.
+        filtered: Fresh groups that the filter dropped.
+        unimproved: Groups generated again that are still too hard.
+        solved: Groups generated again that have nothing left to learn from.
+        cut: Groups that were selected for X1 or X2 but did not fit, because the batch is full.
+        too_far: Groups selected for X1 whose policy is further from today's than allowed (Eq. 9).
+        nonfinite: Groups selected for X1 or X2 whose importance ratio today is not a finite number.
+        unused: Groups that were drawn for X3 and left out for one of the last two reasons. An earlier step generated
+            them.
     """
 
     fresh: list[Group] = field(default_factory=list)
@@ -41,54 +42,67 @@ class Batch:
         return len(self.fresh) + len(self.reevaluated) + len(self.replayed)
 
     def with_sources(self) -> list[tuple[Source, Group]]:
-        """All groups with their source, X1 first, then X2, then X3."""
-        return (
-            [("fresh", group) for group in self.fresh]
-            + [("reevaluated", group) for group in self.reevaluated]
-            + [("replayed", group) for group in self.replayed]
-        )
+        """All groups with their source: X1 first, then X2, then X3."""
+        return [(source, group) for source in SOURCES for group in getattr(self, source)]
 
 
-def cut_to(size: int, fresh: list[Group], reevaluated: list[Group]) -> Batch:
-    """X1 and X2 with at most `size` groups: those with the highest reward variance stay (Prop. A.3).
+def fill(
+    capacity: int,
+    fresh: Sequence[Group],
+    keep: Sequence[bool],
+    reevaluated: Sequence[Group] = (),
+    *,
+    most_fresh: int | None = None,
+    replay: Callable[[int], list[Group]] | None = None,
+) -> Batch:
+    """A batch of at most `capacity` groups: X1 and X2 first, then X3 in the room that is left (Eq. 7).
 
-    Ties go to the group whose policy is the more recent, then to the one generated last; a stored response in a group
-    does not make it older. Order within a source is kept.
-    """
-    if len(fresh) + len(reevaluated) <= size:
-        return Batch(fresh=list(fresh), reevaluated=list(reevaluated))
-    ranked = sorted(fresh + reevaluated, key=lambda g: (g.variance, g.policy_step, g.uid), reverse=True)
-    kept = {group.uid for group in ranked[:size]}
-    return Batch(
-        fresh=[group for group in fresh if group.uid in kept],
-        reevaluated=[group for group in reevaluated if group.uid in kept],
-        cut=[group for group in fresh + reevaluated if group.uid not in kept],
-    )
-
-
-def fresh_alone(groups: Sequence[Group], keep: Sequence[bool], capacity: int) -> Batch:
-    """X1 only: of the kept groups as many as fit (see `cut_to`); the others are filtered.
+    If X1 and X2 do not fit, the groups with the highest reward variance stay (see `highest_variance`). The others are
+    cut.
 
     Args:
-        groups: the fresh groups of the step.
-        keep: for each of them, whether it may be trained on.
-        capacity: most groups of X1.
+        capacity: B.
+        fresh: All fresh groups of the step.
+        keep: Says of each fresh group whether it belongs to X1. The others are filtered.
+        reevaluated: X2.
+        most_fresh: Limit of X1, for a method that reserves places for X2 or X3. None means that there is no limit but
+            the capacity.
+        replay: Draws X3. It takes the number of groups that still fit and returns at most so many stored groups.
     """
-    batch = cut_to(capacity, [group for group, kept in zip(groups, keep, strict=True) if kept], [])
-    batch.filtered = [group for group, kept in zip(groups, keep, strict=True) if not kept]
+    filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
+    x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
+    within = highest_variance(x1, capacity if most_fresh is None else most_fresh)
+    selected = {group.uid for group in highest_variance([*within, *reevaluated], capacity)}
+    batch = Batch(
+        fresh=[group for group in x1 if group.uid in selected],
+        reevaluated=[group for group in reevaluated if group.uid in selected],
+        filtered=filtered,
+        cut=[group for group in (*x1, *reevaluated) if group.uid not in selected],
+    )
+    if replay:
+        batch.replayed = replay(capacity - len(batch))
     return batch
 
 
-def replay_room(capacity: int, selected: int, available: int) -> int:
-    """How many groups X3 adds to |X1| + |X2| = `selected`: min(|B_high|, B - |X1| - |X2|), at least 0 (Eq. 7)."""
-    return max(min(available, capacity - selected), 0)
+def highest_variance(groups: Sequence[Group], size: int) -> list[Group]:
+    """The `size` groups with the highest reward variance (Prop. A.3), in the order in which they came.
+
+    Of equal variances, the group whose policy is more recent stays, then the one that was generated last. A stored
+    response in a group does not make the group older.
+    """
+    if len(groups) <= size:
+        return list(groups)
+    ranked = sorted(groups, key=lambda group: (group.variance, group.policy_step, group.uid), reverse=True)
+    kept = {group.uid for group in ranked[:size]}
+    return [group for group in groups if group.uid in kept]
 
 
 def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] = frozenset()) -> Batch:
-    """The batch without groups that turned out to be unfit once their log-probs were known.
+    """The batch without the groups that turned out to be unfit once their log-probs were known.
 
     Args:
-        too_far, nonfinite: uids; one that is in both counts as nonfinite.
+        too_far: uids of groups whose policy is too far from today's.
+        nonfinite: uids of groups with a ratio that is not finite. A group that is in both sets counts as nonfinite.
     """
     far, unfit = too_far - nonfinite, too_far | nonfinite
     selected = batch.fresh + batch.reevaluated

@@ -1,7 +1,7 @@
 """The hard buffer B_bad and the replay buffer B_high (Sec. 3.2), and a cache of responses by prompt.
 
-Storage alone: what to store, what to draw and when is the method's choice. Each buffer counts what enters and what
-leaves, so that nothing is lost silently: entered == left + still here, at any time.
+They only store. What is stored, what is drawn and when is the method's choice. Each buffer counts what enters and what
+leaves, so that nothing is lost silently: entered == left + still here, at any time. Each one reports its METRICS.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.metric import Metric, declare
 from bapo_openrlhf.adapt.state import group_from_state, group_state, prompt_state
 
 
 @dataclass(frozen=True)
 class HardPrompt:
-    """An entry of the hard buffer: a prompt that was too hard, its last group mean reward, and when that was seen."""
+    """An entry of the hard buffer: a prompt that was too hard, its last group mean reward, and the step of that group.
+
+    The buffer keeps only the prompt, because re-evaluation generates new responses (Eq. 6).
+    """
 
     prompt: Prompt
     mean: Fraction
@@ -29,14 +33,19 @@ class HardPrompt:
 
 
 class HardBuffer:
-    """B_bad: prompts whose last group failed (mean <= c1), FIFO, one entry a prompt.
+    """B_bad: prompts whose last group failed (mean <= c1), first in, first out, one entry a prompt.
 
-    Only the prompt is kept: re-evaluation generates new responses (Eq. 6), the failed ones are never read again.
     A newer failure of a stored prompt replaces its entry and goes to the back.
 
     Args:
-        capacity: most prompts stored; the oldest is evicted.
+        capacity: Most prompts stored. If the buffer is full, the oldest is evicted.
     """
+
+    METRICS: ClassVar[tuple[Metric, ...]] = declare("""
+        buffer/hard | prompts | Hard buffer | B_bad | Prompts stored because their last group failed.
+        buffer/hard_age_mean | trainer steps | Age of the hard buffer | B_bad | Mean time since the last group of a \
+            stored prompt. Missing if none is stored.
+    """)
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
@@ -62,14 +71,14 @@ class HardBuffer:
         self.counts["added"] += 1
 
     def remove(self, prompt: Prompt) -> bool:
-        """Take a prompt out; False when it is not here (any more)."""
+        """Take a prompt out. False if the buffer does not hold it."""
         if self._entries.pop(prompt.id, None) is None:
             return False
         self.counts["removed"] += 1
         return True
 
     def postpone(self, prompt: Prompt) -> None:
-        """Put a prompt last, where it is here (still)."""
+        """Put a prompt last, if the buffer holds it."""
         if prompt in self:
             self._entries.move_to_end(prompt.id)
 
@@ -81,14 +90,19 @@ class HardBuffer:
         """Trainer steps since each entry was made."""
         return [step - entry.step for entry in self._entries.values()]
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """Its METRICS at trainer step `step`."""
+        age = {"buffer/hard_age_mean": float(np.mean(self.ages(step)))} if len(self) else {}
+        return {"buffer/hard": len(self), **age}
+
     def check(self) -> None:
-        """Raise RuntimeError unless everything added is still here or counted as gone."""
+        """Raise RuntimeError unless everything that was added is still here or counted as gone."""
         gone = self.counts["replaced"] + self.counts["evicted"] + self.counts["removed"]
         if self.counts["added"] != gone + len(self):
             raise RuntimeError(f"hard buffer lost entries: {dict(self.counts)}, holds {len(self)}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Entries in order and counters; plain data."""
+        """Entries in order and counters, as plain data."""
         entries = [
             {"prompt": prompt_state(entry.prompt), "mean": str(entry.mean), "step": entry.step}
             for entry in self._entries.values()
@@ -96,7 +110,7 @@ class HardBuffer:
         return {"entries": entries, "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`. A smaller capacity than before evicts the oldest entries."""
+        """Inverse of `state_dict`. If the capacity is smaller than before, the oldest entries are evicted."""
         self._entries.clear()
         self.counts = Counter(state["counts"])
         for item in state["entries"]:
@@ -109,17 +123,29 @@ class HardBuffer:
 
 
 class ReplayBuffer:
-    """B_high: informative groups of the last few steps, with their behaviour log-probs, FIFO.
+    """B_high: informative groups with their behaviour log-probs, first in, first out.
 
     Args:
-        capacity: most groups stored; the oldest is evicted.
-        max_age: a group is kept while it is at most this many trainer steps old (3 in the paper).
+        capacity: Most groups stored. If the buffer is full, the oldest is evicted.
+        max_age: Most trainer steps that a group is kept for (3 in the paper). None means that groups never expire.
     """
 
-    def __init__(self, capacity: int, max_age: int) -> None:
+    METRICS: ClassVar[tuple[Metric, ...]] = declare("""
+        buffer/replay | groups | Replay buffer | B_high | Groups stored for replay.
+        buffer/replay_age_mean | trainer steps | Age of the replay buffer | B_high | Mean time since a stored group \
+            was generated. Missing if none is stored.
+        buffer/replay_added | groups | Groups added | | Groups that have entered the replay buffer so far.
+        buffer/replay_evicted | groups | Groups evicted | | Groups that have left it so far, because it was full or \
+            a newer group of their prompt came.
+        buffer/replay_expired | groups | Groups expired | | Groups that have left it so far because of their age.
+        buffer/replay_bytes | bytes | Size of the replay buffer | Eq. 4 | Size of its tokens and log-probs, with \
+            those under the reference model once they are computed.
+    """)
+
+    def __init__(self, capacity: int, max_age: int | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"capacity {capacity} of the replay buffer must be at least 1")
-        if max_age < 0:
+        if max_age is not None and max_age < 0:
             raise ValueError(f"max_age {max_age} of the replay buffer must not be negative")
         self.capacity = capacity
         self.max_age = max_age
@@ -133,7 +159,7 @@ class ReplayBuffer:
         return iter(self._groups)
 
     def add(self, group: Group) -> None:
-        """Store a group; the oldest goes when the buffer is full."""
+        """Store a group."""
         if len(self._groups) == self.capacity:
             self._groups.popleft()
             self.counts["evicted"] += 1
@@ -142,7 +168,7 @@ class ReplayBuffer:
 
     def expire(self, step: int) -> None:
         """Drop what is older than max_age at trainer step `step`."""
-        while self._groups and step - self._groups[0].step > self.max_age:
+        while self.max_age is not None and self._groups and step - self._groups[0].step > self.max_age:
             self._groups.popleft()
             self.counts["expired"] += 1
 
@@ -150,19 +176,19 @@ class ReplayBuffer:
         self,
         count: int,
         rng: np.random.Generator,
-        accept: Callable[[Group], bool],
+        accept: Callable[[Group], bool] = lambda group: True,
         priority: Callable[[Group], float] | None = None,
     ) -> list[Group]:
-        """S(B_high, min(|B_high|, count)) of Eq. 7: without replacement, among the accepted groups.
+        """S(B_high, min(|B_high|, count)) of Eq. 7: a draw without replacement among the accepted groups.
 
         The groups stay in the buffer and come back in the order in which they were stored.
 
         Args:
-            count: most groups drawn.
-            rng: the generator of the draw.
-            accept: which groups may be drawn.
-            priority: above 0; each draw takes one of the groups left with probability proportional to it. None:
-                uniform.
+            count: Most groups drawn.
+            rng: Generator of the draw.
+            accept: Says of a group whether it may be drawn.
+            priority: Weight of a group, above 0. Each draw takes one of the groups left with probability proportional
+                to it. None means that all groups are equally likely.
         """
         eligible = [group for group in self._groups if accept(group)]
         count = min(len(eligible), max(count, 0))
@@ -183,17 +209,24 @@ class ReplayBuffer:
         """Bytes of stored tokens and log-probs."""
         return sum(group.nbytes for group in self._groups)
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """Its METRICS at trainer step `step`. A buffer whose groups never expire has no count of them."""
+        numbers = {"buffer/replay": len(self), "buffer/replay_bytes": self.nbytes}
+        for end in ("added", "evicted") if self.max_age is None else ("added", "evicted", "expired"):
+            numbers[f"buffer/replay_{end}"] = self.counts[end]
+        return numbers | ({"buffer/replay_age_mean": float(np.mean(self.ages(step)))} if len(self) else {})
+
     def check(self) -> None:
-        """Raise RuntimeError unless everything added is still here or counted as gone."""
+        """Raise RuntimeError unless everything that was added is still here or counted as gone."""
         if self.counts["added"] != self.counts["expired"] + self.counts["evicted"] + len(self):
             raise RuntimeError(f"replay buffer lost groups: {dict(self.counts)}, holds {len(self)}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups in order and counters; plain data and arrays."""
+        """Groups in order and counters, as plain data and arrays."""
         return {"groups": [group_state(group) for group in self._groups], "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`. A smaller capacity than before evicts the oldest groups."""
+        """Inverse of `state_dict`. If the capacity is smaller than before, the oldest groups are evicted."""
         self.counts = Counter(state["counts"])
         self._groups = deque(group_from_state(item) for item in state["groups"])
         while len(self._groups) > self.capacity:
@@ -203,19 +236,27 @@ class ReplayBuffer:
 
 
 class ResponseCache:
-    """The last responses of each prompt, FIFO, as the groups that they were generated in.
+    """The last responses of each prompt, first in, first out, as the groups that they were generated in.
 
     The oldest group of a prompt may have lost its first responses.
 
     Args:
-        capacity: most responses of a prompt; its oldest leave.
+        capacity: Most responses of a prompt. Beyond them, its oldest leave.
 
     Attributes:
-        counts: of responses: added = evicted + self.responses.
-        responses: that are held.
-        nbytes: of their tokens and sampled log-probs. Both are counted as they come and go, for all prompts of the
-            data may be here.
+        counts: Numbers of responses: added = evicted + self.responses.
+        responses: Number of responses that are held.
+        nbytes: Bytes of their tokens and sampled log-probs. This number and `responses` are updated with every change,
+            because the cache may hold all prompts of the data.
     """
+
+    METRICS: ClassVar[tuple[Metric, ...]] = declare("""
+        cache/prompts | prompts | Prompts in the cache | | Prompts with stored responses.
+        cache/responses | responses | Responses in the cache | | Responses that are stored.
+        cache/bytes | bytes | Size of the cache | | Size of the stored responses' tokens and sampled log-probs.
+        cache/added | responses | Responses added | | Responses that have entered the cache so far.
+        cache/evicted | responses | Responses evicted | | Responses that newer ones have replaced so far.
+    """)
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -258,23 +299,28 @@ class ResponseCache:
             self.counts["evicted"] += gone
             excess -= gone
 
+    def metrics(self) -> dict[str, float]:
+        """Its METRICS."""
+        counts = {f"cache/{end}": self.counts[end] for end in ("added", "evicted")}
+        return {"cache/prompts": len(self), "cache/responses": self.responses, "cache/bytes": self.nbytes, **counts}
+
     def check(self) -> None:
-        """Raise RuntimeError unless every response that was added is still here or counted as gone. Looks at all."""
+        """Raise RuntimeError unless every response that was added is still here or counted as gone. Reads them all."""
         held = sum(group.size for group in self)
         if not self.counts["added"] - self.counts["evicted"] == self.responses == held:
             raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {held}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and counters; plain data and arrays.
+        """Groups and counters, as plain data and arrays.
 
         Raises:
-            RuntimeError: see `check`.
+            RuntimeError: A response was lost, see `check`.
         """
         self.check()
         return {"groups": [group_state(group) for group in self], "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`. A smaller capacity than before evicts the oldest responses."""
+        """Inverse of `state_dict`. If the capacity is smaller than before, the oldest responses are evicted."""
         self.counts = Counter(state["counts"])
         self.responses = self.nbytes = 0
         self._groups = {}

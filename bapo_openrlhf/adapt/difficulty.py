@@ -1,4 +1,4 @@
-"""How difficult prompts are, from their past groups: discounted counts, and how well they forecast."""
+"""How difficult prompts are, judged by their past groups: discounted counts, and how well these predict."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.metric import declare
 
 
 def successes(group: Group) -> Fraction:
-    """s, how many responses are right: the sum of the rewards, each clipped to [0, 1], so a reward of 0.3 is 0.3."""
+    """s, the number of right responses: the sum of the rewards, each clipped to [0, 1]. A reward of 0.3 adds 0.3."""
     return sum((min(max(reward, Fraction(0)), Fraction(1)) for reward in group.rewards), Fraction(0))
 
 
 class SuccessCounts:
     """Discounted counts of right and wrong responses of each prompt, in 16 bytes a prompt.
 
-    A prompt without any group has (a0, b0). A group of n responses, s of them right, makes of its prompt's counts
-    a <- lam a + (1 - lam) a0 + s and b <- lam b + (1 - lam) b0 + (n - s). Other prompts' counts stay as they are.
+    A prompt without any group has the counts (a0, b0). A group of n responses, s of them right, updates the counts of
+    its prompt: a <- lam a + (1 - lam) a0 + s and b <- lam b + (1 - lam) b0 + (n - s). Those of other prompts stay.
 
     Args:
-        decay: lam, within [0, 1]. 1 forgets nothing; 0 keeps the last group alone.
-        prior_a, prior_b: a0, b0.
+        decay: lam, within [0, 1]. 1 forgets nothing; 0 keeps only the last group.
+        prior_a, prior_b: a0 and b0.
     """
 
     def __init__(self, decay: float, prior_a: float, prior_b: float) -> None:
@@ -38,14 +39,14 @@ class SuccessCounts:
         return len(self._ids)
 
     def of(self, prompts: Sequence[Prompt]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Counts (P, 2) of the prompts, a and b of each, and (P,) whether there was a group of it."""
+        """Counts a and b of the prompts, shape (P, 2), and whether each had a group, shape (P,)."""
         rows, known = self._find(_numbers(prompts))
         counts = np.tile(self.prior, (len(rows), 1))
         counts[known] = self._counts[rows[known]]
         return counts, known
 
     def _find(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Where each id stands or would stand, and whether it does; found by halving, for there may be millions."""
+        """The row of each id, or where it would be inserted, and whether it is known. There may be millions of ids."""
         rows = np.searchsorted(self._ids, ids)
         known = np.zeros(len(ids), np.bool_)
         within = rows < len(self._ids)
@@ -53,7 +54,7 @@ class SuccessCounts:
         return rows, known
 
     def update(self, groups: Sequence[Group]) -> None:
-        """Count these groups, in their order. The arrays are new ones: those in a state keep their values."""
+        """Count these groups, in their order. New arrays are made, so that those in a saved state keep their values."""
         ids = _numbers([group.prompt for group in groups])
         new = np.unique(ids[~self._find(ids)[1]])
         places = np.searchsorted(self._ids, new)
@@ -65,11 +66,11 @@ class SuccessCounts:
             self._counts[row] = self.decay * self._counts[row] + (1 - self.decay) * self.prior + seen
 
     def state_dict(self) -> dict[str, Any]:
-        """Ids, uint64 (P,), and counts, float32 (P, 2)."""
+        """Ids, uint64 of shape (P,), and counts, float32 of shape (P, 2)."""
         return {"ids": self._ids, "counts": self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`. Decay and prior are not of the state: they may be changed on resume."""
+        """Inverse of `state_dict`. Decay and prior are not part of the state: a resume may change them."""
         self._ids, self._counts = state["ids"], state["counts"]
 
 
@@ -77,19 +78,24 @@ def _numbers(prompts: Sequence[Prompt]) -> NDArray[np.uint64]:
     return np.array([int(prompt.id, 16) for prompt in prompts], np.uint64)
 
 
+FORECAST_METRICS = declare("""
+    prompts/known | prompts | Known prompts | | Prompts that have had a group so far.
+    prompts/predicted | 0 to 1 | Predicted success | | Mean predicted success of this step's prompts.
+    prompts/unseen_share | 0 to 1 | Unseen prompts | | Share of this step's prompts that had no group before.
+    prompts/prediction_error | 0 to 1 | Prediction error | | Mean |predicted - observed| of this step's other \
+        prompts, where observed is the mean reward.
+""")
+
+
 def forecast_metrics(
     groups: Sequence[Group], predicted: NDArray[np.float64], known: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """How well the groups of a step were predicted; a number that no group gives is left out.
-
-    prompts/predicted: mean predicted success probability of the prompts that were generated for.
-    prompts/unseen_share: share of them that had no group before.
-    prompts/prediction_error: mean |predicted - observed| of the others; observed is s / n.
+    """How well the groups of a step were predicted: FORECAST_METRICS but the first. Numbers of no group are left out.
 
     Args:
-        groups: fresh groups, P of them.
-        predicted: (P,) probabilities, of before these groups were known.
-        known: (P,) whether the prompt had a group before.
+        groups: Fresh groups, P of them.
+        predicted: Success probabilities before these groups were known, shape (P,).
+        known: Whether the prompt had a group before, shape (P,).
     """
     if not groups:
         return {}

@@ -66,28 +66,16 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="ckpt.path, which means its newest whole "
         "checkpoint; or the folder TAG of one checkpoint in _adapt or _actor")  # fmt: skip
     add("--buffer", choices=buffer.BUFFERS, help="only this buffer")
-    add(
-        "--mean", nargs=2, metavar=("LOW", "HIGH"), help="only group mean rewards from LOW to HIGH, such as 0.25 or 1/4"
-    )
+    add("--mean", nargs=2, metavar=("LOW", "HIGH"), help="only group mean rewards from LOW to HIGH, 0.25 or 1/4")
     add("--age", nargs=2, type=int, metavar=("MIN", "MAX"), help="only entries that are MIN to MAX trainer steps old")
     add("--contains", metavar="TEXT", help="only prompts that contain TEXT")
-    add(
-        "--sort",
-        choices=list(buffer.SORTS),
-        default="stored",
-        help="order of the entries; stored: the oldest of each buffer comes first",
-    )
+    add("--sort", choices=list(buffer.SORTS), default="stored", help="order; stored: the oldest of each buffer first")
     add("--reverse", action="store_true", help="the highest comes first")
     add("--limit", type=int, metavar="N", help=f"at most N entries; without it, a list has {LISTED}")
     add("--export", type=Path, metavar="FILE.jsonl", help="write one line of JSON per entry instead of the list")
     add("--tokens", action="store_true", help="also export token ids and log-probs")
     add("--tokenizer", metavar="MODEL", help="folder or name of a model; its tokenizer turns the responses into text")
-    add(
-        "--rollout-delay",
-        type=int,
-        metavar="V",
-        help="v, from which ages in syncs follow; default: the value in run.json",
-    )
+    add("--rollout-delay", type=int, metavar="V", help="v, for the ages in syncs; default: the value in run.json")
     return parser.parse_args(list(argv))
 
 

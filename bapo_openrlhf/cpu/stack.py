@@ -64,8 +64,7 @@ def active() -> bool:
     return not torch.cuda.is_available()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Environment
+# ── Environment ──
 
 
 def _threads() -> int:
@@ -163,8 +162,7 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Start
+# ── Start ──
 
 
 def install() -> None:

@@ -1,4 +1,4 @@
-"""What a method is: two calls a step, and a state."""
+"""What a method is: it makes the batch of each step, and it has a state. A new method needs only `build_batch`."""
 
 from __future__ import annotations
 
@@ -6,41 +6,54 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.filters import make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.metric import Metric
 
 
 class Method(ABC):
     """Chooses the groups that a step trains on. Pure: no Ray, no torch, no files; all randomness from one generator.
 
-    A step t is: `choose_prompts(t, ...)` takes the prompts to generate for, where more are drawn than needed;
-    `begin_step(t)` names prompts to generate again with today's policy; the caller generates; then
-    `build_batch(t, fresh, reevaluated)` takes what was generated and returns the batch; `observe(t, errors)` tells what
-    the experience of its groups was like.
+    The trainer calls a method in this order in step t. `choose_prompts(t, ...)` selects the prompts to generate for, if
+    more are drawn than needed. `begin_step(t)` names prompts to generate again with today's policy. After generation,
+    `build_batch(t, fresh, reevaluated)` returns the batch. Then `observe(t, errors)` reports the errors of its groups.
 
     Attributes:
-        candidates: prompts drawn from the data for each one that is generated for. With 1 nothing is chosen.
-        traces: file with responses of another model, for a method that asks for them: it has an option of this name.
-            "" where it was not given; None for a method that asks for none.
-        trace_of: the traces, see `take_traces`.
-        shaping: gamma of the policy shaping (`adapt.traces.shaped`) that the loss of a trace's tokens has.
-        finetune_weight: factor of the loss that is fine-tuned on, see `demonstrations`.
+        NAME: Name of the method in its state. "" stands for the name of the class.
+        VERSION: Format version of its state.
+        STATE: Names of the attributes that make up its state. Each holds plain data, numpy arrays, a random generator,
+            or an object with `state_dict` and `load_state_dict`.
+        METRICS: Every metric that it can report.
+        candidates: Prompts drawn from the data for each prompt that is generated for. 1 means that none are chosen.
+        traces: File with responses of another model. It is the option of this name, "" if that was not given. None
+            means that the method does not use such a file.
+        trace_of: The traces, see `take_traces`.
+        shaping: gamma of the policy shaping (`adapt.traces.shaped`) in the loss of a trace's tokens.
+        finetune_weight: Factor of the fine-tuning loss, see `demonstrations`.
+        measured: Metrics of the last step. `build_batch` sets it.
     """
 
+    NAME: ClassVar[str] = ""
+    VERSION: ClassVar[int] = 1
+    STATE: ClassVar[tuple[str, ...]] = ()
+    METRICS: ClassVar[tuple[Metric, ...]] = ()
     candidates: int = 1
     traces: str | None = None
     trace_of: Mapping[str, np.ndarray] = MappingProxyType({})
     shaping: float = 0.1
     finetune_weight: float = 1.0
+    measured: Mapping[str, float] = MappingProxyType({})
 
     @classmethod
     def parameters(cls) -> Mapping[str, inspect.Parameter]:
-        """What `build` takes for it, by name: its constructor's parameters."""
+        """What `build` takes, by name: the parameters of the constructor."""
         return inspect.signature(cls).parameters
 
     @classmethod
@@ -48,98 +61,140 @@ class Method(ABC):
         """A method for a run.
 
         Args:
-            given: capacity (B), group_size (G), seed, and the --adapt flags by name; it takes what it has a parameter
-                for.
-            options: the other parameters, by name.
+            given: capacity (B), group_size (G), seed, and the --adapt flags, by name. Those that are no parameter are
+                ignored.
+            options: The other parameters, by name.
         """
         return cls(**{name: given[name] for name in cls.parameters() if name in given}, **options)
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
-        """The prompts to generate for in trainer step `step`: positions among the candidates, each once.
+        """The prompts to generate for in this step: positions among the candidates, each at most once.
 
-        Called before `begin_step`, and only where `candidates` is above 1.
+        Called before `begin_step`, and only if the attribute `candidates` is above 1.
 
         Args:
-            step: trainer step.
-            candidates: prompts drawn from the data, at most `count` times the attribute `candidates`; fewer at its end.
-            count: prompts to take, at most as many as there are candidates.
+            step: Trainer step.
+            candidates: Prompts drawn from the data: `count` times the attribute `candidates`, fewer at the data's end.
+            count: How many prompts to select. It is at most the number of candidates.
         """
         return list(range(count))
 
     def take_traces(self, traces: Mapping[str, np.ndarray]) -> None:
-        """Called once, before the first step, where `traces` names a file. They are no part of the state.
+        """Called once before the first step, if the attribute `traces` names a file. They are not part of the state.
 
         Args:
-            traces: token ids of a response to each prompt that has one, int32 (A,), the end token included; by the
-                prompt's text. `adapt.traces.external_response` makes a response of it.
+            traces: Token ids of a response, int32 (A,), end token included, by the text of its prompt.
+                `adapt.traces.external_response` turns them into a response.
         """
         self.trace_of = traces
 
-    @abstractmethod
     def begin_step(self, step: int) -> list[Prompt]:
         """Start trainer step `step` (0, 1, ...): the prompts to re-evaluate with today's policy, oldest first."""
+        return []
 
     @abstractmethod
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """The batch of this step.
 
         Args:
-            step: trainer step, as given to `begin_step`.
-            fresh: groups that the rollout policy generated in this step.
-            reevaluated: groups of the prompts that `begin_step` named, generated by today's policy.
+            step: Trainer step, as given to `begin_step`.
+            fresh: Groups that the rollout policy generated in this step.
+            reevaluated: Groups of the prompts that `begin_step` named, generated by today's policy.
         """
 
     def demonstrations(self, step: int) -> Sequence[Group]:
-        """Responses to fine-tune on in this step, after its update: one optimizer step of cross-entropy; none: none.
+        """Responses to fine-tune on: the actor takes one cross-entropy step on them. An empty sequence skips it.
 
-        Called once a step, after `build_batch`. The groups may be of any size and number; they are in no batch.
+        Called once a step, after the update. The groups may have any size and number. They are not part of the batch.
         """
         return ()
 
     def observe(self, step: int, errors: Mapping[int, float]) -> None:
-        """Called after `build_batch`, where the step trains.
+        """Called after `build_batch`, if the step trains.
 
         Args:
-            step: trainer step.
-            errors: of each group that is trained on, by uid, before the update: mean |value - return| over its tokens
-                under a critic, else mean |A|, without the weight of its source.
+            step: Trainer step.
+            errors: Error of each group that is trained on, by uid, before the update. With a critic it is the mean
+                |value - return| over the group's tokens, otherwise the mean |A|. The weight of its source is left out.
         """
         return
 
     def policy_moved(self, distance: float) -> None:
-        """Called whenever the rollout engines get other weights for the steps that come.
+        """Called whenever the rollout engines get other weights for the steps that follow.
 
         Args:
-            distance: how far the policy was, in the step before, from the one that generated that step's fresh groups:
-                their mean sampled total variation distance, within [0, 1]; 0 where that was today's (v = 1).
+            distance: Mean sampled total variation distance, within [0, 1], between the policy of the step before and
+                the one that generated that step's fresh groups. 0 if these are the same (v = 1).
         """
         return
 
     def constants(self) -> tuple[float, float, float]:
-        """K1, K2, K3 of Theorem 3.2 for the theory monitor (Eq. 11-13); nan where the theorem says nothing."""
+        """K1, K2, K3 of Theorem 3.2 for the theory monitor (Eq. 11-13). nan if it does not cover the method."""
         return math.nan, math.nan, math.nan
 
-    @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """Numbers of the last step, for the log."""
+        """Numbers of the last step for the log, by name. Empty before the first step."""
+        return dict(self.measured)
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next steps depend on, as plain data and numpy arrays, with a format version."""
+        saved: dict[str, Any] = {"method": self._name(), "version": self.VERSION}
+        for name in self.STATE:
+            value = getattr(self, name)
+            if isinstance(value, np.random.Generator):
+                value = value.bit_generator.state
+            saved[name] = value.state_dict() if hasattr(value, "state_dict") else value
+        return saved
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`.
 
         Raises:
-            ValueError: the state is of another method or format version.
+            ValueError: The state belongs to another method or has another format version.
         """
+        if (state.get("method"), state.get("version")) != (self._name(), self.VERSION):
+            raise ValueError(
+                f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
+                f"expected {self._name()!r}, version {self.VERSION}"
+            )
+        for name in self.STATE:
+            value = getattr(self, name)
+            if isinstance(value, np.random.Generator):
+                value.bit_generator.state = state[name]
+            elif hasattr(value, "load_state_dict"):
+                value.load_state_dict(state[name])
+            else:
+                setattr(self, name, state[name])
+
+    def _name(self) -> str:
+        return self.NAME or type(self).__name__
 
 
-def require_state(state: Mapping[str, Any], method: str, version: int) -> None:
-    """Raise ValueError unless a state is of this method and format version."""
-    if (state.get("method"), state.get("version")) != (method, version):
-        raise ValueError(
-            f"state of method {state.get('method')!r}, version {state.get('version')!r}; "
-            f"expected {method!r}, version {version}"
+@dataclass(eq=False, kw_only=True)
+class FilteredMethod(Method):
+    """A method whose fresh groups pass one of the fresh filters. Its fields are the parameters of the constructor.
+
+    Args:
+        capacity: B, groups that a batch holds at most.
+        seed: Seed of all random draws.
+        filter, gaussian_mean, gaussian_std, uniform_fraction: The fresh filter, as the --adapt flags.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ("rng",)
+
+    capacity: int
+    seed: int = 0
+    filter: str = "range"
+    gaussian_mean: float = 0.5
+    gaussian_std: float = 0.2
+    uniform_fraction: float = 0.6
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.Generator(np.random.PCG64(self.seed))
+        self.fresh_filter = make_filter(
+            self.filter, mean=self.gaussian_mean, std=self.gaussian_std, fraction=self.uniform_fraction
         )
+
+    def passes(self, fresh: Sequence[Group]) -> list[bool]:
+        """Which of the fresh groups pass the filter."""
+        return self.fresh_filter(fresh, self.rng)

@@ -107,7 +107,7 @@ class CheckpointStore:
         for part in self.models:
             paths = self._files(part, tag)
             if not paths:
-                raise CheckpointError(f"{self.path / part / tag} holds no file: the model was not saved")
+                raise CheckpointError(f"{self.path / part / tag} has no file: the model was not saved")
             files |= {path: {"bytes": self._size(path)} for path in paths}
         for path in self._files(ADAPT, tag):
             if self.path / path not in (folder / MARKER, folder / MANIFEST):
@@ -138,7 +138,9 @@ class CheckpointStore:
         files = self._manifest(tag)["files"]
         for part in self.models:
             if not any(PurePosixPath(path).parts[0] == part for path in files):
-                raise CheckpointError(f"{self.path / part / tag} is not in the checkpoint: it was saved without one")
+                raise CheckpointError(
+                    f"{self.path / part / tag} is not in the checkpoint, which was saved without this model"
+                )
         for path, expected in files.items():
             size = self._size(path)
             if size != expected["bytes"]:
@@ -237,12 +239,12 @@ class CheckpointStore:
         folder = self._folder(ADAPT, tag)
         self._refuse_links(f"{ADAPT}/{tag}/{MANIFEST}")
         if (folder / MARKER).exists() and not (folder / MANIFEST).exists():
-            raise CheckpointError(f"{folder / MANIFEST} is missing: the save did not end")
+            raise CheckpointError(f"{folder / MANIFEST} is missing: the save did not finish")
         manifest = read_document(folder / MANIFEST, KIND)
         for path in manifest["files"]:
             parts = PurePosixPath(path).parts
             if parts[:2] not in [(part, tag) for part in (ACTOR, CRITIC, ADAPT)] or ".." in parts:
-                raise CheckpointError(f"{folder / MANIFEST} lists {path}, which is not of this checkpoint")
+                raise CheckpointError(f"{folder / MANIFEST} lists {path}, which does not belong to this checkpoint")
         return manifest
 
     def _files(self, part: str, tag: str) -> list[str]:
@@ -265,7 +267,7 @@ class CheckpointStore:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointError(f"{self.path / path} is missing") from error
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{self.path / path} is no file")
+            raise CheckpointError(f"{self.path / path} is not a file")
         return status.st_size
 
     def _digest(self, path: str) -> str:

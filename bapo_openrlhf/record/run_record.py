@@ -249,7 +249,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             row["step"]
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}, line {number}, is no row of a run: {line[:80]!r}") from error
+            raise ValueError(f"{path}, line {number}, is not a row of a run: {line[:80]!r}") from error
         rows.append(row)
     return rows
 

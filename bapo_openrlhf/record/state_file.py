@@ -101,7 +101,7 @@ def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> di
     if len(raw) != expected["bytes"]:
         raise CheckpointError(f"{tensors_path} has {len(raw)} bytes instead of {expected['bytes']}")
     if blake2b(raw).hexdigest() != expected["blake2b"]:
-        raise CheckpointError(f"{tensors_path} is damaged, or of another save than {json_path.name}")
+        raise CheckpointError(f"{tensors_path} is damaged or belongs to another save than {json_path.name}")
     loaded: dict[str, Any]
     if expected["library"] == "numpy":
         loaded = load_numpy(raw)
@@ -170,12 +170,12 @@ def read_document(path: Path, kind: str) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged or cut short: {error}") from error
     # Kind and format are checked before the digest, because another version may compute it in another way.
     if not isinstance(document, dict) or document.get("kind") != kind:
-        raise CheckpointError(f"{path} is no {kind}")
+        raise CheckpointError(f"{path} is not a {kind}")
     version = document.get("format")
     if version != FORMAT_VERSION:
         newer = isinstance(version, int) and version > FORMAT_VERSION
         writer = "was written by a newer version: " if newer else "has "
-        raise CheckpointError(f"{path} {writer}format {version!r}, this version reads {FORMAT_VERSION}")
+        raise CheckpointError(f"{path} {writer}format {version!r}, but this version reads {FORMAT_VERSION}")
     found = document.get("blake2b")
     if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{64}", found):
         raise CheckpointError(f"{path} is damaged: its digest is {found!r}")

@@ -1,8 +1,8 @@
-"""Checkpoints that a run goes on from exactly: all that the next steps depend on beside the models.
+"""Checkpoints from which a run continues exactly as if it had never stopped.
 
-OpenRLHF saves the models, their optimizers and the position in the data. Added here: the method's state with both
-buffers, the rollout weights where they are not today's, the generators of random numbers, and the counters; and a
-manifest, written last, without which a checkpoint does not count.
+OpenRLHF saves the models, their optimizers and the position in the data. This module adds everything else that the
+next steps depend on: the method's state with both buffers, the rollout weights if they are not today's, the random
+number generators, and the counters. A manifest is written last. A checkpoint without a manifest does not count.
 """
 
 from __future__ import annotations
@@ -14,33 +14,36 @@ from typing import Any
 
 import ray
 import torch
+from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import load_state, save_state
+from bapo_openrlhf.training.contract import extends, plain_class
 
 STATE_VERSION = 1
+Base = plain_class(PPOTrainer)
 logger = init_logger(__name__)
 
 
-class WholeCheckpoints:
-    """Mixed into the trainer."""
+class WholeCheckpoints(Base):
+    """OpenRLHF's trainer with whole checkpoints. `AdaptedPPOTrainer` extends it, and owns the state that it saves."""
 
     def open_checkpoints(self) -> None:
-        """To be called once, when the trainer is made."""
+        """Open the store of checkpoints. Call this once in the constructor."""
         self.checkpoints = CheckpointStore(Path(self.args.ckpt.path), critic=self.critic_model_group is not None)
-        self.resumed_engine_step: int | None = None  # after a resume, until the engines hold their weights again
+        self.resumed_engine_step: int | None = None  # set after a resume, until the engines hold their weights again
         self._epoch_done = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything outside OpenRLHF's own checkpoint, as plain data and arrays."""
+        """Everything that is not in OpenRLHF's own checkpoint, as plain data and arrays."""
         groups = {"actor": self.actor_model_group, "critic": self.critic_model_group}
         return {
             "version": STATE_VERSION,
             "step": self.step,
-            "engine_step": self.engine_step,
+            "engine_step": self.rollout_weights.step,
             "generated": self.generated,
-            "rollouts": self.rollouts,
+            "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
             "epoch_done": self._epoch_done,
             "torch_rng": torch.get_rng_state(),
@@ -54,10 +57,10 @@ class WholeCheckpoints:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`.
+        """Restore what `state_dict` returned.
 
         Raises:
-            ValueError: the state is of another format, method or group size.
+            ValueError: the state has another format, method or group size.
         """
         size = self.args.rollout.n_samples_per_prompt
         if state["version"] != STATE_VERSION:
@@ -68,7 +71,7 @@ class WholeCheckpoints:
             )
         self.method.load_state_dict(state["method"])
         self.ledger.load_state_dict(state["ledger"])
-        self.step, self.generated, self.rollouts = state["step"], state["generated"], state["rollouts"]
+        self.step, self.generated, self.recorder.rollouts = state["step"], state["generated"], state["rollouts"]
         if state["epoch_done"]:
             torch.set_rng_state(state["torch_rng"])
         else:
@@ -80,55 +83,54 @@ class WholeCheckpoints:
             else:
                 logger.warning(f"{len(saved)} {name} ranks wrote the checkpoint, {len(workers)} resume: other shuffles")
 
+    @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """OpenRLHF's, and the state of the layer that was saved with it."""
+        """Restore OpenRLHF's state and the state of the layer, and continue the record at the checkpoint."""
         states = super().init_checkpoint_states()
         if states["global_step"]:
+            self.recorder.resume(states["global_step"])
             self.phase = "resuming"
-            state = load_state(self.checkpoints.folder(self.args.checked.resume_tag))
+            tag = self.args.checked.resume_tag
+            state = load_state(self.checkpoints.folder(tag))
             if state["step"] != states["global_step"]:
                 raise ValueError(
-                    f"checkpoint {self.args.checked.resume_tag} has the layer of step {state['step']} and the actor of "
-                    f"step {states['global_step']}"
+                    f"checkpoint {tag} has the layer of step {state['step']} and the actor of step "
+                    f"{states['global_step']}"
                 )
             self.load_state_dict(state)
             self.resumed_engine_step = state["engine_step"]
-            logger.info(f"resumed from {self.args.checked.resume_tag}")
+            logger.info(f"resumed from {tag}")
             if states["episode"] >= self.args.train.num_episodes:
                 logger.warning(
-                    f"{self.args.checked.resume_tag} is the end of all {self.args.train.num_episodes} episodes "
-                    "(train.num_episodes): nothing is left to train"
+                    f"{tag} is the end of all {self.args.train.num_episodes} episodes (train.num_episodes): nothing "
+                    "is left to train"
                 )
         return states
 
     def resume_engines(self) -> None:
-        """Give the engines the weights they held when the checkpoint was written; today's where v has changed since.
-
-        With --adapt.max_tv_rollout they may be of any step since the last multiple of v.
-        """
+        """Give the engines the weights that they held when the checkpoint was written."""
         saved, self.resumed_engine_step = self.resumed_engine_step, None
-        first = self.schedule.rollout_step(self.step)
-        usable = saved == first if self.args.adapt.max_tv_rollout is None else saved >= first
-        if saved == self.step or not usable:
-            self._sync_engines()
-        else:
-            self._engines("load_weights", str(self.checkpoints.folder(self.args.checked.resume_tag)))
-            self.engine_step = saved
-        self._keep_if_needed()
+        folder = self.checkpoints.folder(self.args.checked.resume_tag)
+        may_be_early = self.args.adapt.max_tv_rollout is not None
+        self.rollout_weights.resume(saved, self.step, folder, may_be_early=may_be_early)
 
+    @extends(Base)
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
-        """OpenRLHF's loggers and checkpoints; a checkpoint is whole when the layer's state is in it, too."""
+        """Record the step's metrics, then log and save as OpenRLHF does. A saved checkpoint is made whole."""
         self._epoch_done = self.samples_generator.exhausted
         if self._epoch_done:
-            client_states["episode"] += 1  # or OpenRLHF would go through the data once more in this episode
+            client_states["episode"] += 1  # otherwise OpenRLHF would repeat the data of this episode after a resume
         saves = global_step % self.args.ckpt.save_steps == 0
         with self._whole_checkpoint(f"global_step{global_step}") if saves else nullcontext():
+            self.recorder.add_metrics(global_step, logs_dict)
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+            self.profile.step_ended()
 
+    @extends(Base)
     def save_best_checkpoint(self, eval_metrics: dict, global_step: int, client_states: Any = None) -> None:
-        """OpenRLHF's, where the evaluation was the best so far, made whole."""
+        """Save as OpenRLHF does if the evaluation is the best so far. A saved checkpoint is made whole."""
         key = self._detect_eval_metric_key(eval_metrics) if eval_metrics else None
         best = key is not None and eval_metrics[key] > self.best_eval_metric_value
         with self._whole_checkpoint(f"best_global_step{global_step}") if best else nullcontext():
@@ -136,7 +138,11 @@ class WholeCheckpoints:
 
     @contextmanager
     def _whole_checkpoint(self, tag: str) -> Iterator[None]:
-        """Around OpenRLHF's saving of models: mark the checkpoint as begun, add the layer's state, seal it."""
+        """Make the checkpoint whole that OpenRLHF saves in the block.
+
+        Before the block the checkpoint is marked as begun. After it the layer's state is added, and the checkpoint is
+        sealed.
+        """
         if self.args.ckpt.disable_ds:
             yield
             return
@@ -144,11 +150,11 @@ class WholeCheckpoints:
         folder = self.checkpoints.begin(tag)
         yield
         if not self.checkpoints.has_models(tag):
-            self.checkpoints.abandon(tag)  # it was not the best
+            self.checkpoints.abandon(tag)  # OpenRLHF saved nothing, because it was not the best
         else:
             save_state(folder, self.state_dict())
-            if self.engine_step != self.step:
-                self._engines("save_weights", str(folder), engines=self.vllm_engines[:1])  # the same in all of them
+            if self.rollout_weights.step != self.step:
+                self.rollout_weights.save(folder)
             self.checkpoints.complete(tag, self.step)
             self.checkpoints.forget_rotated()
         self.phase = "finishing the step"

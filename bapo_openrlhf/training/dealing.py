@@ -1,44 +1,46 @@
-"""Samples on their way to a model's data-parallel ranks, and fillers where a rank would have none left.
+"""How the samples of a batch are dealt to a model's data-parallel ranks, with fillers for ranks that would have none.
 
-Each model's samples are dealt to its own ranks in shares that differ by at most one sample. Fillers exist only from
-here to the worker: rewards, advantages, whitening and the record never see one.
+The samples are dealt to the ranks of each model in shares that differ by at most one sample. Fillers exist only between
+this module and the workers. Rewards, advantages, whitening and the record never contain one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.utils.seqlen_balancing import get_minimum_num_micro_batch_size, get_seqlen_balanced_partitions
 
 from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step
+from bapo_openrlhf.training.contract import extends
 
 Places = list[int]  # positions of samples in a batch
+Cut = Callable[[list[int], list[Places]], list[list[Places]]]  # see `dealt_batches`
 
 
 def ranks_of(group: RayActorGroup) -> int:
-    """Data-parallel ranks of a model: the processes of a ring or of a tensor-parallel group count once."""
+    """Number of data-parallel ranks of a model. All processes of a ring or of a tensor-parallel group are one rank."""
     return len(group._actor_handlers) // group.duplicate_actors
 
 
 def lengths_of(samples: Sequence[Experience]) -> list[int]:
-    """Tokens of each sample, without padding."""
+    """Number of tokens of each sample, without padding."""
     return [int(sample.attention_mask.sum()) for sample in samples]
 
 
 def filler_of(sample: Experience) -> Experience:
-    """A sample like this one for a rank that would have none, without an action token.
+    """A filler: a sample like this one, but without a generated token.
 
-    It has the same fields and info keys, tokens to pass through a model, and 0 for every real number. So its loss and
-    its gradient are 0, and every rank takes part in the same collective calls.
+    A filler has the same fields and info keys, tokens to pass through a model, and 0 for every real number. Its loss
+    and its gradient are therefore 0. Because of it, its rank takes part in the same collective calls as the others.
 
     Args:
-        sample: one sample, with or without a batch dimension; it stays as it is.
+        sample: One sample, with or without a batch dimension. It is not changed.
     """
     numbers = {
         field.name: torch.zeros_like(value)
@@ -65,19 +67,18 @@ def order_info(samples: Sequence[Experience]) -> None:
         sample.info = {key: sample.info[key] for key in keys}
 
 
-def dealt_batches(
-    samples: Sequence[Experience], ranks: int, cut: Callable[[list[int], list[Places]], list[list[Places]]], pad: int
-) -> list[list[Experience]]:
-    """The samples as batches for each rank; all ranks have equally many, and some end with a filler.
+def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int) -> list[list[Experience]]:
+    """Batches of the samples for each rank. All ranks have equally many batches, and some end with a filler.
 
     Args:
-        samples: one sample each, with a batch dimension of 1.
-        cut: makes the parts of each rank's share, from the lengths of all samples and the shares.
-        pad: token id of the padding.
+        samples: One sample each, with a batch dimension of 1.
+        ranks: Number of data-parallel ranks.
+        cut: Makes the parts of each rank's share. It is called with the lengths of all samples and with the shares.
+        pad: Token id of the padding.
     """
     lengths = lengths_of(samples)
     dealt = deal(lengths, ranks)
-    filler = filler_of(samples[dealt[0][0]])  # the shortest sample is dealt first, and a filler like it costs least
+    filler = filler_of(samples[dealt[0][0]])  # the first rank's first sample is the shortest: its filler costs least
 
     def batch(part: Places) -> Experience:
         return Experience.concat_experiences([samples[place] for place in part], pad) if part else filler
@@ -86,32 +87,35 @@ def dealt_batches(
 
 
 class DealtActorGroup(RayActorGroup):
-    """OpenRLHF's processes of one model, whose ranks train on shares that differ by at most one sample."""
+    """OpenRLHF's processes of one model. Its ranks train on shares that differ by at most one sample."""
 
+    @extends(RayActorGroup)
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
-        """As OpenRLHF's; a batch to train on is dealt to the ranks first."""
+        """Call a method on all ranks. A batch to train on is first dealt to the ranks."""
         if method_name == "append":
             kwargs = shares(kwargs["experience"], ranks_of(self))
         return super().async_run_method_batch(method_name, **kwargs)
 
 
 def shares(experiences: Sequence[Experience], ranks: int) -> dict[str, list[Any]]:
-    """What each rank's `append` is given, by name of the argument: its share, a filler, and the size of the batch.
+    """The arguments of each rank's `append`, by name: its share, a filler, and the number of samples of the batch.
 
     Args:
-        experiences: the batch; each has `index`, the positions of its samples, or all have None.
+        experiences: The batch. Each of them has in `index` the positions of its samples, or all have None.
+        ranks: Number of data-parallel ranks.
 
     Raises:
         ValueError: see `order_info`.
     """
     places = [place for experience in experiences for place in experience.index or []]
-    # OpenRLHF's function removes the index from what it is given, and the critic's share is made from the same batch.
+    # OpenRLHF's function removes the index of what it gets. So it gets copies, because the critic's shares are made
+    # of the same batch.
     samples = [sample for experience in experiences for sample in split_experience_batch(replace(experience))]
     order_info(samples)
     if places:
         samples = [sample for _, sample in sorted(zip(places, samples, strict=True), key=lambda pair: pair[0])]
     dealt = [[samples[place] for place in share] for share in deal(lengths_of(samples), ranks)]
-    filler = make_experience_batch([filler_of(dealt[0][0])])  # the shortest sample is dealt first
+    filler = make_experience_batch([filler_of(dealt[0][0])])  # of the shortest sample, as in `dealt_batches`
     return {
         "experience": [make_experience_batch(share) if share else None for share in dealt],
         "filler": [filler] * ranks,
@@ -119,105 +123,97 @@ def shares(experiences: Sequence[Experience], ranks: int) -> dict[str, list[Any]
     }
 
 
-class DealtExperienceMaker(RemoteExperienceMaker):
-    """OpenRLHF's experience maker, where every model's ranks pass shares that differ by at most one sample.
+class DealtBatch:
+    """The samples of one batch, as the forward-pass batches that the ranks of each model pass.
 
-    The batches of this process are those of the actor's ranks, without fillers. A model with another number of ranks,
-    or one that is asked for some of the samples only, gets batches of its own; its answers are sorted back.
+    A model may have another number of ranks than the actor, or it may be asked for only some of the samples. It then
+    gets batches of its own, and `in_batches` brings its answers back to the batches of this process.
+
+    Args:
+        samples: One sample each, without padding. The constructor sets their `index`.
+        actor: The actor's processes.
+        cut: See `dealt_batches`.
+        pad: Token id of the padding.
+
+    Attributes:
+        samples: The samples.
+        batches: The batches of this process: those of the actor's ranks, one rank after the other, without fillers.
+
+    Raises:
+        ValueError: see `order_info`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._samples: Sequence[Experience] = ()  # of the batch, without padding
-        self._batches: Sequence[Experience] = ()  # the same, as the actor's ranks pass them
-        self._passes: dict[int, list[Experience]] = {}  # the same with fillers, by number of ranks
-        self._asked: dict[int, tuple[Any, list[Places]]] = {}  # by id of Ray's references: model, samples by batch
-
-    def split_rollout_samples(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Forward-pass batches of samples of like lengths, one rank of the actor after the other.
-
-        Raises:
-            ValueError: see `order_info`.
-        """
-        self._forget()
-        order_info(rollout_samples)
-        for place, sample in enumerate(rollout_samples):
+    def __init__(self, samples: Sequence[Experience], actor: RayActorGroup, cut: Cut, pad: int) -> None:
+        order_info(samples)
+        for place, sample in enumerate(samples):
             sample.index = [place]
-        self._samples = rollout_samples
-        self._batches = [batch for batch in self._passes_of(range(len(rollout_samples)), self.actor_model_group)
-                         if batch.index]  # fmt: skip
-        return list(self._batches)
+        self.samples, self._cut, self._pad = samples, cut, pad
+        self._passes: dict[int, list[Experience]] = {}  # passes of all samples, by number of ranks
+        self.batches = [batch for batch in self.passes(self.places, actor) if batch.index]
 
-    @torch.no_grad()
-    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        """As OpenRLHF's."""
-        experiences = super().make_experience(samples_list)
-        self._forget()
-        return experiences
+    @property
+    def places(self) -> Places:
+        """Positions of all samples."""
+        return list(range(len(self.samples)))
 
-    def _passes_of(self, places: Sequence[int], group: RayActorGroup) -> list[Experience]:
+    def passes(self, places: Places, group: RayActorGroup) -> list[Experience]:
         """Forward-pass batches of these samples for all ranks of a model, one rank after the other, with fillers."""
-        ranks, pad = ranks_of(group), self.tokenizer.pad_token_id
-        if ranks in self._passes and len(places) == len(self._samples):
+        ranks = ranks_of(group)
+        if ranks in self._passes and len(places) == len(self.samples):
             return self._passes[ranks]
-        samples = [self._samples[place] for place in places]
-        passes = [batch for own in dealt_batches(samples, ranks, self._cut, pad) for batch in own]
-        if len(places) == len(self._samples):
+        samples = [self.samples[place] for place in places]
+        passes = [batch for own in dealt_batches(samples, ranks, self._cut, self._pad) for batch in own]
+        if len(places) == len(self.samples):
             self._passes[ranks] = passes
         return passes
 
-    def _cut(self, lengths: list[int], dealt: list[Places]) -> list[list[Places]]:
-        """The parts of each rank's share that pass a model together: so many samples, or so many tokens."""
-        rollout, ds = self.args.rollout, self.args.ds
-        if not self.args.train.dynamic_batch_enable:
-            return [in_parts(share, rollout.micro_batch_size) for share in dealt]
-        own = [[lengths[place] for place in share] for share in dealt]
-        tokens = (rollout.max_tokens_per_gpu, ds.ring_attn_size, ds.tensor_parallel_size)
-        count = max(get_minimum_num_micro_batch_size(each, *tokens) for each in own)
-        parts = [get_seqlen_balanced_partitions(each, min(count, len(each)), False) if each else [] for each in own]
-        return [[[share[n] for n in part] for part in cut] for share, cut in zip(dealt, parts, strict=True)]
+    def in_batches(self, rows: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """A model's answers for each batch of this process, shape (B, A).
 
-    def _wanted(self, group: RayActorGroup) -> Places:
-        """Positions of the samples that a model is asked for."""
-        return list(range(len(self._samples)))
+        Args:
+            rows: The answer for each sample, shape (A',), by the sample's position.
+        """
+        return [stacked([rows[place] for place in batch.index], batch) for batch in self.batches]
 
-    def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **inputs: Any) -> Any:
-        """OpenRLHF's call of a model, for batches that are dealt to the ranks of this model."""
-        wanted, refs, batches = self._wanted(group), [], []
-        if wanted:
-            batches = self._passes_of(wanted, group)
-            # OpenRLHF's names of the inputs are those of an experience's fields; one ends in _list.
-            inputs = {name: [getattr(batch, name.removesuffix("_list")) for batch in batches] for name in inputs}
-            refs = super()._dispatch_forward(group, sync_condition, **inputs)
-        self._asked[id(refs)] = group, [batch.index for batch in batches]
-        return refs
 
-    def _flatten_results(self, refs: Any, duplicate_factor: int) -> list[Any]:
-        """OpenRLHF's gathering of a model's answers, sorted back to the batches of this process."""
-        answers = super()._flatten_results(refs, duplicate_factor)
-        if id(refs) not in self._asked:
-            return answers  # there is no such model
-        group, asked = self._asked.pop(id(refs))
-        rows = {
-            place: row
-            for places, answer in zip(asked, answers, strict=True)
-            for place, row in zip(places, answer, strict=False)  # a filler has a row and no place
-        }
-        return self._sorted_back(group, rows)
+def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]) -> list[list[Places]]:
+    """The parts of each rank's share that pass a model together: a number of samples, or a number of tokens.
 
-    def _sorted_back(self, group: RayActorGroup, rows: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        """A model's answers for each batch of this process, (B, A), from those for each sample, (A',)."""
-        return [stacked([rows[place] for place in batch.index], batch) for batch in self._batches]
+    Args:
+        args: Arguments of the run.
+        lengths: Tokens of each sample.
+        dealt: Share of each rank.
+    """
+    rollout, ds = args.rollout, args.ds
+    if not args.train.dynamic_batch_enable:
+        return [in_parts(share, rollout.micro_batch_size) for share in dealt]
+    own = [[lengths[place] for place in share] for share in dealt]
+    tokens = (rollout.max_tokens_per_gpu, ds.ring_attn_size, ds.tensor_parallel_size)
+    count = max(get_minimum_num_micro_batch_size(each, *tokens) for each in own)
+    parts = [get_seqlen_balanced_partitions(each, min(count, len(each)), False) if each else [] for each in own]
+    return [[[share[n] for n in part] for part in cut] for share, cut in zip(dealt, parts, strict=True)]
+
+
+def rows_of(batches: Sequence[Places], answers: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """A model's answer for each sample, by the sample's position. The answers for fillers are left out.
+
+    Args:
+        batches: Positions of the samples of each batch that the model passed.
+        answers: The model's answer for each batch.
+    """
+    return {
+        place: row
+        for places, answer in zip(batches, answers, strict=True)
+        for place, row in zip(places, answer, strict=False)  # the answer for a filler has a row and no place
+    }
 
 
 def stacked(rows: Sequence[torch.Tensor], batch: Experience) -> torch.Tensor:
-    """Numbers for each place of a batch's samples, (B, A); 0 behind the end of a sample.
+    """The rows padded to the length of a batch, shape (B, A). There is 0 behind the end of each sample.
 
     Args:
-        rows: (A',) each, with padding of its own.
+        rows: Numbers of each sample, shape (A',). Each row has padding of its own.
+        batch: The batch of these samples.
     """
     result = rows[0].new_zeros(batch.action_mask.shape)
     for found, row, length in zip(result, rows, batch.attention_mask.sum(-1).tolist(), strict=True):

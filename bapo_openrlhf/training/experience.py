@@ -1,27 +1,38 @@
 """From samples to experience: importance ratios, the KL target and group-relative advantages.
 
-OpenRLHF's experience maker recomputes log-probs with today's actor and values with today's critic, for replayed samples
-as for fresh ones. Three things are decided here: against which policy the PPO ratio is taken, towards which policy the
-KL penalty pulls, and how group-relative advantages are normalised (Eq. 2). The reference model is that of `reference`.
+OpenRLHF's experience maker computes log-probs with today's actor and values with today's critic, for replayed samples
+as for fresh ones. This module decides three more things: the policy in the denominator of the PPO ratio, the policy
+that the KL penalty pulls to, and how group-relative advantages are normalised (Eq. 2).
+
+A batch passes the experience maker in two halves, because the review of the batch comes between them:
+`BatchToTrain` -> `forward` -> `ForwardPass` -> review -> `finish` -> `MadeExperience`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from openrlhf.models.utils import compute_approx_kl, compute_reward, masked_mean
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
+from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import SourceTokens
-from bapo_openrlhf.adapt.monitor import SOURCES
+from bapo_openrlhf.adapt.group import Response
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.adapt.vtrace import vtrace
-from bapo_openrlhf.training.reference import OncePastReference
+from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.dealing import DealtBatch, Places, forward_parts, rows_of
+from bapo_openrlhf.training.reference import ReferenceLogProbs
+from bapo_openrlhf.training.samples import samples_of
 
 
 @dataclass(frozen=True)
@@ -29,10 +40,10 @@ class SampleOrigin:
     """Where a sample of the batch comes from.
 
     Attributes:
-        source: fresh, reevaluated or replayed.
-        on_policy: whether today's weights generated it.
-        external: whether another model wrote it. There is no behaviour policy then whose probabilities are known: it
-            counts as on-policy, so that no ratio, clip or correction of this project is taken against it.
+        source: One of fresh, reevaluated and replayed.
+        on_policy: Whether today's weights generated the sample.
+        external: Whether another model wrote the sample. The probabilities of its policy are unknown then. So the
+            sample counts as on-policy, and no ratio, clip or correction of this project is taken against its policy.
     """
 
     source: str
@@ -40,128 +51,193 @@ class SampleOrigin:
     external: bool = False
 
 
-class NothingToTrain(Exception):
-    """No sample of the batch was left once its log-probs were known."""
+@dataclass(frozen=True)
+class BatchToTrain:
+    """What goes into the experience maker: the same N responses in three forms, in the order of `Batch.with_sources`.
 
-
-class AdaptedExperienceMaker(OncePastReference):
-    """OpenRLHF's experience maker for a batch of three sources.
-
-    `origins` is set before each batch: one entry a sample, in the order of the samples. `log_ratios` holds afterwards,
-    by sample, log pi_today(y|x) - log alpha(y|x) summed over tokens; `tokens`, by source, what the loss will take;
-    `errors`, see `group_errors`.
-
-    Args:
-        review: called with the log-ratios of all samples, (N,); returns the positions of those to train on, in order.
+    Attributes:
+        samples: The responses as OpenRLHF's samples.
+        responses: The responses as the layer stores them.
+        origins: Where each of them comes from.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        review: Callable[[np.ndarray], Sequence[int]] = lambda log_ratios: range(len(log_ratios)),
-        **kwargs: Any,
-    ) -> None:
+    samples: list[Experience]
+    responses: Sequence[Response]
+    origins: Sequence[SampleOrigin]
+
+    @classmethod
+    def of(cls, batch: Batch, step: int) -> BatchToTrain:
+        """The batch of trainer step `step`."""
+        grouped = batch.with_sources()
+        return cls(
+            samples_of([group for _, group in grouped]),
+            [response for _, group in grouped for response in group.responses],
+            [
+                SampleOrigin(source, group.policy_step_of(response) == step, response.external)
+                for source, group in grouped
+                for response in group.responses
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """What today's models say of a batch.
+
+    Attributes:
+        experiences: OpenRLHF's forward-pass batches with log-probs, values and KL. Their `index` has the positions of
+            their samples.
+        origins: Where each sample comes from.
+        log_ratios: log pi_today(y|x) - log alpha(y|x) of each sample, summed over its tokens, shape (N,).
+        reference_kept: Number of generated tokens that were not sent to the reference model.
+    """
+
+    experiences: list[Experience]
+    origins: Sequence[SampleOrigin]
+    log_ratios: np.ndarray
+    reference_kept: int
+
+
+@dataclass(frozen=True)
+class MadeExperience:
+    """What comes out of the experience maker: the experience of the M samples that stayed, and numbers about it.
+
+    Attributes:
+        experiences: The experience, as OpenRLHF's trainer takes it.
+        origins: Where each sample comes from.
+        log_ratios: Log ratio of each sample as in `ForwardPass`, shape (M,).
+        tokens: What the loss takes of each source's tokens.
+        errors: Error of each group, see `group_errors`.
+        reference_kept: Number of generated tokens that were not sent to the reference model.
+    """
+
+    experiences: list[Experience]
+    origins: Sequence[SampleOrigin]
+    log_ratios: np.ndarray
+    tokens: Mapping[str, SourceTokens]
+    errors: np.ndarray
+    reference_kept: int
+
+
+class AdaptedExperienceMaker(RemoteExperienceMaker):
+    """OpenRLHF's experience maker for a batch of three sources, on any number of ranks.
+
+    The ranks of every model pass shares that differ by at most one sample (`dealing`), and each response passes the
+    reference model only once (`reference`).
+
+    Args:
+        reference: Name of the reference model, see `ReferenceLogProbs`.
+    """
+
+    def __init__(self, *args: Any, reference: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.review = review
-        self.origins: Sequence[SampleOrigin] = ()
-        self.log_ratios = np.zeros(0)
-        self.tokens: dict[str, SourceTokens] = {}
-        self.errors = np.zeros(0)
-        self._token_log_ratios: list[np.ndarray] = []  # (B, A) of each experience, for the V-trace returns
-        self._loss_log_ratios: list[torch.Tensor] = []  # (B, A) of each experience
+        self.reference = reference
+        self._token_log_ratios: list[np.ndarray] = []  # shape (B, A) of each experience, for the V-trace returns
+        self._begin(None, None)
+
+    def _begin(self, dealt: DealtBatch | None, known: ReferenceLogProbs | None) -> None:
+        """Set the batch that passes the models now; None after it has passed them."""
+        self._dealt, self._known = dealt, known
+        self._asked: dict[int, tuple[Any, list[Places]]] = {}  # model and its batches, by id of Ray's references
 
     @torch.no_grad()
-    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """As OpenRLHF's, then the sources are weighed; and what the loss takes of each is noted."""
-        experiences = super().make_experience_batch(rollout_samples)
-        self.errors = group_errors(experiences, self.args.rollout.n_samples_per_prompt)
-        self._weigh(experiences)
-        self.tokens = {source: self._tokens_of(source, experiences) for source in SOURCES}
-        return experiences
-
-    def _weigh(self, experiences: Sequence[Experience]) -> None:
-        """Scale the advantages of a source by its weight, after they were computed and whitened.
-
-        PPO's clipped objective is positively homogeneous in A: min(rho c A, clip(rho) c A) = c min(rho A, clip(rho) A)
-        for c > 0, also with the dual clip and for GSPO. So this weighs the source in the policy loss; the critic's
-        returns stay.
-        """
-        weights = {"reevaluated": self.args.adapt.reevaluated_weight, "replayed": self.args.adapt.replayed_weight}
+    def forward(self, batch: BatchToTrain) -> ForwardPass:
+        """Pass a batch through today's models."""
+        known = ReferenceLogProbs(self.reference, batch.responses)
+        self._begin(self._deal(batch.samples), known)
+        experiences = self.make_experience(list(self._dealt.batches))
+        self._begin(None, None)
+        log_ratios = np.zeros(len(batch.origins))
         for experience in experiences:
-            factors = torch.tensor([weights.get(self.origins[index].source, 1.0) for index in experience.index])
-            if (factors != 1).any():
-                experience.advantages = experience.advantages * factors.unsqueeze(-1)
-
-    def _tokens_of(self, source: str, experiences: Sequence[Experience]) -> SourceTokens:
-        parts: list[tuple[torch.Tensor, ...]] = []
-        for experience, log_ratios in zip(experiences, self._loss_log_ratios, strict=True):
-            origins = [self.origins[index] for index in experience.index]
-            rows = torch.tensor([origin.source == source and not origin.external for origin in origins])
-            chosen = experience.action_mask.bool() & rows.unsqueeze(-1)
-            numbers = [log_ratios, experience.advantages]
-            if experience.values is not None:
-                numbers.append(experience.values - experience.returns)
-            parts.append(tuple(number[chosen].float() for number in numbers))
-        return SourceTokens(*(torch.cat(number).numpy() for number in zip(*parts, strict=True)))
+            log_ratios[experience.index] = token_log_ratios(experience).sum(-1).numpy()
+        return ForwardPass(
+            experiences, batch.origins, log_ratios, 0 if self.initial_model_group is None else known.kept_tokens
+        )
 
     @torch.no_grad()
-    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        """As OpenRLHF's, then old log-probs and KL target as configured; (B, A) tensors throughout."""
-        experiences = super().make_experience(samples_list)
-        adapt = self.args.adapt
-        self.log_ratios = np.zeros(len(self.origins))
-        for experience in experiences:
-            self.log_ratios[experience.index] = token_log_ratios(experience).sum(-1).numpy()
-        kept = list(self.review(self.log_ratios))
-        if len(kept) < len(self.origins):
-            experiences = self._only(experiences, kept)
-        self._token_log_ratios, self._loss_log_ratios = [], []
-        for experience in experiences:
-            today, behaviour = experience.action_log_probs, experience.rollout_log_probs
-            origins = [self.origins[index] for index in experience.index]
-            external = torch.tensor([origin.external for origin in origins])
-            on_policy = torch.tensor([origin.on_policy for origin in origins]) | external
-            # On-policy, what they differ by is the engine's rounding, which V-trace would take for another policy.
-            off_policy = token_log_ratios(experience).masked_fill(on_policy.unsqueeze(-1), 0.0)
-            self._token_log_ratios.append(off_policy.numpy())
-            if adapt.kl_target == "behaviour":
-                self._pull_towards_behaviour(experience, external)
-            if adapt.ratio == "behaviour":
-                experience.action_log_probs = old_log_probs(today, behaviour, on_policy)
-            self._loss_log_ratios.append(self._loss_log_ratio(today, experience))
-        return experiences
-
-    def _loss_log_ratio(self, today: torch.Tensor, experience: Experience) -> torch.Tensor:
-        """Log of the ratio that OpenRLHF's loss clips, (B, A), were it computed with today's policy."""
-        gspo = self.args.actor.policy_loss_type == "gspo"  # one ratio for a response: its tokens' geometric mean
-        corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
-        old = experience.rollout_log_probs if corrected else experience.action_log_probs
-        mask = experience.action_mask.bool()
-        log_ratio = torch.where(mask, today.float() - old.float(), 0.0)
-        if gspo:
-            log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
-        return log_ratio
-
-    def _only(self, experiences: list[Experience], kept: Sequence[int]) -> list[Experience]:
-        """The samples at these positions, dealt to the ranks anew.
-
-        Raises:
-            NothingToTrain: there are none.
-        """
-        self.origins = [self.origins[index] for index in kept]
-        self.log_ratios = self.log_ratios[list(kept)]
-        if not kept:
-            raise NothingToTrain
-        rows = {index: (experience, row) for experience in experiences for row, index in enumerate(experience.index)}
-        dealt = self.split_rollout_samples([row_of(*rows[index]) for index in kept])
-        self._forget()
-        return dealt
-
-    def _pull_towards_behaviour(self, experience: Experience, external: torch.Tensor) -> None:
-        """D_KL(pi_theta || alpha) of Eq. 3 in the place of the KL to the reference model.
+    def finish(self, passed: ForwardPass, kept: Sequence[int]) -> MadeExperience:
+        """Make the experience of the samples that stay: old log-probs, KL target, advantages and weights.
 
         Args:
-            external: bool (B,), samples that another model wrote; today's policy takes the place of theirs.
+            passed: What today's models say of the batch.
+            kept: Positions of the samples that stay, in order; at least one.
+        """
+        origins, experiences = [passed.origins[place] for place in kept], passed.experiences
+        if len(kept) < len(passed.origins):
+            rows = {place: (e, row) for e in experiences for row, place in enumerate(e.index)}
+            experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
+        self._token_log_ratios, loss_log_ratios = [], []
+        for experience in experiences:
+            today = experience.action_log_probs
+            self._set_policies(experience, [origins[place] for place in experience.index])
+            loss_log_ratios.append(self._loss_log_ratio(today, experience))
+        experiences = self.compute_advantages_and_returns(experiences)
+        errors = group_errors(experiences, self.args.rollout.n_samples_per_prompt)
+        self._weigh(experiences, origins)
+        tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
+        log_ratios = passed.log_ratios[list(kept)]
+        return MadeExperience(experiences, origins, log_ratios, tokens, errors, passed.reference_kept)
+
+    @extends(RemoteExperienceMaker)
+    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """OpenRLHF's training step calls this. It gets the experience that `finish` has made, and passes it on."""
+        return rollout_samples
+
+    def _deal(self, samples: list[Experience]) -> DealtBatch:
+        cut = partial(forward_parts, self.args)
+        return DealtBatch(samples, self.actor_model_group, cut, self.tokenizer.pad_token_id)
+
+    @extends(RemoteExperienceMaker)
+    def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **inputs: Any) -> Any:
+        """Send batches that are dealt to the ranks of this model; only unknown samples to the reference model."""
+        places = self._known.missing if group is self.initial_model_group else self._dealt.places
+        batches = self._dealt.passes(places, group) if places else []
+        refs: Any = []
+        if batches:
+            # OpenRLHF names the inputs as the fields of an experience. One name ends in _list.
+            inputs = {name: [getattr(batch, name.removesuffix("_list")) for batch in batches] for name in inputs}
+            refs = super()._dispatch_forward(group, sync_condition, **inputs)
+        self._asked[id(refs)] = group, [batch.index for batch in batches]
+        return refs
+
+    @extends(RemoteExperienceMaker)
+    def _flatten_results(self, refs: Any, duplicate_factor: int) -> list[Any]:
+        """Gather a model's answers, and bring them back to the batches of this process."""
+        answers = super()._flatten_results(refs, duplicate_factor)
+        if id(refs) not in self._asked:
+            return answers  # there is no such model
+        group, asked = self._asked.pop(id(refs))
+        rows = rows_of(asked, answers)
+        if group is not self.initial_model_group:
+            return self._dealt.in_batches(rows)
+        self._known.keep(rows, self._dealt.samples)
+        return [self._known.of(batch) for batch in self._dealt.batches]
+
+    def _set_policies(self, experience: Experience, origins: Sequence[SampleOrigin]) -> None:
+        """Set the old log-probs and the KL target of an experience as configured, and note its V-trace ratios.
+
+        Args:
+            experience: Forward-pass batch. Its `action_log_probs` are today's.
+            origins: Where each of its samples comes from.
+        """
+        adapt = self.args.adapt
+        external = torch.tensor([origin.external for origin in origins])
+        on_policy = torch.tensor([origin.on_policy for origin in origins]) | external
+        # The log ratio of an on-policy sample is only the rounding of the engine. V-trace must not correct for it.
+        off_policy = token_log_ratios(experience).masked_fill(on_policy.unsqueeze(-1), 0.0)
+        self._token_log_ratios.append(off_policy.numpy())
+        if adapt.kl_target == "behaviour":
+            self._pull_towards_behaviour(experience, external)
+        if adapt.ratio == "behaviour":
+            today, behaviour = experience.action_log_probs, experience.rollout_log_probs
+            experience.action_log_probs = old_log_probs(today, behaviour, on_policy)
+
+    def _pull_towards_behaviour(self, experience: Experience, external: torch.Tensor) -> None:
+        """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3.
+
+        Args:
+            experience: Forward-pass batch.
+            external: Samples that another model wrote, bool, shape (B,). Today's policy stands in for their policy.
         """
         today, mask = experience.action_log_probs, experience.action_mask
         behaviour = old_log_probs(today, experience.rollout_log_probs, external)
@@ -171,7 +247,37 @@ class AdaptedExperienceMaker(OncePastReference):
         experience.kl = compute_approx_kl(today, behaviour, kl_estimator=self.args.algo.kl.estimator) * mask
         experience.info["kl"] = masked_mean(experience.kl, mask, dim=-1)
 
+    def _loss_log_ratio(self, today: torch.Tensor, experience: Experience) -> torch.Tensor:
+        """Log of the ratio that OpenRLHF's loss clips before the first update, shape (B, A).
+
+        Args:
+            today: Log-probs under today's policy, shape (B, A).
+            experience: Forward-pass batch with its old log-probs.
+        """
+        gspo = self.args.actor.policy_loss_type == "gspo"  # one ratio a response: the geometric mean over its tokens
+        corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
+        old = experience.rollout_log_probs if corrected else experience.action_log_probs
+        mask = experience.action_mask.bool()
+        log_ratio = torch.where(mask, today.float() - old.float(), 0.0)
+        if gspo:
+            log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
+        return log_ratio
+
+    def _weigh(self, experiences: Sequence[Experience], origins: Sequence[SampleOrigin]) -> None:
+        """Scale the advantages of a source by its weight, after they were computed and whitened.
+
+        PPO's clipped objective is positively homogeneous in A: min(rho c A, clip(rho) c A) = c min(rho A, clip(rho) A)
+        for c > 0. This also holds with the dual clip and for GSPO. So the factor weighs the source in the policy loss.
+        The critic's returns stay as they are.
+        """
+        weights = {"reevaluated": self.args.adapt.reevaluated_weight, "replayed": self.args.adapt.replayed_weight}
+        for experience in experiences:
+            factors = torch.tensor([weights.get(origins[place].source, 1.0) for place in experience.index])
+            if (factors != 1).any():
+                experience.advantages = experience.advantages * factors.unsqueeze(-1)
+
     @torch.no_grad()
+    @extends(RemoteExperienceMaker)
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
         """Critic path: OpenRLHF's GAE, or V-trace. Group-relative path: Eq. 2, then OpenRLHF's shaping with the KL."""
         if self.advantage_estimator != "group_norm":
@@ -203,10 +309,11 @@ class AdaptedExperienceMaker(OncePastReference):
         return experiences
 
     @torch.no_grad()
+    @extends(RemoteExperienceMaker)
     def get_advantages_and_returns(
         self, values: torch.Tensor, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float, lambd: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and returns (B, A) of one experience: GAE or V-trace."""
+        """Advantages and returns of one experience by GAE or V-trace, shape (B, A) each."""
         log_ratios = next(self._next_log_ratios)
         if self.args.adapt.returns == "gae":
             return super().get_advantages_and_returns(values, rewards, action_mask, gamma, lambd)
@@ -224,15 +331,19 @@ class AdaptedExperienceMaker(OncePastReference):
 
 
 def token_log_ratios(experience: Experience) -> torch.Tensor:
-    """log pi_today - log alpha of each generated token, (B, A), float64; 0 elsewhere."""
+    """log pi_today - log alpha of each generated token, and 0 elsewhere; float64, shape (B, A)."""
     difference = experience.action_log_probs.double() - experience.rollout_log_probs.double()
     return torch.where(experience.action_mask.bool(), difference, 0.0)
 
 
 def group_errors(experiences: Sequence[Experience], size: int) -> np.ndarray:
-    """How wrong the model still is about each group, in the order of their samples: (N / size,).
+    """How wrong the model still is about each group, shape (M / size,), in the order of the groups' samples.
 
-    The mean over a group's tokens of |value - return| under a critic, else of |A|.
+    It is the mean of |value - return| over the tokens of a group if there is a critic, otherwise the mean of |A|.
+
+    Args:
+        experiences: The experience of M samples. Their advantages are not weighed by source yet.
+        size: Number of responses of a group.
     """
     count = sum(len(experience.index) for experience in experiences) // size
     total, tokens = np.zeros(count), np.zeros(count)
@@ -243,6 +354,32 @@ def group_errors(experiences: Sequence[Experience], size: int) -> np.ndarray:
         np.add.at(total, places, torch.where(mask, error.double().abs(), 0.0).sum(-1).numpy())
         np.add.at(tokens, places, mask.sum(-1).numpy())
     return total / np.maximum(tokens, 1)
+
+
+def source_tokens(
+    source: str,
+    experiences: Sequence[Experience],
+    log_ratios: Sequence[torch.Tensor],
+    origins: Sequence[SampleOrigin],
+) -> SourceTokens:
+    """What the loss takes of the tokens of one source. Responses that another model wrote are left out.
+
+    Args:
+        source: One of fresh, reevaluated and replayed.
+        experiences: The experience of the batch.
+        log_ratios: Log of the ratio that the loss clips, shape (B, A), of each experience.
+        origins: Where each sample comes from.
+    """
+    parts: list[tuple[torch.Tensor, ...]] = []
+    for experience, log_ratio in zip(experiences, log_ratios, strict=True):
+        own = [origins[place] for place in experience.index]
+        rows = torch.tensor([origin.source == source and not origin.external for origin in own])
+        chosen = experience.action_mask.bool() & rows.unsqueeze(-1)
+        numbers = [log_ratio, experience.advantages]
+        if experience.values is not None:
+            numbers.append(experience.values - experience.returns)
+        parts.append(tuple(number[chosen].float() for number in numbers))
+    return SourceTokens(*(torch.cat(number).numpy() for number in zip(*parts, strict=True)))
 
 
 def row_of(experience: Experience, row: int) -> Experience:
@@ -258,12 +395,14 @@ def row_of(experience: Experience, row: int) -> Experience:
 
 
 def old_log_probs(today: torch.Tensor, behaviour: torch.Tensor, on_policy: torch.Tensor) -> torch.Tensor:
-    """Log-probs in the denominator of the PPO ratio (Eq. 3: rho = pi_theta / alpha).
+    """Log-probs in the denominator of the PPO ratio, shape (B, A) (Eq. 3: rho = pi_theta / alpha).
 
-    Where today's policy generated the sample, the actor's own log-probs are the behaviour policy's; else the stored.
+    If today's policy generated a sample, the actor's own log-probs are those of the behaviour policy. Otherwise the
+    stored log-probs are used.
 
     Args:
-        today, behaviour: (B, A).
-        on_policy: bool (B,).
+        today: Log-probs under today's policy, shape (B, A).
+        behaviour: Stored log-probs, shape (B, A).
+        on_policy: Whether today's policy generated each sample, bool, shape (B,).
     """
     return torch.where(on_policy.unsqueeze(-1), today, behaviour.to(today.dtype))

@@ -15,7 +15,7 @@ import openrlhf.cli.train_ppo_ray as cli
 from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ray import vllm_engine
 
-from bapo_openrlhf.training import dealing, engines, trainer, workers
+from bapo_openrlhf.training import dealing, engines, plain_trainer, trainer, workers
 from bapo_openrlhf.training.contract import OPENRLHF_VERSION, rebound, require_name, require_version
 
 
@@ -49,7 +49,7 @@ def openrlhf_for_a_run(adapted: bool) -> Iterator[ModuleType]:
     with rebound(cli, ReferenceModelActor=workers.ReferenceActor, RewardModelActor=workers.RewardActor):
         if not adapted:
             with (
-                rebound(ppo_trainer, PPOTrainer=trainer.RecordedPPOTrainerActor),
+                rebound(ppo_trainer, PPOTrainer=plain_trainer.RecordedPPOTrainerActor),
                 rebound(cli, PolicyModelActor=workers.PlainPolicyActor, CriticModelActor=workers.PlainCriticActor),
             ):
                 yield cli

@@ -1,63 +1,59 @@
-"""Each response passes the reference model once.
+"""Log-probs under the reference model, which are kept with the responses.
 
-The reference is the same at every step. So a replayed response's log-probs under it are kept with the response, and
-only samples without them are sent to it: OpenRLHF sends it every sample of every batch.
+OpenRLHF sends every sample of every batch to the reference model. The reference model is the same at every step, so
+here a response is sent only once: a replayed response already has its log-probs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from bapo_openrlhf.adapt.group import REFERENCE, Response
-from bapo_openrlhf.training.dealing import DealtExperienceMaker, Places
+from bapo_openrlhf.training.dealing import Places
 
 
-class OncePastReference(DealtExperienceMaker):
-    """OpenRLHF's experience maker, whose reference model is passed by each response once.
+class ReferenceLogProbs:
+    """Log-probs of a batch's responses under the reference model, in the `extras` of each response.
 
-    `responses` is set before each batch: those of its samples, in order. If there is a reference model, all of them
-    have its log-probs in their `extras` afterwards. Batch and buffers share a response's extras: what is in no buffer
-    is forgotten with its batch. `reference_kept` is the number of generated tokens that were not sent this time.
+    A batch and the buffers share a response's extras. So the log-probs of a response that is in no buffer are gone
+    when its batch is gone.
 
     Args:
-        reference: names the reference model; what was kept under another name is not used.
+        name: Name of the reference model. Log-probs that were kept under another name are not used.
+        responses: Responses of the batch, in the order of its samples.
+
+    Attributes:
+        kept_tokens: Number of generated tokens whose log-probs were known before this batch.
     """
 
-    def __init__(self, *args: Any, reference: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.reference = reference
-        self.responses: Sequence[Response] = ()
-        self.reference_kept = 0
+    def __init__(self, name: str, responses: Sequence[Response]) -> None:
+        self.name, self.responses = name, responses
+        kept = [self._kept(response) for response in responses]
+        self.missing: Places = [place for place, log_probs in enumerate(kept) if log_probs is None]
+        self.kept_tokens = sum(len(log_probs) for log_probs in kept if log_probs is not None)
 
-    def _wanted(self, group: RayActorGroup) -> Places:
-        """All samples, or those that the reference has not seen."""
-        if group is not self.initial_model_group:
-            return super()._wanted(group)
-        kept = [self._kept(response) for response in self.responses]
-        self.reference_kept = sum(len(log_probs) for log_probs in kept if log_probs is not None)
-        return [place for place, log_probs in enumerate(kept) if log_probs is None]
+    def keep(self, rows: Mapping[int, torch.Tensor], samples: Sequence[Experience]) -> None:
+        """Keep the reference model's answers with their responses.
 
-    def _sorted_back(self, group: RayActorGroup, rows: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-        """A model's answers; those of the reference are kept first, and are then those of all samples."""
-        if group is not self.initial_model_group:
-            return super()._sorted_back(group, rows)
+        Args:
+            rows: Log-probs of a sample, shape (A',), by its position.
+            samples: Samples of the batch, without padding.
+        """
         for place, row in rows.items():
-            mask = self._samples[place].action_mask[0].bool()
-            self.responses[place].extras[REFERENCE] = (self.reference, row[: len(mask)][mask].float().numpy())
-        return [self._log_probs(batch) for batch in self._batches]
+            mask = samples[place].action_mask[0].bool()
+            self.responses[place].extras[REFERENCE] = (self.name, row[: len(mask)][mask].float().numpy())
 
-    def _log_probs(self, batch: Experience) -> torch.Tensor:
-        """Those of a batch's samples, (B, A); 0 where nothing was generated, as OpenRLHF's models have it."""
+    def of(self, batch: Experience) -> torch.Tensor:
+        """Log-probs of a batch's samples, shape (B, A). As in OpenRLHF, tokens that were not generated have 0."""
         mask = batch.action_mask.bool()
         kept = [torch.from_numpy(self._kept(self.responses[place])) for place in batch.index]
         return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(kept))
 
     def _kept(self, response: Response) -> Any:
-        """The reference's log-probs of a response, float32 (A,); None if they are not known."""
-        reference, log_probs = response.extras.get(REFERENCE, (None, None))
-        return log_probs if reference == self.reference else None
+        """The log-probs of a response, float32, shape (A,); None if they are not known."""
+        name, log_probs = response.extras.get(REFERENCE, (None, None))
+        return log_probs if name == self.name else None

@@ -1,4 +1,4 @@
-"""Generation: fresh samples with behaviour log-probs, hard prompts generated again, and a seed for each request."""
+"""Generation: fresh samples with behaviour log-probs, re-evaluation of hard prompts, and a seed for each request."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from openrlhf.utils.logging_utils import init_logger
 from tqdm import tqdm
 
 from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.training.contract import extends
 
 logger = init_logger(__name__)
 
 
 class SeededEngine:
-    """A rollout engine as OpenRLHF's generator sees it, which adds the next prompt's seed to each request.
+    """A rollout engine that adds a seed to each request of OpenRLHF's generator.
 
-    OpenRLHF leaves vLLM one random stream for all requests, in the order in which they arrive: no run can be repeated.
+    Without seeds vLLM has one random stream for all requests, in the order in which they arrive. Such a run cannot be
+    repeated.
     """
 
     def __init__(self, engine: Any, next_seed: Callable[[], int | None]) -> None:
@@ -46,13 +48,13 @@ class _SeededMethod:
 
 
 def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
-    """Seed of the `number`-th prompt that a step dispatches; the same in every run, whichever engine gets it."""
+    """Seed of the `number`-th prompt that a step dispatches. It is the same in every run and for every engine."""
     digest = hashlib.blake2b(f"{seed}/{step}/{kind}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
 def reward_of(value: Any) -> float | None:
-    """A reward function's answer for one response, in float32 as OpenRLHF has it; None if it is no finite number."""
+    """A reward function's answer for one response, rounded to float32 as in OpenRLHF; None if it is not finite."""
     try:
         numbers = torch.as_tensor(value, dtype=torch.float32).flatten().tolist()
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -61,14 +63,18 @@ def reward_of(value: Any) -> float | None:
 
 
 def is_usable(sample: Experience) -> bool:
-    """Whether a sample has a reward, and finite behaviour log-probs."""
+    """Whether a sample has a reward and finite behaviour log-probs."""
     return sample.rewards is not None and bool(
         torch.isfinite(sample.rollout_log_probs[sample.action_mask.bool()]).all()
     )
 
 
 def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:
-    """The samples of the groups of `size` in which every response is usable. The log names the prompts of the others.
+    """The samples of the groups in which every response is usable. The log names the prompts of the other groups.
+
+    Args:
+        samples: Samples in whole groups.
+        size: Number of responses of a group.
 
     Raises:
         ValueError: the samples are not whole groups.
@@ -86,18 +92,23 @@ def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:
 
 
 class ChosenPrompts:
-    """OpenRLHF's iterator over the data for one step: more prompts are drawn than asked for, and some of them chosen.
+    """The prompts that one step generates for: more are drawn from the data than are needed, and some are chosen.
 
-    Each item is (data source, prompt, label, images), in lists of one.
+    It is an iterator in the place of OpenRLHF's iterator over the data. Each item is (data source, prompt, label,
+    images), in lists of one.
 
     Args:
-        items: the iterator over the data.
-        count: prompts to generate for.
-        candidates: prompts drawn for each of them.
-        choose: takes the drawn prompts and how many to choose; returns the positions of the chosen, each once.
+        items: OpenRLHF's iterator over the data.
+        count: Number of prompts to generate for.
+        candidates: Number of prompts to draw for each of them.
+        choose: Called with the drawn prompts and the number of prompts to choose. Returns the positions of the chosen
+            prompts, each once.
 
     Attributes:
-        passed_over: prompts that were drawn and not chosen.
+        passed_over: Number of prompts that were drawn and not chosen.
+
+    Raises:
+        ValueError: `choose` returned a wrong number of positions, one position twice, or one that does not exist.
     """
 
     def __init__(
@@ -110,7 +121,7 @@ class ChosenPrompts:
         drawn = list(zip(*_collect_prompt_batch(items, count * candidates)[:3], strict=True))
         prompts = [Prompt(text, label, images or None) for text, label, images in drawn]
         count = min(count, len(drawn))
-        # All, where there are no more: nothing is to be chosen.
+        # At the end of the data there may be no more prompts than needed. All of them are then taken.
         chosen = list(choose(prompts, count)) if len(drawn) > count else list(range(count))
         if len(set(chosen)) != count or len(chosen) != count or not set(chosen) <= set(range(len(drawn))):
             raise ValueError(
@@ -126,10 +137,10 @@ class ChosenPrompts:
 
 
 class RecordedSamplesGenerator(SamplesGenerator):
-    """OpenRLHF's generator, which also tells what its dynamic filtering dropped.
+    """OpenRLHF's generator, which also reports the samples that its dynamic filtering drops.
 
     Args:
-        filtered: gets the samples of the groups that were dropped, in whole groups.
+        filtered: List to which the samples of the dropped groups are added, in whole groups.
     """
 
     def __init__(self, *, filtered: list[Experience], **kwargs: Any) -> None:
@@ -137,12 +148,16 @@ class RecordedSamplesGenerator(SamplesGenerator):
         self._filtered = filtered
         self._made: list[Experience] = []
 
+    @extends(SamplesGenerator)
     def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
+        """Make a sample of a response, and remember it."""
         sample = super()._process_response_into_experience(response, **kwargs)
         self._made.append(sample)
         return sample
 
+    @extends(SamplesGenerator)
     def _generate_vllm(self, **kwargs: Any) -> Any:
+        """Generate, and report the samples that OpenRLHF did not accept."""
         self._made = []
         accepted, *rest = super()._generate_vllm(**kwargs)
         kept = set(map(id, accepted))
@@ -151,52 +166,61 @@ class RecordedSamplesGenerator(SamplesGenerator):
 
 
 class AdaptedSamplesGenerator(SamplesGenerator):
-    """OpenRLHF's generator, which keeps behaviour log-probs and can generate given prompts again.
+    """OpenRLHF's generator, which keeps behaviour log-probs and can re-evaluate hard prompts.
+
+    Hard prompts are re-evaluated together with the fresh prompts of a step if the engines hold today's weights then.
+    That needs no weight sync and fills the engines better. Otherwise `reevaluate` generates for them afterwards.
 
     Args:
-        along: called when a step's fresh prompts are dispatched: hard prompts to generate together with them.
-        step: called to know the trainer step, for the seeds.
-        candidates, choose: see `ChosenPrompts`.
+        begin_step: Called when the fresh prompts of a step have been dispatched. Returns the hard prompts to
+            re-evaluate together with them.
+        step: Returns the trainer step, for the seeds.
+        candidates: See `ChosenPrompts`.
+        choose: See `ChosenPrompts`.
 
     Attributes:
-        passed_over: prompts that the last step drew and did not generate for.
+        passed_over: Number of prompts that the last step drew and did not generate for.
+        added_seconds: Time that the last step waited for hard prompts after its fresh prompts were done.
+        rng_after_first_draw: State of torch's generator of random numbers, set when a run is resumed, see
+            `generate_samples`.
     """
 
     def __init__(
         self,
         *,
         strategy: Any,
-        along: Callable[[], Sequence[Prompt]],
+        begin_step: Callable[[], Sequence[Prompt]],
         step: Callable[[], int],
         candidates: int = 1,
         choose: Callable[[Sequence[Prompt], int], Sequence[int]] = lambda prompts, count: range(count),
         **kwargs: Any,
     ) -> None:
         super().__init__(strategy=strategy, **kwargs)
-        # OpenRLHF asks vLLM for log-probs when its IS correction is on: so it is, in this object's own view alone.
+        # OpenRLHF asks vLLM for log-probs only if its importance-sampling correction is on. So it is on in this
+        # object's own copy of the arguments.
         self.args = copy.deepcopy(strategy.args)
         self.args.algo.advantage.is_correction_level = "token"
         self.vllm_engines = [SeededEngine(engine, self._next_seed) for engine in self.vllm_engines]
-        self.along, self.step = along, step
+        self.begin_step, self.step = begin_step, step
         self.candidates, self.choose, self.passed_over = candidates, choose, 0
-        self.rng_after_first_draw: torch.Tensor | None = None  # set on resume, see generate_samples
-        self._kind = "evaluation"
+        self.rng_after_first_draw: torch.Tensor | None = None
+        self.added_seconds = 0.0
+        self._kind = "evaluation"  # of the prompts that are dispatched now, for their seeds
         self._numbers = itertools.count()
         self._dispatched: dict[str, int] = {}
-        self._together: list[Any] = []  # requests of the hard prompts dispatched along
-        self._again: list[Experience] = []
-        self.waited = 0.0  # seconds for hard prompts, after the fresh ones were done
+        self._hard_requests: list[Any] = []  # requests for hard prompts that were dispatched with the fresh ones
+        self._hard_samples: list[Experience] = []  # their samples
 
     def _next_seed(self) -> int | None:
-        """The next request's seed; None where the run need not be repeatable: vLLM samples faster without."""
+        """The next request's seed; None if the run need not be repeatable, because vLLM is faster without seeds."""
         if not self.args.train.full_determinism_enable:
             return None
         return prompt_seed(self.args.train.seed, self.step(), self._kind, next(self._numbers))
 
-    def _dispatch_as(self, kind: str, prompts: Sequence[Prompt], **kwargs: Any) -> list[Any]:
-        """Send prompts to the engines, with the seeds of this kind."""
+    def _dispatch_hard_prompts(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Any]:
+        """Send hard prompts to the engines, with seeds of their own. Returns Ray's references."""
         before = self._kind, self._numbers
-        self._kind, self._numbers = kind, itertools.count()
+        self._kind, self._numbers = "reevaluated", itertools.count()
         refs = super()._dispatch_prompts_to_vllm(
             [prompt.text for prompt in prompts],
             [prompt.label for prompt in prompts],
@@ -206,24 +230,30 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         self._kind, self._numbers = before
         return refs
 
+    @extends(SamplesGenerator)
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list, **kwargs: Any) -> list:
+        """Send prompts to the engines, and then the hard prompts of the step."""
         for prompt in prompts:
             self._dispatched.setdefault(prompt, len(self._dispatched))
         refs = super()._dispatch_prompts_to_vllm(prompts, labels, **kwargs)
         if self._kind == "fresh":
-            hard = self.along()
+            hard = self.begin_step()
             if hard:
                 kwargs.pop("images", None)
-                self._together = self._dispatch_as("reevaluated", hard, **kwargs)
+                self._hard_requests = self._dispatch_hard_prompts(hard, **kwargs)
         return refs
 
+    @extends(SamplesGenerator)
     def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
+        """Make a sample of a response. A reward that is not a finite number becomes None."""
         reward, score = reward_of(response.get("reward")), reward_of(response.get("scores"))
         if reward is None or score is None:
-            score = reward  # as OpenRLHF where there is none
+            score = reward  # OpenRLHF does the same if there is no score
         return super()._process_response_into_experience(response | {"reward": reward, "scores": score}, **kwargs)
 
+    @extends(SamplesGenerator)
     def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
+        """Generate for prompts of the data, which are chosen first if there are more, and collect the hard samples."""
         passed_over = 0
         if self._kind == "fresh" and self.candidates > 1:
             dataloader_iter = ChosenPrompts(dataloader_iter, num_prompts, self.candidates, self.choose)
@@ -232,9 +262,9 @@ class AdaptedSamplesGenerator(SamplesGenerator):
             dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs
         )
         start = time.perf_counter()
-        # Here, before OpenRLHF puts the engines to sleep.
-        self._again, self._together = self._collect(self._together, **kwargs), []
-        self.waited = time.perf_counter() - start
+        # Collect them here, because OpenRLHF puts the engines to sleep after this.
+        self._hard_samples, self._hard_requests = self._collect(self._hard_requests, **kwargs), []
+        self.added_seconds = time.perf_counter() - start
         return samples, consumed + passed_over, exhausted
 
     def _collect(self, refs: Sequence[Any], **kwargs: Any) -> list[Experience]:
@@ -246,13 +276,14 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         ]
 
     @torch.no_grad()
+    @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> tuple[list[Experience], float | None, int, bool]:
-        """As OpenRLHF's, with the groups in the order of their prompts instead of that in which they were finished."""
+        """Generate the fresh samples of a step. Groups are in the order of their prompts, whichever is done first."""
         self._dispatched = {}
         self._kind, self._numbers = "fresh", itertools.count()
         if self.rng_after_first_draw is not None:
-            # OpenRLHF would make the iterator itself; a new iterator draws from this process's generator, which had
-            # been done before the checkpoint.
+            # Creating the iterator consumes random numbers. The original run did so before the checkpoint, so create
+            # it first, then restore the generator.
             self._dataloader_iter, self._sample_buffer = iter(self.prompts_dataloader), []
             torch.set_rng_state(self.rng_after_first_draw)
             self.rng_after_first_draw = None
@@ -265,25 +296,26 @@ class AdaptedSamplesGenerator(SamplesGenerator):
 
     @property
     def exhausted(self) -> bool:
-        """Whether OpenRLHF has seen the end of the data, so that the next samples are of another epoch."""
+        """Whether OpenRLHF has seen the end of the data. The next samples then belong to another epoch."""
         return getattr(self, "_dataloader_iter", None) is None
 
     @torch.no_grad()
+    @extends(SamplesGenerator)
     def generate_eval_samples(self, **kwargs: Any) -> list[Experience]:
-        """As OpenRLHF's, without the groups that have a response without reward: it could not average them."""
+        """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
         return usable_groups(super().generate_eval_samples(**kwargs), kwargs["n_samples_per_prompt"])
 
-    def taken_along(self) -> list[Experience]:
-        """The samples of the hard prompts that were generated together with the last fresh ones: G each, in order."""
-        again, self._again = self._again, []
-        return again
+    def take_hard_samples(self) -> list[Experience]:
+        """Samples of the hard prompts that were generated together with the last fresh ones: G each, in order."""
+        samples, self._hard_samples = self._hard_samples, []
+        return samples
 
     @torch.no_grad()
-    def generate_again(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Experience]:
-        """Samples of the given prompts with the weights the engines hold now: G each, in order."""
+    def reevaluate(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Experience]:
+        """Samples of hard prompts from the weights that the engines hold now: G each, in order."""
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        samples = self._collect(self._dispatch_as("reevaluated", prompts, **kwargs), **kwargs)
+        samples = self._collect(self._dispatch_hard_prompts(prompts, **kwargs), **kwargs)
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
         return samples

@@ -1,7 +1,8 @@
 """OpenRLHF's PPO trainer with batch adaptation.
 
-A group's trip through one step: generated -> group -> filtered or stored -> batch -> experience -> advantage -> loss.
-OpenRLHF's trainer does the first and the last three; `train_step` puts the others between them.
+The trip of a group through one step: generated -> group -> filtered or stored -> batch -> log-probs -> review ->
+experience -> advantage -> loss. OpenRLHF's trainer generates, and it updates the models. `train_step` does what lies
+between.
 """
 
 from __future__ import annotations
@@ -9,192 +10,55 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
-from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps, in_parts
-from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
+from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
-from bapo_openrlhf.adapt.ledger import FAILED, Ledger, states_of
+from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
+from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.adapt.staleness import beyond, group_tv, nonfinite
 from bapo_openrlhf.launch.preflight import read_traces
 from bapo_openrlhf.methods import Method
-from bapo_openrlhf.record.answers import PromptStates
-from bapo_openrlhf.record.run_record import RunRecord, read_answers, read_metrics
 from bapo_openrlhf.training.checkpoints import WholeCheckpoints
-from bapo_openrlhf.training.contract import plain_class
-from bapo_openrlhf.training.dealing import dealt_batches
-from bapo_openrlhf.training.experience import AdaptedExperienceMaker, NothingToTrain, SampleOrigin
-from bapo_openrlhf.training.profiling import Profile
-from bapo_openrlhf.training.recorded import GeneratedGroup, answers_of, filter_reasons, generated_groups, has_reward
-from bapo_openrlhf.training.rollout import (
-    AdaptedSamplesGenerator,
-    RecordedSamplesGenerator,
-    is_usable,
-    usable_groups,
-)
-from bapo_openrlhf.training.samples import groups_of, samples_of
+from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
+from bapo_openrlhf.training.finetuning import finetune
+from bapo_openrlhf.training.recorder import StepRecorder, generated_groups, profile_of
+from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator, is_usable, usable_groups
+from bapo_openrlhf.training.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.samples import groups_of
 from bapo_openrlhf.training.traces import tokens_of
 
+Base = plain_class(PPOTrainer)
 logger = init_logger(__name__)
 
-DEATH_NOTICE = 10.0  # seconds in which Ray says that a process has died
 
+class AdaptedPPOTrainer(WholeCheckpoints):
+    """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
 
-class RecordedPPOTrainer(plain_class(PPOTrainer)):
-    """OpenRLHF's trainer as it is, which also keeps the run's record in DIR/NAME (`run.record`)."""
+    Attributes:
+        step: Number of updates so far. The actor holds the weights of this step.
+        generated: Number of groups generated so far.
+        phase: What the trainer does now, for the message of a run that fails.
+        rollout_tv: TV distance of this step's fresh groups, see `adapt.review.Review`.
+    """
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        # OpenRLHF leaves this process unseeded, and with it the order of the prompts.
+        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        self.folder = Path(strategy.args.run.dir) / strategy.args.run.name
-        self.record = RunRecord(self.folder)
-        self.prompt_states = PromptStates()
-        self.rollouts = 0  # responses generated so far
-        self.tokens = {"generated": 0, "trained": 0}  # so far
-        self.recorded_step = 0  # last step that the record has
-        self.filtered: list[Any] = []  # responses that dynamic filtering dropped, and that are in no step yet
-        groups = {
-            "actor": self.actor_model_group,
-            "critic": self.critic_model_group,
-            "reference": self.reference_model_group,
-            "reward": self.reward_model_group,
-        }
-        self.profile = Profile(self.folder, self.args.run.profile_steps, groups, self.traced_engines())
-        self.samples_generator = RecordedSamplesGenerator(
-            strategy=strategy,
-            prompts_dataloader=self.prompts_dataloader,
-            eval_dataloader=self.eval_dataloader,
-            tokenizer=self.tokenizer,
-            vllm_engines=self.vllm_engines,
-            filtered=self.filtered,
-        )
-
-    def traced_engines(self) -> Sequence[Any]:
-        """Rollout engines that a profile can trace: OpenRLHF's own cannot be."""
-        return []
-
-    def init_checkpoint_states(self) -> dict[str, Any]:
-        """OpenRLHF's; the record goes on where the checkpoint was written."""
-        states = super().init_checkpoint_states()
-        if states["global_step"]:
-            self.recorded_step = states["global_step"]
-            self.record = RunRecord(self.folder, resume_from=self.recorded_step + 1)
-            self.prompt_states = PromptStates(read_answers(self.folder))
-            last = (read_metrics(self.folder) or [{}])[-1]
-            self.rollouts = last.get("rollouts/total", 0)
-            self.tokens = {kind: last.get(f"tokens/{kind}_total", 0) for kind in self.tokens}
-        return states
-
-    def fit(self, global_step: int = 0) -> None:
-        """Train. Where the data ends in a batch that was filtered whole, OpenRLHF takes no step: a row counts it."""
-        super().fit(global_step)
-        self.profile.finish()
-        if self.filtered:
-            step = self.recorded_step + 1
-            self.record.append(step, {"skipped_update": 1, **self._counts([], step)})
-
-    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
-        """One update on what was generated; the counts of a run without batch adaptation."""
-        status, next_step = super().train_step(rollout_samples, global_step)
-        status |= self._counts(rollout_samples, next_step)
-        if status["reward/fresh_mean"] is None:  # a reward model's are known to OpenRLHF alone
-            status["reward/fresh_mean"] = status["rollout/reward_mean"]
-        return status, next_step
-
-    def _counts(self, trained: Sequence[Any], step: int) -> dict[str, Any]:
-        """Record what was generated since the last step, and count it.
-
-        Args:
-            trained: samples of the batch; what dynamic filtering dropped is in `self.filtered`.
-            step: OpenRLHF's count of it, from 1.
-        """
-        size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
-        dropped, self.filtered[:] = list(self.filtered), []
-        first = self.rollouts // size
-        groups = generated_groups(trained, size, source="fresh", first_uid=first, usable=has_reward)
-        filtered = generated_groups(dropped, size, source="fresh", first_uid=first + len(groups), usable=has_reward)
-        states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
-        tokens = sum(group.tokens for group in groups)
-        status: dict[str, Any] = self._record_groups(step, [*groups, *filtered], states, trained=tokens)
-        rewards = [float(sample.rewards[0]) for sample in (*trained, *dropped) if sample.rewards is not None]
-        status["reward/fresh_mean"] = float(np.mean(rewards)) if rewards else None
-        status["groups/generated"] = len(groups) + len(filtered)
-        status["groups/fresh"], status["groups/filtered"] = len(groups), len(filtered)
-        status |= filter_reasons(filtered)
-        status["groups/reevaluated"] = status["groups/replayed"] = 0
-        status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
-        status["rollouts/left_over"] = self.left_over(len(trained))
-        if trained:
-            status["length/fresh"] = tokens / len(trained)
-        self.recorded_step = step
-        return status
-
-    def left_over(self, samples: int) -> int:
-        """Samples of a batch of this size that OpenRLHF does not train on, for they fill no micro-batch."""
-        return batch_arithmetic(self.args).left_over(samples, dynamic=self.args.train.dynamic_batch_enable)
-
-    def _record_groups(
-        self, step: int, groups: Sequence[GeneratedGroup], states: Mapping[int, str], *, trained: int
-    ) -> dict[str, int]:
-        """Write down what a step generated; returns how much that was.
-
-        Args:
-            step: OpenRLHF's count of it, from 1.
-            groups: all that were generated.
-            states: of each group, by uid; those that are not in it failed.
-            trained: tokens that were trained on.
-        """
-        self.record.append_groups(step, [group.row(states.get(group.uid, FAILED)) for group in groups])
-        if chars := self.args.run.answer_chars:
-            self.record.append_answers(step, answers_of(groups, self.prompt_states, self.tokenizer, chars))
-        rollouts, generated = sum(len(group.samples) for group in groups), sum(group.tokens for group in groups)
-        self.rollouts += rollouts
-        self.tokens["generated"] += generated
-        self.tokens["trained"] += trained
-        return {
-            "rollouts/step": rollouts,
-            "rollouts/total": self.rollouts,
-            "tokens/generated": generated,
-            "tokens/trained": trained,
-            "tokens/generated_total": self.tokens["generated"],
-            "tokens/trained_total": self.tokens["trained"],
-        }
-
-    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
-        """OpenRLHF's evaluation during training, also written down."""
-        numbers = super().evaluate(global_step, **generate_kwargs)
-        self.record.append_evaluation(global_step, numbers)
-        return numbers
-
-    def save_logs_and_checkpoints(
-        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
-    ) -> None:
-        """OpenRLHF's loggers and checkpoints, and the local record."""
-        numbers = {key: value for key, value in (logs_dict or {}).items() if isinstance(value, (int, float))}
-        self.record.append(global_step, numbers)
-        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
-        self.profile.step_ended()
-
-
-class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
-    """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups."""
-
-    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(pretrain, strategy, *args, **kwargs)
+        self.recorder = StepRecorder(self.args, self.tokenizer)
+        self.profile = profile_of(self, self.recorder.folder, self.vllm_engines)
         adapt = self.args.adapt
         if adapt.kl_target == "behaviour":
             self.kl_ctl.value = self.args.checked.kl_coef
@@ -204,20 +68,18 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             known = {text for _, text, *_ in self.prompts_dataloader.dataset}
             self.method.take_traces(tokens_of(read_traces(self.method.traces), known, self.tokenizer, self.args))
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
-        self.schedule = RolloutSchedule(
+        schedule = RolloutSchedule(
             delay=adapt.rollout_delay,
             reevaluate_every=adapt.reevaluate_every,
             evaluate_every=int(self.args.eval.steps) if evaluates else 0,
         )
+        sleep = self.args.vllm.enable_sleep
+        self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, sleep=sleep)
         self.ledger = Ledger()
-        self.step = 0  # updates done; the actor holds the weights of this step
-        self.engine_step = 0  # updates behind the weights that the rollout engines hold
-        self.generated = 0  # groups generated so far
-        self.phase = "starting"  # for the message when the run fails
-        self.rollout_tv = 0.0  # of this step's fresh groups: from the policy that generated them to today's
-        self.batch = Batch()
-        self._hard_prompts: list[Prompt] = []
-        self._along = False  # whether they are generated together with the fresh prompts
+        self.step = self.generated = 0
+        self.phase = "starting"
+        self.rollout_tv = 0.0
+        self._prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
         self.open_checkpoints()
         self.samples_generator = AdaptedSamplesGenerator(
             strategy=strategy,
@@ -225,7 +87,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             eval_dataloader=self.eval_dataloader,
             tokenizer=self.tokenizer,
             vllm_engines=self.vllm_engines,
-            along=self._begin_step,
+            begin_step=self._begin_step,
             step=lambda: self.step,
             candidates=self.method.candidates,
             choose=lambda prompts, count: self.method.choose_prompts(self.step, prompts, count),
@@ -239,17 +101,14 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
             strategy,
             self.tokenizer,
             reference=f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}",
-            review=self._review,
         )
 
-    def traced_engines(self) -> Sequence[Any]:
-        """All."""
-        return self.vllm_engines
-
+    @extends(Base)
     def get_max_steps(self) -> int:
-        """Optimizer steps that the learning-rate schedule spans: the most there can be, or a cosine would rise again.
+        """Number of optimizer steps that the learning-rate schedule spans.
 
-        Those of full batches; smaller batches take fewer. And one a step for a method that fine-tunes.
+        It is the largest possible number, because a cosine would rise again after too small a number. Every batch
+        counts as a full one, and a method that fine-tunes adds one optimizer step to each trainer step.
         """
         epoch = epoch_steps(self.args, len(self.prompts_dataloader), self.method.candidates)
         train_steps = epoch * self.args.train.num_episodes
@@ -257,143 +116,109 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         finetunes = type(self.method).demonstrations is not Method.demonstrations
         return train_steps * (updates + finetunes)
 
+    @extends(Base)
     def fit(self, global_step: int = 0) -> None:
-        """Train. The engines start with the actor's initial weights, which are those of step 0.
+        """Train. At the start the engines hold the actor's initial weights, which are those of step 0.
 
         Raises:
-            RuntimeError: naming the step and the phase in which the run failed.
+            RuntimeError: the run failed; names the step and the phase.
         """
         try:
             ray.get([engine.isolate_rewards.remote(self.args.verifier) for engine in self.vllm_engines])
-            self._engines_live = [engine.live.remote() for engine in self.vllm_engines]
+            self.rollout_weights.watch_engines()
             if self.method.traces is not None:
                 ray.get(self.actor_model_group.async_run_method(method_name="shape_traces", gamma=self.method.shaping))
             if self.args.checked.resume_tag is None:
-                self._keep_if_needed()
+                self.rollout_weights.keep_if_needed()
             super().fit(global_step)
+            self.profile.finish()
         except Exception as error:
             raise RuntimeError(f"step {self.step}, {self.phase}: {brief(error)}") from error
 
-    # ── Rollout policy: which weights the engines hold ──
-
+    @extends(Base)
     def broadcast_to_vllm(self) -> None:
-        """Called by OpenRLHF after each update: sync at multiples of v only (Algorithm 1, lines 3-5).
+        """Count the update, and sync the engines at multiples of v (Algorithm 1, lines 3-5).
 
-        And before that, where the rollout policy was further from the actor than --adapt.max_tv_rollout allows.
+        They are also synced if the rollout policy was further from the actor than --adapt.max_tv_rollout allows.
+        OpenRLHF calls this after each update, and once when a run is resumed.
         """
         self.phase = "syncing weights"
         if self.resumed_engine_step is not None:
-            self.resume_engines()  # once at the start of a resumed run: no update was made
+            self.resume_engines()
         else:
             self.step += 1
             limit = self.args.adapt.max_tv_rollout
-            if self.schedule.sync_due(self.step) or (limit is not None and self.rollout_tv > limit):
+            far = limit is not None and self.rollout_tv > limit
+            if self.rollout_weights.schedule.sync_due(self.step) or far:
                 self.method.policy_moved(self.rollout_tv)
-                self._sync_engines()
-                self._keep_if_needed()
+                self.rollout_weights.sync(self.step)
+                self.rollout_weights.keep_if_needed()
         self.phase = "finishing the step"
 
-    def _engines(self, method: str, *args: Any, engines: Sequence[Any] | None = None) -> None:
-        """Call a method of the rollout engines (default: of all), with their weights awake."""
-        engines = self.vllm_engines if engines is None else engines
-        if self.args.vllm.enable_sleep:
-            batch_vllm_engine_call(engines, "wake_up", tags=["weights"])
-        batch_vllm_engine_call(engines, method, *args)
-
-    def _keep_if_needed(self) -> None:
-        """Have the engines keep the weights they hold, where they will be given others before the next sync."""
-        if self.schedule.must_keep(self.engine_step):
-            self._engines("keep_weights")
-
-    def _sync_engines(self) -> None:
-        """OpenRLHF's weight sync; the engines hold today's weights then."""
-        if self.args.vllm.enable_sleep:
-            batch_vllm_engine_call(self.vllm_engines, "wake_up", tags=["weights"])
-        pending = self.actor_model_group.async_run_method(method_name="broadcast_to_vllm")
-        while pending:
-            # The actor's collective would wait for an engine that died in it: OpenRLHF asks the engines afterwards.
-            done, _ = ray.wait([*pending, *self._engines_live], num_returns=1)
-            try:
-                ray.get(done)
-            except ray.exceptions.RayTaskError:
-                # An engine that dies breaks the collective, which may be heard of first: its death is the reason.
-                ray.get(ray.wait(self._engines_live, num_returns=1, timeout=DEATH_NOTICE)[0])
-                raise
-            pending = [ref for ref in pending if ref not in done]
-        batch_vllm_engine_call(self.vllm_engines, "forget_caches")
-        self.engine_step = self.step
-
-    @contextmanager
-    def _engines_hold_today(self, *, next_rollout: int) -> Iterator[None]:
-        """Today's weights in the engines during the block, then those that the rollout of `next_rollout` needs."""
-        delayed = self.engine_step
-        if delayed != self.step:
-            self._sync_engines()
-        yield
-        if self.engine_step != delayed and not self.schedule.sync_due(next_rollout):
-            self._engines("restore_weights")
-            self.engine_step = delayed
-
+    @extends(Base)
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
-        """OpenRLHF's evaluation, always of today's policy."""
+        """Evaluate today's policy as OpenRLHF does, and record the result."""
         self.phase = "evaluating"
-        with self._engines_hold_today(next_rollout=self.step):
-            return super().evaluate(global_step, **generate_kwargs)
-
-    # ── One step ──
+        with self.rollout_weights.of_today(self.step, next_rollout=self.step):
+            numbers = super().evaluate(global_step, **generate_kwargs)
+            self.recorder.record.append_evaluation(global_step, numbers)
+            return numbers
 
     def _begin_step(self) -> list[Prompt]:
-        """Called when the fresh prompts of a step are dispatched: hard prompts to generate together with them.
+        """The hard prompts to re-evaluate together with the fresh prompts of a step.
 
-        That takes no weight sync, and fills the engines better, where the rollout policy is today's.
+        These are all hard prompts of the step if the engines hold today's weights. Otherwise there are none, and all
+        of them are re-evaluated after the fresh prompts.
         """
         self.phase = "generating"
-        self._hard_prompts = self.method.begin_step(self.step)
-        self._along = self.engine_step == self.step
-        return self._hard_prompts if self._along else []
+        prompts = self.method.begin_step(self.step)
+        if self.rollout_weights.step == self.step:
+            return prompts
+        self._prompts_after_fresh = prompts
+        return []
 
+    @extends(Base)
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
-        """Algorithm 1, lines 7-18, on what line 6 generated."""
-        step, rollout_step = self.step, self.engine_step
-        self.rollout_tv = 0.0
+        """Algorithm 1, lines 7-18, on the samples that line 6 generated."""
+        step, rollout_step, first_uid = self.step, self.rollout_weights.step, self.generated
         timing: dict[str, float] = {}
-        start = self.generated
         fresh = self._groups(rollout_samples, rollout_step)
-        again, added = self._reevaluated(timing)
-        reevaluated = self._groups(again, step)
-        failed = self.generated - start - len(fresh) - len(reevaluated)
-        self._check_share(failed, self.generated - start, "gave no reward or no finite log-probs")
+        reevaluated_samples, added_seconds = self._reevaluate(timing)
+        reevaluated = self._groups(reevaluated_samples, step)
+        failed = self.generated - first_uid - len(fresh) - len(reevaluated)
+        self._check_share(failed, self.generated - first_uid, "gave no reward or no finite log-probs")
+
         self.phase = "making the batch"
         with timed(timing, "timing/adapt"):
-            self.batch = self.method.build_batch(step, fresh, reevaluated)
-            if len(self.batch) > self.arithmetic.capacity:
-                raise ValueError(
-                    f"{type(self.method).__name__} made a batch of {len(self.batch)} groups; it may hold at most "
-                    f"{self.arithmetic.capacity} (adapt.batch_size, or rollout.batch_size)"
-                )
-        status, next_step = self._update(global_step)
-        counts = self.ledger.settle(fresh + reevaluated, self.batch, failed=failed)
+            batch = self._build_batch(fresh, reevaluated)
+        self.phase = "making experience"
+        batch, experience, seconds = self._make_experience(batch)
+        status, next_step = self._update(batch, experience, seconds, global_step)
+
+        counts = self.ledger.settle(fresh + reevaluated, batch, failed=failed)
         if self.ledger.counts["generated"] != self.generated:
             raise RuntimeError(
                 f"{self.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
             )
         status |= timing | self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
-        status |= {"staleness/rollout_policy": step - rollout_step} | staleness(self.batch, step, self.schedule.delay)
+        status["staleness/rollout_policy"] = step - rollout_step
+        status |= staleness(batch, step, self.rollout_weights.schedule.delay)
+        status |= composition(batch, self.arithmetic.capacity, len(reevaluated))
         size = self.args.rollout.n_samples_per_prompt
-        made = generated_groups(rollout_samples, size, source="fresh", first_uid=start, usable=is_usable)
-        made += generated_groups(again, size, source="reevaluated", first_uid=start + len(made), usable=is_usable)
-        status |= composition(self.batch, self.arithmetic.capacity, len(reevaluated))
-        status |= self._record_groups(next_step, made, states_of(self.batch), trained=status["tokens/trained"])
-        status["groups/replayed"] = len(self.batch.replayed)
-        status["groups/unused"] = len(self.batch.unused)
+        made = generated_groups(rollout_samples, size, source="fresh", first_uid=first_uid, usable=is_usable)
+        made += generated_groups(
+            reevaluated_samples, size, source="reevaluated", first_uid=first_uid + len(made), usable=is_usable
+        )
+        status |= self.recorder.add_groups(next_step, made, states_of(batch), trained=status["tokens/trained"])
+        status["groups/replayed"], status["groups/unused"] = len(batch.replayed), len(batch.unused)
         mean = mean_reward(fresh)
         status["reward/fresh_mean"] = math.nan if mean is None else float(mean)
-        status["reevaluation/added_seconds"] = added
+        status["reevaluation/added_seconds"] = added_seconds
         status["prompts/passed_over"] = self.samples_generator.passed_over
         return status, next_step
 
     def _groups(self, samples: Sequence[Any], policy_step: int) -> list[Group]:
-        """The samples as groups; those with a response that has no reward are left out."""
+        """The samples as groups. Groups with a response that cannot be used are left out."""
         size = self.args.rollout.n_samples_per_prompt
         usable = usable_groups(samples, size)
         groups = groups_of(usable, size, first_uid=self.generated, step=self.step, policy_step=policy_step)
@@ -401,7 +226,7 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
         return groups
 
     def _check_share(self, unusable: int, total: int, what: str) -> None:
-        """Raise RuntimeError where so many groups cannot be used that something is broken."""
+        """Raise RuntimeError if so many groups cannot be used that something must be broken."""
         share = self.args.adapt.max_failed_share
         if unusable > share * total:
             kinds: Counter[str] = Counter()
@@ -414,84 +239,82 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
                 + ". The log of the rollout engine has each error"
             )
 
-    def _reevaluated(self, timing: dict[str, float]) -> tuple[list[Any], float]:
-        """Line 14: samples of the hard prompts from today's weights, and the seconds that this adds to the step."""
-        prompts, self._hard_prompts = self._hard_prompts, []
+    def _reevaluate(self, timing: dict[str, float]) -> tuple[list[Any], float]:
+        """Lines 12-15: samples of the hard prompts from today's weights, and the seconds that this adds to the step."""
+        samples = self.samples_generator.take_hard_samples()
+        if samples:
+            return samples, self.samples_generator.added_seconds
+        prompts, self._prompts_after_fresh = self._prompts_after_fresh, []
         if not prompts:
             return [], 0.0
-        if self._along:
-            return self.samples_generator.taken_along(), self.samples_generator.waited
         self.phase = "generating hard prompts again"
-        with timed(timing, "timing/reevaluation"), self._engines_hold_today(next_rollout=self.step + 1):
-            samples = self.samples_generator.generate_again(prompts, **self.generate_kwargs)
+        today = self.rollout_weights.of_today(self.step, next_rollout=self.step + 1)
+        with timed(timing, "timing/reevaluation"), today:
+            samples = self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
         return samples, timing["timing/reevaluation"]
 
-    def _update(self, global_step: int) -> tuple[dict, int]:
-        """Lines 17-18: OpenRLHF's update on the batch; none where nothing is in it."""
-        grouped = self.batch.with_sources()
-        self.experience_maker.origins = [
-            SampleOrigin(source, group.policy_step_of(response) == self.step, response.external)
-            for source, group in grouped
-            for response in group.responses
-        ]
-        self.experience_maker.responses = [response for _, group in grouped for response in group.responses]
-        self.phase = "making experience"
-        try:
-            if not grouped:
-                raise NothingToTrain
-            # OpenRLHF's own step, past the counting of RecordedPPOTrainer, which knows no other source than fresh.
-            status, next_step = super(RecordedPPOTrainer, self).train_step(
-                samples_of([group for _, group in grouped]), global_step
+    def _build_batch(self, fresh: list[Group], reevaluated: list[Group]) -> Batch:
+        """Lines 8-17: the batch that the method makes.
+
+        Raises:
+            ValueError: the method made a batch that is too large.
+        """
+        batch = self.method.build_batch(self.step, fresh, reevaluated)
+        if len(batch) > self.arithmetic.capacity:
+            raise ValueError(
+                f"{type(self.method).__name__} made a batch of {len(batch)} groups; it may hold at most "
+                f"{self.arithmetic.capacity} (adapt.batch_size, or rollout.batch_size)"
             )
-        except NothingToTrain:
-            # The step counts all the same, so that v and m keep their phase.
+        return batch
+
+    def _make_experience(self, batch: Batch) -> tuple[Batch, MadeExperience | None, float]:
+        """The batch after its review, its experience, and the seconds it took; no experience if no group is left."""
+        self.rollout_tv = 0.0
+        if not len(batch):
+            return batch, None, 0.0
+        adapt, to_train = self.args.adapt, BatchToTrain.of(batch, self.step)
+        start = time.perf_counter()
+        passed = self.experience_maker.forward(to_train)
+        limits = {"max_tv_fresh": adapt.max_tv_fresh, "max_tv_replayed": adapt.max_tv_replayed}
+        found = review(batch, passed.log_ratios, self.step, **limits)
+        self._check_share(found.nonfinite, len(batch), "have log-probs under today's policy that are not finite")
+        self.rollout_tv = found.rollout_tv
+        experience = self.experience_maker.finish(passed, found.kept) if found.kept else None
+        return found.batch, experience, time.perf_counter() - start
+
+    def _update(
+        self, batch: Batch, experience: MadeExperience | None, seconds: float, global_step: int
+    ) -> tuple[dict, int]:
+        """Line 18: OpenRLHF's update on the experience. Without experience there is no update.
+
+        Args:
+            batch: The groups that are trained on.
+            experience: Their experience.
+            seconds: Time that making the experience took.
+            global_step: OpenRLHF's count of steps.
+        """
+        if experience is None:
+            # The step counts nevertheless, so that the multiples of v and m stay where they are.
             logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
             status = self._finetune()
             self.broadcast_to_vllm()
             return status | {"skipped_update": 1}, global_step + 1
-        trained = (group.uid for _, group in self.batch.with_sources())  # without those that a limit took out
-        self.method.observe(self.step - 1, dict(zip(trained, self.experience_maker.errors.tolist(), strict=True)))
-        status["tokens/reference_kept"] = self.experience_maker.reference_kept
-        log_ratios, eps = self.experience_maker.log_ratios, self.args.adapt.eps
-        status |= off_policy(self.batch, log_ratios, self.method.constants(), eps)
+        step = self.step
+        status, next_step = super().train_step(experience.experiences, global_step)
+        trained = (group.uid for _, group in batch.with_sources())
+        self.method.observe(step, dict(zip(trained, experience.errors.tolist(), strict=True)))
+        status["timing/make_experience"] = seconds
+        status["tokens/reference_kept"] = experience.reference_kept
+        status |= off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
         actor = self.args.actor
-        clip = Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)
-        return status | first_update(self.experience_maker.tokens, clip), next_step
+        return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)), next_step
 
-    def _review(self, log_ratios: np.ndarray) -> list[int]:
-        """Take groups out of the batch that must not be trained on; returns the positions of the samples that stay.
-
-        In a fresh group with responses of several policies, each response's part of the distance is that to its own.
-
-        Args:
-            log_ratios: of all samples of the batch, (N,).
-        """
-        adapt, size = self.args.adapt, self.args.rollout.n_samples_per_prompt
-        groups = [group for _, group in self.batch.with_sources()]
-        broken = {group.uid for group, bad in zip(groups, nonfinite(log_ratios, size), strict=True) if bad}
-        self._check_share(len(broken), len(groups), "have log-probs under today's policy that are not finite")
-        # On-policy, what the engine and the actor differ by is rounding: no distance between policies.
-        today = [group.policy_step_of(response) == self.step for group in groups for response in group.responses]
-        external = np.array([response.external for group in groups for response in group.responses], dtype=bool)
-        tv = group_tv(np.where(today, 0.0, log_ratios), size, external)
-        distances = dict(zip((group.uid for group in groups), tv, strict=True))
-        fresh = {group.uid: distances[group.uid] for group in self.batch.fresh}
-        known = [distances[group.uid] for group in self.batch.fresh if group.uid not in broken]
-        self.rollout_tv = float(np.mean(known)) if known else 0.0
-        replayed = {group.uid: distances[group.uid] for group in self.batch.replayed}
-        too_far = beyond(fresh, adapt.max_tv_fresh) | beyond(replayed, adapt.max_tv_replayed)
-        if too_far or broken:
-            self.batch = drop(self.batch, too_far=too_far, nonfinite=broken)
-        kept = {group.uid for _, group in self.batch.with_sources()}
-        return [
-            position * size + row for position, group in enumerate(groups) if group.uid in kept for row in range(size)
-        ]
-
+    @extends(Base)
     def ppo_train(self, global_steps: int) -> dict:
-        """OpenRLHF's optimizer steps, then one of fine-tuning where the method has demonstrations.
+        """OpenRLHF's optimizer steps, then one of fine-tuning if the method names demonstrations.
 
         Raises:
-            FloatingPointError: a gradient was not finite: the weights are spoilt, the last checkpoint's are not.
+            FloatingPointError: a gradient is not finite. The weights are spoilt, but not those of the last checkpoint.
         """
         self.phase = "training"
         status = super().ppo_train(global_steps)
@@ -502,43 +325,29 @@ class AdaptedPPOTrainer(WholeCheckpoints, RecordedPPOTrainer):
 
     def _finetune(self) -> dict[str, float]:
         """One optimizer step of the actor on the demonstrations that the method names for this step."""
-        samples = samples_of(self.method.demonstrations(self.step))
-        if not samples:
+        demonstrations = self.method.demonstrations(self.step)
+        if not demonstrations:
             return {}
         self.phase = "fine-tuning"
-        ranks, micro = self.arithmetic.ranks["actor"], self.arithmetic.micro_train
-        tokens = sum(int(sample.action_mask.sum()) for sample in samples)
-        batches = dealt_batches(
-            samples,
-            ranks,
-            lambda lengths, shares: [in_parts(share, micro) for share in shares],
-            self.tokenizer.pad_token_id,
+        return finetune(
+            demonstrations,
+            self.actor_model_group,
+            micro=self.arithmetic.micro_train,
+            weight=self.method.finetune_weight,
+            sleep=self.args.ds.enable_sleep,
+            pad=self.tokenizer.pad_token_id,
         )
-        group, sleeps = self.actor_model_group, self.args.ds.enable_sleep
-        if sleeps:
-            ray.get(group.async_run_method(method_name="reload_states"))
-        refs = group.async_run_method_batch(
-            method_name="finetune",
-            demonstrations=batches,
-            tokens=[tokens] * ranks,
-            ranks=[ranks] * ranks,
-            weight=[self.method.finetune_weight] * ranks,
-        )
-        parts = ray.get(refs)[:: len(refs) // ranks]  # the ranks of a tensor-parallel or ring group have the same
-        if sleeps:
-            ray.get(group.async_run_method(method_name="offload_states"))
-        return {"finetune/demonstrations": len(samples), "finetune/loss": sum(part for (part,) in parts)}
 
 
 def brief(error: Exception) -> str:
-    """What an error says, without the remote traceback that Ray puts before it."""
+    """The message of an error, without the remote traceback that Ray puts before it."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause else error
     return f"{type(cause).__name__}: {str(cause).strip()}"
 
 
 @contextmanager
 def timed(timing: dict[str, float], name: str) -> Iterator[None]:
-    """Add the seconds of the block to `timing[name]`."""
+    """Add the seconds that the block takes to `timing[name]`."""
     start = time.perf_counter()
     try:
         yield
@@ -546,5 +355,4 @@ def timed(timing: dict[str, float], name: str) -> Iterator[None]:
         timing[name] = timing.get(name, 0.0) + time.perf_counter() - start
 
 
-RecordedPPOTrainerActor = ray.remote(RecordedPPOTrainer)
 AdaptedPPOTrainerActor = ray.remote(AdaptedPPOTrainer)

@@ -21,7 +21,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.staleness import sync_age
 from bapo_openrlhf.adapt.state import group_from_state
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.methods.bapo import STATE_VERSION
+from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.record.checkpoint_store import ACTOR, ADAPT, CRITIC, TAG, CheckpointStore
 from bapo_openrlhf.record.run_record import read_run
 from bapo_openrlhf.record.state_file import CheckpointError, load_state
@@ -100,7 +100,7 @@ def find_state(path: Path, report: Callable[[str], None]) -> Path:
     """
     top = Path(os.path.abspath(path))
     if not top.is_dir():
-        raise ConfigError(f"checkpoint {str(path)!r} {'is no folder' if top.exists() else 'does not exist'}")
+        raise ConfigError(f"checkpoint {str(path)!r} {'is not a folder' if top.exists() else 'does not exist'}")
     tag = top.name if TAG.fullmatch(top.name) and top.parent.name in (ACTOR, CRITIC, ADAPT) else None
     if tag is None and (top / "state.json").is_file():
         return top
@@ -113,7 +113,7 @@ def find_state(path: Path, report: Callable[[str], None]) -> Path:
     store = CheckpointStore(top, critic=False)
     tags = store.tags()
     if not tags and store.has_foreign():
-        raise ConfigError(f"checkpoints in {top} were written without batch adaptation, and have no buffers")
+        raise ConfigError(f"checkpoints in {top} were written without batch adaptation, so they have no buffers")
     if not tags:
         raise ConfigError(f"{top} has no checkpoint with a state of batch adaptation ({ADAPT}/TAG)")
     if tag is not None:
@@ -122,11 +122,13 @@ def find_state(path: Path, report: Callable[[str], None]) -> Path:
         try:
             store.check(tag)
         except CheckpointError as error:
-            report(f"checkpoint {tag} is not whole, a run would pass it over: {error}")
+            report(f"checkpoint {tag} is not whole, so a run would skip it: {error}")
         return store.folder(tag)
     newest = store.newest_whole(report)
     if newest is None:
-        raise ConfigError(f"no checkpoint in {top} is whole: {', '.join(tags)}; name one to look into it all the same")
+        raise ConfigError(
+            f"no checkpoint in {top} is whole: {', '.join(tags)}; name one of them to read it nevertheless"
+        )
     return store.folder(newest)
 
 
@@ -144,10 +146,10 @@ def read_buffers(folder: Path, delay: int | None = None) -> Stored:
     state = load_state(folder, tensors=False)
     method = state.get("method")
     found = (method.get("method"), method.get("version")) if isinstance(method, dict) else (None, None)
-    if found != ("bapo", STATE_VERSION):
+    if found != ("bapo", BAPO.VERSION):
         raise ConfigError(
-            f"checkpoint {folder} has the state of method {found[0]!r}, version {found[1]!r}; what can be listed is "
-            f"'bapo', version {STATE_VERSION}"
+            f"checkpoint {folder} has the state of method {found[0]!r}, version {found[1]!r}; only 'bapo', "
+            f"version {BAPO.VERSION}, can be listed"
         )
     last, delay = state["step"] - 1, delay or _delay(folder)
     entries = []

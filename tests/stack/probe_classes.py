@@ -24,18 +24,18 @@ class ProbeGenerator(AdaptedSamplesGenerator):
         self.note("fresh")
         return super().generate_samples(**kwargs)
 
-    def generate_again(self, prompts, **kwargs):
+    def reevaluate(self, prompts, **kwargs):
         self.note("reevaluated")
-        return super().generate_again(prompts, **kwargs)
+        return super().reevaluate(prompts, **kwargs)
 
 
 class ProbeMaker(AdaptedExperienceMaker):
     """Saves what the loss is given, with the actor's weights of that step."""
 
-    def make_experience(self, samples_list):
-        experiences = super().make_experience(samples_list)
-        self.note_experiences(experiences)
-        return experiences
+    def finish(self, passed, kept):
+        made = super().finish(passed, kept)
+        self.note_experience(made)
+        return made
 
 
 class ProbeTrainer(trainer.AdaptedPPOTrainer):
@@ -47,7 +47,7 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         self.samples_generator.__class__ = ProbeGenerator
         self.samples_generator.note = self.note
         self.experience_maker.__class__ = ProbeMaker
-        self.experience_maker.note_experiences = self.note_experiences
+        self.experience_maker.note_experience = self.note_experience
 
     def note(self, kind):
         engines = ray.get([engine.weight_checksums.remote() for engine in self.vllm_engines])
@@ -55,20 +55,19 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         with (self.folder / "weights.jsonl").open("a") as file:
             file.write(json.dumps({"step": self.step, "kind": kind, "engines": engines, "actor": actor}) + "\n")
 
-    def note_experiences(self, experiences):
+    def note_experience(self, made):
         ray.get(self.actor_model_group.async_save_model())
         shutil.copytree(self.args.ckpt.output_dir, self.folder / f"actor{self.step}")
         arrays = {}
-        for experience in experiences:
+        for experience in made.experiences:
             for row, index in enumerate(experience.index):
                 for name in NOTED:
                     arrays[f"{index}/{name}"] = getattr(experience, name)[row].numpy()
-        origins = self.experience_maker.origins
         np.savez(
             self.folder / f"experience{self.step}.npz",
-            source=np.array([origin.source for origin in origins]),
-            on_policy=np.array([origin.on_policy for origin in origins]),
-            log_ratios=self.experience_maker.log_ratios,
+            source=np.array([origin.source for origin in made.origins]),
+            on_policy=np.array([origin.on_policy for origin in made.origins]),
+            log_ratios=made.log_ratios,
             **arrays,
         )
 

@@ -101,7 +101,7 @@ def test_paper_map_has_every_equation_and_every_line_of_algorithm_1():
 
 
 def test_every_metric_that_is_named_in_the_code_is_in_the_catalogue():
-    """What a run writes is compared in test_trainer.py and on the stack; this finds a name that no run reached."""
+    """A run's metrics are compared in test_record_of_runs.py and on the stack; this finds names that no run reached."""
     known = {name for algorithm in metrics.ALL for name in metrics.names(algorithm, optional=True)}
     kinds = "|".join(sorted({name.split("/")[0] for name in known if "/" in name}))
     found = set()
@@ -117,10 +117,10 @@ def test_metrics_follow_the_naming_scheme():
     own = [metric for section in metrics.CATALOGUE.values() for metric in section]
     for metric in own:
         assert re.fullmatch(r"[a-z]+/(SOURCE(_[a-z]+)*|[a-z0-9]+(_[a-z0-9]+)*(_SOURCE)?)|skipped_update", metric.name)
-        assert metric.unit or metric.meaning
+        assert metric.title and metric.sentence.endswith(".")
         for ending, unit in (("_bytes", "bytes"), ("_seconds", "seconds"), ("_share", "0 to 1")):
             assert not metric.name.endswith(ending) or metric.unit == unit, metric.name
-        assert not metric.name.endswith("_total") or metric.meaning == "this run so far" or "timing" in metric.name
+        assert not metric.name.endswith("_total") or "so far in this run" in metric.sentence or "timing" in metric.name
     text = (ROOT / "docs" / "metrics.md").read_text()
     assert all(f"| `{name}` |" in text for name in names)
 
@@ -144,8 +144,8 @@ class TestExample:
 
     def test_the_page_names_every_list_that_a_method_fills(self):
         """What is left are those that the trainer fills, once it knows the log-probs."""
-        page = (ROOT / "docs" / "add_a_method.md").read_text().split("## What a batch must fulfil")[1]
-        rule = page.split("Every generated group")[1].split("\n- ")[0]
+        page = (ROOT / "docs" / "add_a_method.md").read_text().split("## What a method has to do")[1]
+        rule = page.split("Every generated group")[1].split(".")[0]
         assert set(re.findall(r"`(\w+)`", rule)) == set(STATES) - {"too_far", "nonfinite"}
 
     @pytest.fixture
@@ -189,7 +189,7 @@ class TestExample:
             assert all(group.step < step for group in batch.replayed)
 
     def test_another_state_is_an_error(self, kind):
-        with pytest.raises(ValueError, match="no state of this method"):
+        with pytest.raises(ValueError, match="expected 'FIFOReplay', version 1"):
             kind(capacity=3).load_state_dict({"method": "bapo", "version": 1})
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
-from bapo_openrlhf.workbench.pages.colours import STATE_LABELS
+from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.curves import smoothed
-from bapo_openrlhf.workbench.pages.text import is_number
 from bapo_openrlhf.workbench.report.runs import Run
 
+ALL_SECONDS = "seconds of all steps"
 REASONS = ("none_right", "all_right", "by_draw")  # why the filter dropped a group
 
 
@@ -32,46 +31,33 @@ def outcomes(run: Run) -> dict[str, int]:
     return {state: round(counts[state]) for state in STATE_LABELS if counts[state]}
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a run spent. A value is None if the record does not say it.
-
-    Attributes:
-        seconds: Seconds by phase, without the total.
-        total_seconds: Seconds of all phases of all steps.
-        whole_run: Seconds of the last start, loading included.
-    """
-
-    steps: int
-    trained_groups: int
-    rollouts: float | None
-    tokens_generated: float | None
-    tokens_trained: float | None
-    seconds: dict[str, float]
-    total_seconds: float | None
-    whole_run: float | None
-
-
-def cost(run: Run) -> Cost:
-    """What a run spent, from its metrics (Table 2 and Fig. 9)."""
+def cost(run: Run) -> dict[str, float | None]:
+    """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it."""
 
     def last(metric: str) -> float | None:
         found = run.curve(metric)
         return None if found.empty else float(found.iloc[-1])
 
+    return {
+        "trainer steps": len(run.rows),
+        "responses generated": last("rollouts/total"),
+        "tokens generated": last("tokens/generated_total"),
+        "tokens trained on": last("tokens/trained_total"),
+        "groups trained on": round(sum(run.total(f"groups/{source}") for source in SOURCES)),
+        ALL_SECONDS: phase_seconds(run).get("step_total"),
+    }
+
+
+def phase_seconds(run: Run) -> dict[str, float]:
+    """Seconds of all steps by phase, with their sum as "step_total"."""
     phases = dict.fromkeys(key for row in run.rows for key in row if key.startswith("timing/"))
-    seconds = {key.removeprefix("timing/"): run.total(key) for key in phases}
-    whole = (run.summary.get("seconds") or {}).get("whole_run")
-    return Cost(
-        steps=len(run.rows),
-        trained_groups=round(sum(run.total(f"groups/{source}") for source in SOURCES)),
-        rollouts=last("rollouts/total"),
-        tokens_generated=last("tokens/generated_total"),
-        tokens_trained=last("tokens/trained_total"),
-        total_seconds=seconds.pop("step_total", None),
-        seconds=seconds,
-        whole_run=whole if is_number(whole) else None,
-    )
+    return {phase.removeprefix("timing/"): run.total(phase) for phase in phases}
+
+
+def all_phases(runs: Sequence[Run]) -> list[str]:
+    """The phases that a step may have, in its order, and then those that only the runs have."""
+    there = dict.fromkeys([*PHASE_LABELS, *(phase for run in runs for phase in phase_seconds(run))])
+    return [phase for phase in there if phase != "step_total"]
 
 
 def spent_until(run: Run, metric: str, reward: float) -> float | None:

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
-from bapo_openrlhf.record.run_record import REWARD, SOURCES
-from bapo_openrlhf.workbench.pages import charts
+from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.workbench.pages import charts, colours, curves
 from bapo_openrlhf.workbench.pages.charts import STEP
-from bapo_openrlhf.workbench.pages.colours import (
-    DASHES,
-    INK,
-    PALETTE,
-    PHASE_LABELS,
-    REASON_COLOURS,
-    SOURCE_COLOURS,
-    SOURCE_LABELS,
-    STATE_LABELS,
-    accuracy_colours,
-    phase_colour,
-)
-from bapo_openrlhf.workbench.pages.curves import (
-    Curve,
-    Key,
-    bin_width,
-    binned,
-    chunk_means,
-    in_words,
-    smoothed,
-    smoothing_width,
-    table_of,
-)
+from bapo_openrlhf.workbench.pages.colours import SOURCE_LABELS
+from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, in_words, smoothed, table_of
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import number
-from bapo_openrlhf.workbench.report import data
 from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, thirds, why_no_bins
+from bapo_openrlhf.workbench.report.data import all_phases
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
 
@@ -60,7 +40,7 @@ class Comparison:
     @property
     def width(self) -> int:
         """How many steps a drawn point stands for."""
-        return bin_width(self.last_step, MAX_POINTS)
+        return curves.bin_width(self.last_step, MAX_POINTS)
 
     @property
     def domain(self) -> Domain:
@@ -69,7 +49,7 @@ class Comparison:
 
     def key(self, index: int) -> Key:
         """The legend of a run. Its colour and its dashes are the same in all figures."""
-        colour, dash = (values[index % len(values)] for values in (PALETTE, DASHES))
+        colour, dash = (values[index % len(values)] for values in (colours.PALETTE, colours.DASHES))
         return Key(self.runs[index].name, colour, dash)
 
     def label(self, run: Run) -> str:
@@ -83,17 +63,15 @@ class Comparison:
 def by_run(page: Comparison, metric: str, y_domain: Domain | None = None) -> Figure:
     """One metric of WORDS over the steps, with a line for each run."""
     words = WORDS[metric]
-    curves = [Curve(page.key(index), run.curve(metric)) for index, run in enumerate(page.runs)]
-    there = [curve for curve in curves if len(curve.values)]
-    missing = _lacking(page, [curve.values for curve in curves], words.why)
-    return _lines(page, there, words, missing=missing, keys=len(page.runs) > 1, y_domain=y_domain)
+    figure = Figure(words.title, words.says, None, paper=words.paper, missing=_lacking(page, [metric], words.why))
+    return _lines(page, figure, words, _of_runs(page, metric), y_domain=y_domain, keys=len(page.runs) > 1)
 
 
 def by_source(page: Comparison, metric: str) -> list[Figure]:
     """A metric of WORDS with {} for the source, over the steps: a figure for each run, a line for each source."""
     keys = {
-        metric.format(source): Key(SOURCE_LABELS[source], SOURCE_COLOURS[source], dash)
-        for source, dash in zip(SOURCES, DASHES, strict=False)
+        metric.format(source): Key(label, colours.SOURCE_COLOURS[source], dash)
+        for (source, label), dash in zip(SOURCE_LABELS.items(), colours.DASHES, strict=False)
     }
     return in_each(page, keys, metric)
 
@@ -105,108 +83,93 @@ def in_each(page: Comparison, metrics: dict[str, Key], about: str = "", *, log: 
         about: The entry of WORDS; that of the first metric if empty.
     """
     words = WORDS[about or next(iter(metrics))]
-    curves = [[Curve(key, run.curve(metric)) for metric, key in metrics.items()] for run in page.runs]
-    there = [[curve for curve in of_run if len(curve.values)] for of_run in curves]
-    values = [value for of_run in there for curve in of_run for value in _drawn(page, curve, words).values]
-    y_domain = (min(values) if log else min(0.0, *values), max(values)) if len(set(values)) > 1 else None
-    return [
-        _lines(
-            page, of_run, words, run=page.label(run), missing=[] if of_run else [words.why],
-            keys=True, log=log, y_domain=y_domain,
-        )
-        for run, of_run in zip(page.runs, there, strict=True)
-    ]  # fmt: skip
+    found = [[Curve(key, run.curve(metric)) for metric, key in metrics.items()] for run in page.runs]
+    drawn = [value for of_run in found for curve in of_run for value in _drawn(page, curve, words).values]
+    y_domain = (min(drawn) if log else min(0.0, *drawn), max(drawn)) if len(set(drawn)) > 1 else None
+    result = []
+    for run, of_run in zip(page.runs, found, strict=True):
+        there = [curve for curve in of_run if len(curve.values)]
+        missing = [] if there else [words.why]
+        figure = Figure(words.title, words.says, None, paper=words.paper, run=page.label(run), missing=missing)
+        result.append(_lines(page, figure, words, there, y_domain=y_domain, log=log))
+    return result
 
 
 def _lines(
-    page: Comparison,
-    curves: Sequence[Curve],
-    words: Words,
-    *,
-    missing: Sequence[str],
-    keys: bool,
-    run: str = "",
-    log: bool = False,
-    y_domain: Domain | None = None,
+    page: Comparison, figure: Figure, words: Words, found: Sequence[Curve], *, keys: bool = True, **axes: Any
 ) -> Figure:
-    figure = Figure(words.title, words.says, None, paper=words.paper, run=run, missing=missing)
-    if not curves:
-        return figure
-    drawn = [_drawn(page, curve, words) for curve in curves]
+    """The figure with a chart of what was found, over the steps."""
     point = f" A point is the {'largest' if words.peaks else 'mean'} of {page.width} steps."
+    says = words.says + (point if found and page.width > 1 else "")
+    drawn = [_drawn(page, curve, words) for curve in found]
+    axes = {"x": STEP, "y": words.y, "x_domain": page.domain, "zero": True, **axes}
+    return _with_chart(replace(figure, says=says), drawn, axes, summary=in_words(found), keys=found if keys else [])
+
+
+def _with_chart(
+    figure: Figure, drawn: Sequence[Curve], axes: dict[str, Any], summary: str, keys: Sequence[Curve]
+) -> Figure:
+    if not drawn:
+        return figure
     return replace(
         figure,
-        says=words.says + (point if page.width > 1 else ""),
-        chart=charts.lines(
-            drawn, x=STEP, y=words.y, x_domain=page.domain, y_domain=y_domain, zero=True, log=log
-        ),
-        summary=in_words(curves),
-        table=table_of(drawn, STEP),
-        keys=[curve.key for curve in curves] if keys else [],
-        domain=page.domain,
-    )  # fmt: skip
+        chart=charts.lines(drawn, **axes),
+        summary=summary,
+        table=table_of(drawn, axes["x"]),
+        keys=[curve.key for curve in keys],
+        domain=axes["x_domain"],
+    )
 
 
 def _drawn(page: Comparison, curve: Curve, words: Words) -> Curve:
     return Curve(curve.key, binned(curve.values, page.width, peaks=words.peaks))
 
 
+def _of_runs(page: Comparison, metric: str, over: str = "step") -> list[Curve]:
+    """A curve for each run that has the metric."""
+    found = [Curve(page.key(index), run.curve(metric, over)) for index, run in enumerate(page.runs)]
+    return [curve for curve in found if len(curve.values)]
+
+
 def reward(page: Comparison) -> Figure:
     """The reward of each run, as measured and smoothed."""
     says = "Mean reward of all fresh responses, before the filter: how good the policy is."
-    found = [Curve(page.key(index), run.curve(REWARD)) for index, run in enumerate(page.runs)]
-    missing = _lacking(page, [curve.values for curve in found], f"{REWARD} is not recorded")
+    missing = _lacking(page, [REWARD], f"{REWARD} is not recorded")
     figure = Figure("Reward over the steps", says, None, paper="Fig. 4", missing=missing)
-    there = [Curve(curve.key, binned(curve.values, page.width)) for curve in found if len(curve.values)]
-    if not there:
+    found = _of_runs(page, REWARD)
+    if not found:
         return figure
+    there = [Curve(curve.key, binned(curve.values, page.width)) for curve in found]
     faint = [Curve(replace(curve.key, dash=""), curve.values, faint=True) for curve in there]
     bold = [Curve(replace(curve.key, name=f"{curve.key.name}, smoothed"), smoothed(curve.values)) for curve in there]
-    width = smoothing_width(max(len(curve.values) for curve in there)) * page.width
-    return replace(
-        figure,
-        says=f"{says} Faint: as measured; bold: moving average of {width} steps.",
-        chart=charts.lines([*faint, *bold], x=STEP, y="mean reward", x_domain=page.domain),
-        summary=in_words(found),
-        table=table_of([*faint, *bold], STEP),
-        keys=[curve.key for curve in there] if len(page.runs) > 1 else [],
-        domain=page.domain,
-        wide=True,
-    )
+    width = curves.smoothing_width(max(len(curve.values) for curve in there)) * page.width
+    says += f" Faint: as measured; bold: moving average of {width} steps."
+    axes = {"x": STEP, "y": "mean reward", "x_domain": page.domain}
+    keys = there if len(page.runs) > 1 else []
+    return _with_chart(replace(figure, says=says, wide=True), [*faint, *bold], axes, in_words(found), keys)
 
 
 def reward_for(page: Comparison, metric: str, spent: str) -> Figure:
     """The smoothed reward of each run over what it had spent by then, a running total."""
-    found = [run.curve(REWARD, over=metric) for run in page.runs]
     figure = Figure(
         f"Reward for {spent}",
         f"The smoothed reward against the {spent}: which run gets further for the same cost.",
         None,
-        missing=_lacking(page, found, f"{spent} or rewards are not recorded"),
+        missing=_lacking(page, [REWARD, metric], f"{spent} or rewards are not recorded"),
     )
     drawn = [
-        Curve(page.key(index), smoothed(chunk_means(values, MAX_POINTS)))
-        for index, values in enumerate(found)
-        if len(values)
+        Curve(curve.key, smoothed(curves.chunk_means(curve.values, MAX_POINTS)))
+        for curve in _of_runs(page, REWARD, over=metric)
     ]
-    if not drawn:
-        return figure
-    domain = (0.0, max(float(curve.values.index[-1]) for curve in drawn) or 1.0)
-    return replace(
-        figure,
-        chart=charts.lines(drawn, x=spent, y="mean reward, smoothed", x_domain=domain),
-        summary=in_words(drawn, spent),
-        table=table_of(drawn, spent),
-        keys=[curve.key for curve in drawn] if len(page.runs) > 1 else [],
-        domain=domain,
-    )
+    end = max((float(curve.values.index[-1]) for curve in drawn), default=0.0)
+    axes = {"x": spent, "y": "mean reward, smoothed", "x_domain": (0.0, end or 1.0)}
+    return _with_chart(figure, drawn, axes, in_words(drawn, spent), drawn if len(page.runs) > 1 else [])
 
 
-def _lacking(page: Comparison, values: Sequence[pd.Series], why: str) -> list[str]:
-    """A sentence for each run that has nothing to draw."""
-    if all(found.empty for found in values):
-        return [why]
-    return [f"{run.name}: {why}" for run, found in zip(page.runs, values, strict=True) if found.empty]
+def _lacking(page: Comparison, metrics: Sequence[str], why: str) -> list[str]:
+    """A sentence for each run that never has all these metrics in one step."""
+    lacking = [run for run in page.runs if run.curve(metrics[0], metrics[-1] if metrics[1:] else "step").empty]
+    return [why] if len(lacking) == len(page.runs) else [f"{run.name}: {why}" for run in lacking]
 
 
 # ── areas ──
@@ -221,9 +184,10 @@ def composition(page: Comparison) -> list[Figure]:
         "Fig. 8, 14",
     )
     metrics = {
-        f"groups/{source}": Key(SOURCE_LABELS[source], SOURCE_COLOURS[source], shape="area") for source in SOURCES
+        f"groups/{source}": Key(label, colours.SOURCE_COLOURS[source], shape="area")
+        for source, label in SOURCE_LABELS.items()
     }
-    drawn = _areas(page, metrics, words, {"groups/capacity": Key("batch capacity", INK, "5 3")})
+    drawn = _areas(page, metrics, words, {"groups/capacity": Key("batch capacity", colours.INK, "5 3")})
     return [replace(figure, wide=len(page.runs) == 1) for figure in drawn]
 
 
@@ -236,8 +200,8 @@ def filtered(page: Comparison) -> list[Figure]:
         why="nothing was filtered, or the reasons are not recorded",
     )
     metrics = {
-        f"filtered/{reason}": Key(STATE_LABELS[reason].removeprefix("filtered: "), colour, shape="area")
-        for reason, colour in REASON_COLOURS.items()
+        f"filtered/{reason}": Key(colours.STATE_LABELS[reason].removeprefix("filtered: "), colour, shape="area")
+        for reason, colour in colours.REASON_COLOURS.items()
     }
     return _areas(page, metrics, words)
 
@@ -245,42 +209,36 @@ def filtered(page: Comparison) -> list[Figure]:
 def phases(page: Comparison) -> list[Figure]:
     """Seconds of a step, by what they were spent on."""
     words = Words("Time by phase", "Seconds of a step, by what they were spent on.", "seconds in a step", "Table 2")
-    there = dict.fromkeys([*PHASE_LABELS, *(phase for run in page.runs for phase in data.cost(run).seconds)])
     metrics = {
-        f"timing/{phase}": Key(PHASE_LABELS.get(phase, phase), phase_colour(place), shape="area")
-        for place, phase in enumerate(there)
+        f"timing/{phase}": Key(colours.PHASE_LABELS.get(phase, phase), colours.phase_colour(place), shape="area")
+        for place, phase in enumerate(all_phases(page.runs))
     }
     return _areas(page, metrics, words)
 
 
 def _areas(page: Comparison, metrics: dict[str, Key], words: Words, over: dict[str, Key] | None = None) -> list[Figure]:
     """Metrics stacked over the steps, with lines over them: a figure for each run, all with the same axes."""
-    stacks = [_curves(page, run, metrics) for run in page.runs]
-    lines = [_curves(page, run, over or {}) for run in page.runs]
-    tops = [pd.concat([curve.values for curve in stack], axis=1).sum(axis=1).max() for stack in stacks if stack]
-    tops += [curve.values.max() for of_run in lines for curve in of_run]
-    return [
-        _area(page, run, stack, of_run, words, max(tops, default=1.0))
-        for run, stack, of_run in zip(page.runs, stacks, lines, strict=True)
-    ]
+    found = [(run, _curves(page, run, metrics), _curves(page, run, over or {})) for run in page.runs]
+    tops = [pd.concat([curve.values for curve in stack], axis=1).sum(axis=1).max() for _, stack, _ in found if stack]
+    tops += [curve.values.max() for _, _, lines in found for curve in lines]
+    result = []
+    for run, stack, lines in found:
+        figure = Figure(words.title, words.says, None, paper=words.paper, run=page.label(run), missing=[words.why])
+        result.append(_area(page, figure, stack, lines, y=words.y, top=max(tops)) if stack else figure)
+    return result
 
 
 def _curves(page: Comparison, run: Run, metrics: dict[str, Key]) -> list[Curve]:
     """The curves that are not 0 everywhere."""
-    curves = [Curve(key, binned(run.curve(metric), page.width)) for metric, key in metrics.items()]
-    return [curve for curve in curves if curve.values.any()]
+    found = [Curve(key, binned(run.curve(metric), page.width)) for metric, key in metrics.items()]
+    return [curve for curve in found if curve.values.any()]
 
 
-def _area(
-    page: Comparison, run: Run, stack: Sequence[Curve], lines: Sequence[Curve], words: Words, top: float
-) -> Figure:
-    figure = Figure(words.title, words.says, None, paper=words.paper, run=page.label(run), missing=[words.why])
-    if not stack:
-        return figure
+def _area(page: Comparison, figure: Figure, stack: Sequence[Curve], lines: Sequence[Curve], **axes: Any) -> Figure:
     return replace(
         figure,
-        says=words.says + (f" A column is the mean of {page.width} steps." if page.width > 1 else ""),
-        chart=charts.areas(stack, lines, width=page.width, last_step=page.last_step, y=words.y, top=top),
+        says=figure.says + (f" A column is the mean of {page.width} steps." if page.width > 1 else ""),
+        chart=charts.areas(stack, lines, width=page.width, last_step=page.last_step, **axes),
         summary=in_words([*stack, *lines]),
         table=table_of([*stack, *lines], STEP),
         keys=[curve.key for curve in (*stack, *lines)],
@@ -320,7 +278,7 @@ def _passes(page: Comparison, run: Run, counts: pd.DataFrame | None, top: int) -
     if counts is None:
         return replace(figure, missing=[why_no_bins(run)])
     names = _bin_names(counts)
-    colours = accuracy_colours(len(names) - 1)
+    shades = colours.accuracy_colours(len(names) - 1)
     ends = (("At first", counts.iloc[0]), (f"After {counts.index[-1]} passes", counts.iloc[-1]))
     words = [
         f"{when}: {number(row.iloc[0])} of {number(row.sum())} in {names[0]}, {number(row.iloc[-1])} in {names[-1]}."
@@ -329,10 +287,10 @@ def _passes(page: Comparison, run: Run, counts: pd.DataFrame | None, top: int) -
     x = "passes through the data (first: as first seen)"
     return replace(
         figure,
-        chart=charts.bars(counts, colours, x=x, y="prompts", top=top),
+        chart=charts.bars(counts, shades, x=x, y="prompts", top=top),
         summary=" ".join(words),
         table=_count_table(counts, "passes", names),
-        keys=[Key(name, colour, shape="area") for name, colour in zip(names, colours, strict=True)],
+        keys=[Key(name, colour, shape="area") for name, colour in zip(names, shades, strict=True)],
     )
 
 

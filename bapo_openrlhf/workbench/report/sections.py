@@ -31,17 +31,35 @@ def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
 def build(runs: Sequence[Run]) -> list[Section]:
     """The page's sections."""
     page = Comparison(runs)
+    reward = [figures.reward(page), figures.reward_for(page, "rollouts/total", "responses generated")]
+    batches = [*figures.composition(page), by_run(page, "groups/capacity_used")]
+    cost = [
+        *(by_run(page, metric) for metric in ("rollouts/total", "tokens/generated_total")),
+        figures.reward_for(page, "hours", "hours of all steps"),
+        *figures.phases(page),
+    ]
+    training = [by_run(page, metric) for metric in ("entropy_loss", "response_length", "actor_grad_norm", "kl")]
+    for metric in ("length/{}", "clip/{}", "advantage/{}_abs", "value/{}_error", "value/{}_bias"):
+        training += by_source(page, metric)
+    answers = [listing for run in runs for listing in listings(run, page.label(run))]
     return [
         _overview(page),
-        Section("reward", "Reward", figures=[figures.reward(page), _reward_for_responses(page)]),
-        _batches(page),
-        _filtered(page),
+        Section("reward", "Reward", figures=reward),
+        Section("batches", "Where the batches came from", figures=batches, tables=[tables.sources(page)]),
+        Section(
+            "filtered", "What was filtered, and why", figures=figures.filtered(page), tables=[tables.outcomes(page)]
+        ),
         _accuracy(page),
-        _cost(page),
-        _buffers(page),
+        Section("cost", "What it cost", figures=cost, tables=[tables.cost(page)]),
+        Section("buffers", "Buffers, thresholds, staleness", figures=_buffers(page)),
         _theory(page),
-        _training(page),
-        _answers(page),
+        Section("training", "Training", figures=training),
+        Section(
+            "answers",
+            "Hard prompts and their answers",
+            "Prompts that had a group without a right response, with sampled answers: text as it was written.",
+            listings=answers,
+        ),
         _configuration(page),
         _provenance(page),
     ]
@@ -55,21 +73,6 @@ def _overview(page: Comparison) -> Section:
         if resumed := run.about.get("resumed"):
             notes.append(f"{run.name} was resumed {len(resumed)} time(s), last at {resumed[-1]}.")
     return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
-
-
-def _reward_for_responses(page: Comparison) -> Figure:
-    return figures.reward_for(page, "rollouts/total", "responses generated")
-
-
-def _batches(page: Comparison) -> Section:
-    drawn = [*figures.composition(page), by_run(page, "groups/capacity_used")]
-    return Section("batches", "Where the batches came from", figures=drawn, tables=[tables.sources(page)])
-
-
-def _filtered(page: Comparison) -> Section:
-    return Section(
-        "filtered", "What was filtered, and why", figures=figures.filtered(page), tables=[tables.outcomes(page)]
-    )
 
 
 def _accuracy(page: Comparison) -> Section:
@@ -87,23 +90,10 @@ def _accuracy(page: Comparison) -> Section:
             f"{found.ever:,} of them ({found.ever / found.at_first:.0%}), the latest group {found.now:,} "
             f"({found.now / found.at_first:.0%}). In the paper, 3 passes unlocked 31 % with BAPO and 19 % with GRPO."
         )
-    pairs = tables.pairs(page)
-    return Section(
-        "accuracy", "Prompts by accuracy", intro, figures.accuracy(page), [pairs] if pairs else [], notes=notes
-    )
+    return Section("accuracy", "Prompts by accuracy", intro, figures.accuracy(page), tables.pairs(page), notes=notes)
 
 
-def _cost(page: Comparison) -> Section:
-    drawn = [
-        by_run(page, "rollouts/total"),
-        by_run(page, "tokens/generated_total"),
-        figures.reward_for(page, "hours", "hours of all steps"),
-        *figures.phases(page),
-    ]
-    return Section("cost", "What it cost", figures=drawn, tables=[tables.cost(page)])
-
-
-def _buffers(page: Comparison) -> Section:
+def _buffers(page: Comparison) -> list[Figure]:
     thresholds = {
         "threshold/c2": Key("c2", PALETTE[0]),
         "threshold/c3": Key("c3", PALETTE[1], "7 3"),
@@ -113,15 +103,12 @@ def _buffers(page: Comparison) -> Section:
         "staleness/replayed_steps_mean": Key("mean", SOURCE_COLOURS["replayed"]),
         "staleness/replayed_steps_max": Key("oldest", PALETTE[1], "7 3"),
     }
-    drawn = [
-        by_run(page, "buffer/hard"),
-        by_run(page, "buffer/replay"),
-        by_run(page, "reevaluation/improved_share"),
+    return [
+        *(by_run(page, metric) for metric in ("buffer/hard", "buffer/replay", "reevaluation/improved_share")),
         *in_each(page, thresholds),
         *in_each(page, replayed),
         by_run(page, "staleness/rollout_policy"),
     ]
-    return Section("buffers", "Buffers, thresholds, staleness", figures=drawn)
 
 
 def _theory(page: Comparison) -> Section:
@@ -150,33 +137,17 @@ def _theory(page: Comparison) -> Section:
     return Section("theory", "Theory monitor", intro, drawn, verdicts=verdicts, notes=notes)
 
 
-def _training(page: Comparison) -> Section:
-    metrics = ("entropy_loss", "response_length", "actor_grad_norm", "kl")
-    of_sources = ("length/{}", "clip/{}", "advantage/{}_abs", "value/{}_error", "value/{}_bias")
-    drawn = [by_run(page, metric) for metric in metrics]
-    drawn += [figure for metric in of_sources for figure in by_source(page, metric)]
-    return Section("training", "Training", figures=drawn)
-
-
-def _answers(page: Comparison) -> Section:
-    intro = "Prompts that had a group without a right response, with sampled answers: text as it was written."
-    found = [listing for run in page.runs for listing in listings(run, page.label(run))]
-    return Section("answers", "Hard prompts and their answers", intro, listings=found)
-
-
 def _configuration(page: Comparison) -> Section:
     known = [run for run in page.runs if run.config]
     notes = [f"{run.name} has no {RUN}: it is of an older version." for run in page.runs if not run.config]
-    shown = []
-    if len(known) > 1:
-        different = tables.different_flags(known)
-        shown = [different] if different.rows else []
-        notes += [] if different.rows else ["All flags are the same."]
+    different = [tables.different_flags(known)] if len(known) > 1 else []
+    if different and not different[0].rows:
+        different, notes = [], [*notes, "All flags are the same."]
     folded = [tables.all_flags(known)] if known else []
-    return Section("configuration", "Configuration", tables=shown, folded=folded, notes=notes)
+    return Section("configuration", "Configuration", tables=different, folded=folded, notes=notes)
 
 
 def _provenance(page: Comparison) -> Section:
     found = tables.provenance(page)
     notes = [] if found else [f"Neither {RUN} nor {SUMMARY} says where these runs come from."]
-    return Section("provenance", "Provenance", "What made these runs.", tables=[found] if found else [], notes=notes)
+    return Section("provenance", "Provenance", "What made these runs.", tables=found, notes=notes)

@@ -8,7 +8,7 @@ from typing import Any
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import mean, number
+from bapo_openrlhf.workbench.pages.text import is_number, mean, number
 from bapo_openrlhf.workbench.report import data
 from bapo_openrlhf.workbench.report.accuracy import Paired, paired, why_no_bins
 from bapo_openrlhf.workbench.report.figures import Comparison
@@ -26,8 +26,8 @@ def overview(page: Comparison) -> Table:
         "reward, first steps": lambda run: _ends(run)[0],
         "reward, last steps": lambda run: _ends(run)[1],
         "capacity of the batches that was used": _capacity_used,
-        "responses generated": lambda run: data.cost(run).rollouts,
-        "hours of all steps": lambda run: _hours(data.cost(run).total_seconds),
+        "responses generated": lambda run: data.cost(run)["responses generated"],
+        "hours of all steps": _hours,
     }
     return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
 
@@ -49,7 +49,8 @@ def _capacity_used(run: Run) -> str | None:
     return f"{sum(run.total(f'groups/{source}') for source in SOURCES) / room:.0%}" if room else None
 
 
-def _hours(seconds: float | None) -> float | None:
+def _hours(run: Run) -> float | None:
+    seconds = data.cost(run)[data.ALL_SECONDS]
     return None if seconds is None else seconds / 3600
 
 
@@ -64,7 +65,8 @@ def sources(page: Comparison) -> Table:
     """Where the groups that were trained on came from."""
     counts = [{source: run.total(f"groups/{source}") for source in SOURCES} for run in page.runs]
     rows = [
-        [SOURCE_LABELS[source], *(_share(found[source], sum(found.values())) for found in counts)] for source in SOURCES
+        [label, *(_share(found[source], sum(found.values())) for found in counts)]
+        for source, label in SOURCE_LABELS.items()
     ]
     title = "Groups trained on, over the whole run. In the paper 40 to 60 % of them are fresh (A.6)"
     return _by_run(page, "source", rows, title)
@@ -86,11 +88,11 @@ def _share(count: float, of: float) -> str:
     return f"{count:,.0f} ({count / of:.1%})" if of else "–"
 
 
-def pairs(page: Comparison) -> Table | None:
-    """Each further run against the first, over the prompts that both have seen; None if there is nothing to pair."""
+def pairs(page: Comparison) -> list[Table]:
+    """Each further run against the first, over the prompts that both have seen; no table without such prompts."""
     base, *others = page.runs
     if why_no_bins(base):
-        return None
+        return []
     found = {run.name: paired(base.groups, run.groups) for run in others if not why_no_bins(run)}
     rows = [_pair(name, compared) for name, compared in found.items() if compared]
     head = ["run", "prompts of both", "its mean", f"mean of {base.name}", "difference, 95 % interval"]
@@ -98,7 +100,7 @@ def pairs(page: Comparison) -> Table | None:
     title = (
         f"The latest group means of the same prompts, paired with {base.name}; interval by bootstrap over the prompts"
     )
-    return Table.of(head, rows, title) if rows else None
+    return [Table.of(head, rows, title)] if rows else []
 
 
 def _pair(name: str, found: Paired) -> list[Any]:
@@ -113,21 +115,16 @@ def _pair(name: str, found: Paired) -> list[Any]:
 def cost(page: Comparison) -> Table:
     """What the runs spent, each against the first."""
     costs = [data.cost(run) for run in page.runs]
-    seconds = [found.total_seconds for found in costs]
-    rows = [
-        _against_first("trainer steps", [found.steps for found in costs]),
-        _against_first("responses generated", [found.rollouts for found in costs]),
-        _against_first("tokens generated", [found.tokens_generated for found in costs]),
-        _against_first("tokens trained on", [found.tokens_trained for found in costs]),
-        _against_first("groups trained on", [found.trained_groups for found in costs]),
-        _against_first("seconds of all steps", seconds),
-    ]
-    for phase in dict.fromkeys([*PHASE_LABELS, *(phase for found in costs for phase in found.seconds)]):
-        spent = [found.seconds.get(phase) for found in costs]
+    seconds = [found[data.ALL_SECONDS] for found in costs]
+    by_phase = [data.phase_seconds(run) for run in page.runs]
+    whole = [(run.summary.get("seconds") or {}).get("whole_run") for run in page.runs]
+    rows = [_against_first(name, [found[name] for found in costs]) for name in costs[0]]
+    for phase in data.all_phases(page.runs):
+        spent = [found.get(phase) for found in by_phase]
         if any(value is not None for value in spent):
             rows.append(_against_first(f"seconds: {PHASE_LABELS.get(phase, phase)}", spent, shares_of=seconds))
-    if any(found.whole_run is not None for found in costs):
-        rows.append(_against_first("seconds of the last start, loading included", [found.whole_run for found in costs]))
+    if any(map(is_number, whole)):
+        rows.append(_against_first("seconds of the last start, loading included", whole))
     title = "Cost (the paper's Table 2 has the time). In brackets: share of all steps' time, ratio to the first run"
     return _by_run(page, "spent", [*rows, *_until_as_good(page)], title)
 
@@ -184,8 +181,8 @@ def _value(config: Mapping[str, Any], name: str) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def provenance(page: Comparison) -> Table | None:
-    """Where the runs come from; None if nothing says it."""
+def provenance(page: Comparison) -> list[Table]:
+    """Where the runs come from; no table if nothing says it."""
     names = ("algorithm", "seed", "started", "resumed", "finished", "commit", "command")
     rows = [
         [name, *(_value({name: run.fact(name)}, name) for run in page.runs)]
@@ -197,4 +194,4 @@ def provenance(page: Comparison) -> Table | None:
         [f"version of {name}", *(str(found.get(name, "–")) for found in versions)]
         for name in dict.fromkeys(name for found in versions for name in found)
     ]
-    return _by_run(page, "", rows) if rows else None
+    return [_by_run(page, "", rows)] if rows else []

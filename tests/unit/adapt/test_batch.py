@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.batch import Batch, cut_to, drop, fresh_alone, replay_room
+from bapo_openrlhf.adapt.batch import Batch, drop, fill, highest_variance
 
 LISTS = [field.name for field in fields(Batch)]
 
@@ -34,6 +34,11 @@ class TestBatch:
         for name in LISTS:
             getattr(Batch(), name).append(make_group(4))
         assert Batch() == Batch(*([] for _ in LISTS))
+
+
+def cut_to(size: int, fresh, reevaluated) -> Batch:
+    """X1 and X2 in a batch of `size` groups."""
+    return fill(size, fresh, [True] * len(fresh), reevaluated)
 
 
 class TestCut:
@@ -79,44 +84,72 @@ class TestCut:
         assert len(batch) == 0 and uids(batch.cut) == [1, 2]
 
 
-class TestFreshAlone:
+class TestFill:
     def test_where_each_goes(self, make_group):
         groups = [make_group(right, uid=uid) for uid, right in enumerate((1, 4, 8, 3, 2))]
-        batch = fresh_alone(groups, [True, True, False, True, True], 2)
+        batch = fill(2, groups, [True, True, False, True, True])
         assert (uids(batch.fresh), uids(batch.filtered), sorted(uids(batch.cut))) == ([1, 3], [2], [0, 4])
-        assert len(batch) == 2 and not batch.reevaluated
+        assert len(batch) == 2 and not batch.reevaluated and not batch.replayed
 
-    @given(keep=st.lists(st.booleans(), max_size=12), capacity=st.integers(0, 12))
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-    def test_any_number_goes_through_and_only_a_full_batch_cuts(self, make_group, keep, capacity):
-        groups = [make_group(uid % 9, uid=uid) for uid in range(len(keep))]
-        batch = fresh_alone(groups, keep, capacity)
-        assert len(batch) == min(capacity, sum(keep))
-        assert not batch.cut or len(batch) == capacity
-        assert uids(batch.filtered) == [uid for uid, kept in enumerate(keep) if not kept]
-        assert sorted(uids(batch.fresh + batch.cut)) == [uid for uid, kept in enumerate(keep) if kept]
+    def test_replay_gets_the_room_that_is_left(self, make_group):
+        """B = 4: two fresh groups and one re-evaluated group leave room for one."""
+        fresh, hard = [make_group(4, uid=1), make_group(0, uid=2), make_group(3, uid=3)], make_group(2, uid=4)
+        old = [make_group(4, uid=5), make_group(4, uid=6)]
+        batch = fill(4, fresh, [True, False, True], [hard], replay=lambda room: old[:room])
+        assert (uids(batch.fresh), uids(batch.reevaluated), uids(batch.replayed)) == ([1, 3], [4], [5])
+        assert uids(batch.filtered) == [2] and not batch.cut
 
+    def test_replay_comes_last_whatever_its_variance(self, make_group):
+        fresh, hard = [make_group(1, uid=1)], [make_group(7, uid=2)]
+        rooms = []
+        batch = fill(2, fresh, [True], hard, replay=lambda room: rooms.append(room) or [])
+        assert rooms == [0] and (batch.fresh, batch.reevaluated) == (fresh, hard)
 
-def test_room_by_brute_force():
-    """Over all small cases: the most groups that Eq. 7 allows."""
-    for capacity, selected, available in itertools.product(range(13), range(16), range(8)):
-        fits = [count for count in range(available + 1) if selected + count <= capacity]
-        assert replay_room(capacity, selected, available) == max(fits, default=0)
+    def test_places_that_are_reserved(self, make_group):
+        """At most two fresh groups although five would fit: those with the highest variance, in their order."""
+        fresh = [make_group(right, uid=uid) for uid, right in enumerate((1, 4, 3, 2))]
+        hard, old = make_group(1, uid=9), make_group(1, uid=8)
+        batch = fill(5, fresh, [True] * 4, [hard], most_fresh=2, replay=lambda room: [old] * min(room, 1))
+        assert (uids(batch.fresh), uids(batch.cut)) == ([1, 2], [0, 3])
+        assert batch.reevaluated == [hard] and batch.replayed == [old]
+        assert uids(fill(5, fresh, [True] * 4, most_fresh=0).cut) == [0, 1, 2, 3]
 
+    @given(data=st.data())
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    def test_by_brute_force(self, make_group, data):
+        """Over all ways to fill it: X1 and X2 as many and as varied as possible, then as much of X3 as fits."""
+        keep = data.draw(st.lists(st.booleans(), max_size=5))
+        counts = st.integers(0, 4)
+        capacity, limit = data.draw(st.integers(0, 8)), data.draw(st.none() | counts)
+        fresh = [make_group(data.draw(counts), size=4, uid=uid) for uid in range(len(keep))]
+        hard = [make_group(data.draw(counts), size=4, uid=20 + uid) for uid in range(data.draw(counts))]
+        old = [make_group(2, size=4, uid=40 + uid) for uid in range(data.draw(counts))]
+        asked = []
 
-@pytest.mark.parametrize(
-    ("capacity", "selected", "available", "room"),
-    [
-        (8, 5, 10, 3),  # B - |X1| - |X2|
-        (8, 5, 2, 2),  # |B_high|
-        (8, 8, 10, 0),
-        (8, 9, 10, 0),
-        (8, 0, 10, 8),
-        (8, 0, 0, 0),
-    ],
-)
-def test_room_by_hand(capacity, selected, available, room):
-    assert replay_room(capacity, selected, available) == room
+        def replay(room):
+            asked.append(room)
+            return old[:room]
+
+        batch = fill(capacity, fresh, keep, hard, most_fresh=limit, replay=replay)
+
+        def varied(groups, size):
+            return max(itertools.combinations(groups, min(size, len(groups))), key=rank, default=())
+
+        def rank(groups):
+            return sorted(((group.variance, group.policy_step, group.uid) for group in groups), reverse=True)
+
+        x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
+        selected = varied([*varied(x1, capacity if limit is None else limit), *hard], capacity)
+        assert batch.fresh + batch.reevaluated == [group for group in (*x1, *hard) if group in selected]
+        assert asked == [capacity - len(selected)] and batch.replayed == old[: capacity - len(selected)]
+        assert len(batch) <= capacity
+        assert Counter(uids(batch.fresh + batch.filtered + batch.cut + batch.reevaluated)) == Counter(
+            uids(fresh + hard)
+        )
+
+    def test_highest_variance_of_more_than_there_are(self, make_group):
+        groups = [make_group(1), make_group(4)]
+        assert highest_variance(groups, 5) == groups and highest_variance(groups, 0) == []
 
 
 class TestDrop:

@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import textwrap
+from dataclasses import fields
 from datetime import datetime
 from fractions import Fraction as F
 from pathlib import Path
@@ -473,7 +474,7 @@ VERIFIER_RANGES = [
 
 def numbers(kind: type) -> set[str]:
     """The flags of a group that take a number."""
-    return {item.name for item in config.flag_fields(kind) if item.metadata["argument"].get("type")}
+    return {item.name for item in fields(kind) if item.metadata["argument"].get("type")}
 
 
 class TestRanges:
@@ -651,7 +652,7 @@ UNMARKED = {
 class TestHelp:
     def test_every_flag_of_the_method_says_its_symbol_or_source(self):
         parser = arguments.build_parser("prog")
-        names = {item.name for item in config.flag_fields(AdaptConfig)}
+        names = {item.name for item in fields(AdaptConfig)}
         assert set(MARKS) == names - UNMARKED["adapt"]
         for name, mark in MARKS.items():
             action = parser._option_string_actions[f"--adapt.{name}"]
@@ -662,9 +663,9 @@ class TestHelp:
     def test_other_flags_claim_none_and_say_what_they_do(self, group):
         parser = arguments.build_parser("prog")
         kind = config.GROUPS[group]
-        unmarked = {item.name for item in config.flag_fields(kind)} - (set(MARKS) if group == "adapt" else set())
+        unmarked = {item.name for item in fields(kind)} - (set(MARKS) if group == "adapt" else set())
         assert unmarked == UNMARKED[group]
-        for item in config.flag_fields(kind):
+        for item in fields(kind):
             if item.name in UNMARKED[group]:
                 assert not item.metadata["symbol"] and not item.metadata["source"]
                 words = parser._option_string_actions[f"--{group}.{item.name}"].help
@@ -682,7 +683,7 @@ class TestHelp:
         shown = " ".join(capsys.readouterr().out.split())
         assert shown.startswith("usage: bapo-openrlhf train")
         assert "uniform filter keeps" in shown and "60 %" not in shown
-        own = [f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in config.flag_fields(kind)]
+        own = [f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in fields(kind)]
         assert len(own) > 30
         for name in [*own, "--algorithm", "--config"]:
             assert name in shown

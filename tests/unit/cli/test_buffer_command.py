@@ -358,7 +358,9 @@ def test_a_damaged_checkpoint_is_named(checkpoints, command):
     raw[-1] ^= 1
     tensors.write_bytes(raw)
     status, _, errors = command(old)
-    assert status == 2 and errors[-1].endswith("state.safetensors is damaged, or of another save than state.json")
+    assert status == 2 and errors[-1].endswith(
+        "state.safetensors is damaged or belongs to another save than state.json"
+    )
     status, _, errors = command(checkpoints)
     assert status == 2 and "no checkpoint in" in errors[-1] and "global_step10, global_step4; name one" in errors[-1]
     (old / "state.json").unlink()
@@ -372,7 +374,7 @@ def test_a_save_that_did_not_end(checkpoints, command):
     status, lines, errors = command(checkpoints)
     assert status == 0 and "10 steps done" in lines[0] and "global_step12 is skipped" in errors[0]
     status, _, errors = command(checkpoints / "_adapt" / "global_step12")
-    assert status == 2 and "the save did not end" in errors[0] and errors[1].endswith("state.json is missing")
+    assert status == 2 and "the save did not finish" in errors[0] and errors[1].endswith("state.json is missing")
 
 
 @pytest.mark.parametrize("kind", ["other", "none", "newer"])
@@ -381,7 +383,7 @@ def test_another_methods_state_is_named(tmp_path, command, kind):
     save(tmp_path / "ckpt", content=content)
     status, _, errors = command(tmp_path / "ckpt")
     named = {"other": "'fifo', version 1", "none": "None, version None", "newer": "'bapo', version 2"}[kind]
-    assert status == 2 and f"method {named}; what can be listed is 'bapo', version 1" in errors[0]
+    assert status == 2 and f"method {named}; only 'bapo', version 1, can be listed" in errors[0]
 
 
 def test_no_state_of_batch_adaptation(checkpoints, command, tmp_path):
@@ -389,7 +391,7 @@ def test_no_state_of_batch_adaptation(checkpoints, command, tmp_path):
     (plain / "_actor" / "global_step5").mkdir(parents=True)
     for path in (plain, plain / "_actor" / "global_step5"):
         status, _, errors = command(path)
-        assert status == 2 and "written without batch adaptation, and have no buffers" in errors[0]
+        assert status == 2 and "written without batch adaptation, so they have no buffers" in errors[0]
     (checkpoints / "_actor" / "global_step11").mkdir()
     status, _, errors = command(checkpoints / "_actor" / "global_step11")
     assert status == 2 and "global_step11" in errors[0] and "global_step10 have one" in errors[0]
@@ -397,7 +399,7 @@ def test_no_state_of_batch_adaptation(checkpoints, command, tmp_path):
     assert "has no checkpoint with a state of batch adaptation" in command(tmp_path / "empty")[2][0]
     assert command(tmp_path / "nowhere")[2][0].endswith("nowhere' does not exist")
     (tmp_path / "file").touch()
-    assert command(tmp_path / "file")[2][0].endswith("file' is no folder")
+    assert command(tmp_path / "file")[2][0].endswith("file' is not a folder")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags  # noqa: E402
-from bapo_openrlhf.training.experience import AdaptedExperienceMaker, SampleOrigin  # noqa: E402
+from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
 
 LOW, HIGH, CAP = 0.2, 0.28, 2.0
 # One row a sample: whole, padded, two turns.
@@ -84,9 +84,11 @@ def trained(monkeypatch):
         )
         monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, samples: [experience])
         maker = AdaptedExperienceMaker(None, None, None, None, None, strategy, None)
-        maker.origins = [SampleOrigin("fresh" if on else "replayed", bool(on)) for on in ON_POLICY]
-        (experience,) = maker.make_experience([])
+        maker._deal = lambda samples: SimpleNamespace(batches=[])
+        maker.compute_advantages_and_returns = lambda experiences: experiences
+        origins = [SampleOrigin("fresh" if on else "replayed", bool(on)) for on in ON_POLICY]
         experience.advantages = torch.tensor(policies.advantages)
+        (experience,) = maker.finish(maker.forward(BatchToTrain([], [], origins)), range(len(MASK))).experiences
 
         actor, scheduler = Mock(return_value=(log_probs, None)), Mock(get_last_lr=lambda: [0.0])
         trainer = ppo_actor.ActorPPOTrainer(strategy, actor, None, None, scheduler, vllm_engines=None)

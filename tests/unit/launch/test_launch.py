@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -96,9 +97,7 @@ def test_every_flag_is_in_it_as_it_was_given(start):
     assert flags["data.prompt_dataset"] == "data.jsonl" and flags["adapt.c1"] == "0.1" and flags["adapt.c2"] is None
     assert flags["actor.adam.lr"] > 0 and flags["verifier.timeout"] == 60.0 and flags["algorithm"] == "bapo_grpo"
     known = {action.dest for action in arguments.build_parser("prog")._actions} - {"help"}
-    assert set(flags) >= {
-        f"{prefix}.{item.name}" for prefix, kind in config.GROUPS.items() for item in config.flag_fields(kind)
-    }
+    assert set(flags) >= {f"{prefix}.{item.name}" for prefix, kind in config.GROUPS.items() for item in fields(kind)}
     assert not [name for name in flags if name.startswith(("adapt.", "run.", "verifier.")) and name not in known]
     assert len(set(flags) & known) > 0.95 * len(known)
 

@@ -212,7 +212,7 @@ class TestDamage:
         Run(tmp_path).save("global_step1")
         with pytest.raises(ConfigError, match="none of its checkpoints is whole: global_step1"):
             Run(tmp_path, critic=True).start()
-        assert "saved without one" in lines(capsys)[0]
+        assert "saved without this model" in lines(capsys)[0]
 
     def test_a_folder_that_is_a_link_is_not_followed(self, run, tmp_path):
         run.save("global_step1")

@@ -208,6 +208,20 @@ class TestX2:
         counts = Ledger().settle(groups, batch)
         assert [counts[state] for state in ("generated", "reevaluated", "unimproved", "solved")] == [7, 3, 3, 1]
 
+    def test_a_subclass_can_replace_eq_6(self, make_group):
+        """Only means of at least 1/2 improve: what is above c1 and below 1/2 stays, as what is still too hard does."""
+
+        class Half(BAPO):
+            def improved(self, group):
+                return F(1, 2) <= group.mean < 1
+
+        method = Half(BAPOConfig(capacity=9, group_size=8, reevaluate_every=1))
+        run(method, 0, [make_group(0, prompt=name) for name in "abcd"])
+        groups = [make_group(right, prompt=name, step=1) for name, right in zip("abcd", (0, 3, 4, 8), strict=True)]
+        batch = run(method, 1, [], groups)
+        assert (batch.unimproved, batch.reevaluated, batch.solved) == (groups[:2], [groups[2]], [groups[3]])
+        assert hard_texts(method) == ["a", "b"]
+
     def test_a_new_failure_goes_behind_the_waiting_ones(self, make_group):
         method = bapo(reevaluate_every=1, max_reevaluated_prompts=2)
         run(method, 0, [make_group(0, prompt=name) for name in "abcd"])

@@ -143,7 +143,7 @@ class TestStart:
 
     def test_defaults_are_those_of_the_authors(self):
         method = ExGRPO(capacity=128, group_size=8)
-        assert (method.places, method.start_above, method.every) == (64, F("0.35"), 1)
+        assert (method.places, method.start_above, method.reevaluate_every) == (64, F("0.35"), 1)
         assert isinstance(method, Method)
 
 

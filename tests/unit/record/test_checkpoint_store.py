@@ -92,7 +92,7 @@ def test_a_checkpoint_becomes_whole_with_its_manifest(tmp_path, critic):
     tag, reports = newest(store)
     assert tag is None
     (report,) = reports
-    assert "global_step5 " in report and "the save did not end" in report
+    assert "global_step5 " in report and "the save did not finish" in report
     store.complete("global_step5", 5)
     assert newest(store) == ("global_step5", []) and store.tags() == ["global_step5"]
     store.check("global_step5")
@@ -266,7 +266,7 @@ def to_folder(path):
         (f"_critic/{TAG}/mp_rank_00_model_states.pt", Path.unlink, "is missing"),
         (f"_actor/{TAG}/metric.json", cut, "has 1 bytes instead of 2"),
         (f"_critic/{TAG}/zero/optim_states.pt", cut, "bytes instead of"),
-        (f"_actor/{TAG}/metric.json", to_folder, "is no file"),
+        (f"_actor/{TAG}/metric.json", to_folder, "is not a file"),
         (f"_adapt/{TAG}/state.json", Path.unlink, "is missing"),
         (f"_adapt/{TAG}/state.safetensors", cut, "bytes instead of"),
         (f"_adapt/{TAG}/state.safetensors", flip, "is damaged"),
@@ -323,9 +323,9 @@ def rewrite(path, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 0}, "has format 0, this version reads 1"),
-        ({"format": 2}, "was written by a newer version: format 2, this version reads 1"),
-        ({"kind": "bapo_openrlhf state"}, "is no bapo_openrlhf checkpoint"),
+        ({"format": 0}, "has format 0, but this version reads 1"),
+        ({"format": 2}, "was written by a newer version: format 2, but this version reads 1"),
+        ({"kind": "bapo_openrlhf state"}, "is not a bapo_openrlhf checkpoint"),
     ],
 )
 def test_other_formats(tmp_path, changes, message):
@@ -353,7 +353,7 @@ def test_a_manifest_that_names_other_files(tmp_path, name):
     rewrite(path, files=files | {name: {"bytes": 1}})
     with pytest.raises(CheckpointError) as error:
         store.check(TAG)
-    assert str(error.value) == f"{path} lists {name}, which is not of this checkpoint"
+    assert str(error.value) == f"{path} lists {name}, which does not belong to this checkpoint"
 
 
 def test_a_copied_tag_is_not_taken_for_another_step(tmp_path):

@@ -358,7 +358,9 @@ def test_files_of_two_saves_never_mix(tmp_path):
         (tmp_path / folder).mkdir()
         save_state(tmp_path / folder, {"step": value, "a": np.full(4, value)})
     os.replace(tmp_path / "new" / "state.safetensors", tmp_path / "old" / "state.safetensors")
-    with pytest.raises(CheckpointError, match=r"state\.safetensors is damaged, or of another save than state\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"state\.safetensors is damaged or belongs to another save than state\.json"
+    ):
         load_state(tmp_path / "old")
 
 
@@ -454,11 +456,11 @@ def test_format_1_is_what_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 0}, "has format 0, this version reads 1"),
-        ({"format": None}, "has format None, this version reads 1"),
-        ({"format": 2}, "was written by a newer version: format 2, this version reads 1"),
-        ({"kind": "bapo_openrlhf checkpoint"}, "is no bapo_openrlhf state"),
-        ({"kind": None}, "is no bapo_openrlhf state"),
+        ({"format": 0}, "has format 0, but this version reads 1"),
+        ({"format": None}, "has format None, but this version reads 1"),
+        ({"format": 2}, "was written by a newer version: format 2, but this version reads 1"),
+        ({"kind": "bapo_openrlhf checkpoint"}, "is not a bapo_openrlhf state"),
+        ({"kind": None}, "is not a bapo_openrlhf state"),
         ({"state": {"x": {"$": "array", "of": "7"}}}, "lacks tensor 7"),
     ],
 )
@@ -475,7 +477,7 @@ def test_another_versions_digest_is_not_looked_at(tmp_path):
     save_state(tmp_path, SMALL)
     document = json.loads((tmp_path / "state.json").read_text()) | {"format": 9, "blake2b": "sha"}
     (tmp_path / "state.json").write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match="newer version: format 9, this version reads 1"):
+    with pytest.raises(CheckpointError, match="newer version: format 9, but this version reads 1"):
         load_state(tmp_path)
 
 
@@ -483,8 +485,8 @@ def test_another_versions_digest_is_not_looked_at(tmp_path):
     ("text", "message"),
     [
         ("", "is damaged or cut short"),
-        ("[1]", "is no bapo_openrlhf state"),
-        ("{}", "is no bapo_openrlhf state"),
+        ("[1]", "is not a bapo_openrlhf state"),
+        ("{}", "is not a bapo_openrlhf state"),
         ("[" * 100_000, "is damaged or cut short"),
         ('{"kind": "bapo_openrlhf state"}', "has format None"),
         ('{"kind": "bapo_openrlhf state", "format": 1}', "is damaged: its digest is None"),
@@ -583,7 +585,7 @@ def test_killed_while_writing_over_an_older_save(tmp_path, monkeypatch, function
         found = canonical(load_state(tmp_path))
         assert found in (canonical(old), canonical(new))
     except CheckpointError as error:  # new tensors with the old JSON
-        assert "of another save" in str(error)
+        assert "belongs to another save" in str(error)
     assert canonical(roundtrip(new, tmp_path)) == canonical(new)
     assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
 

@@ -290,7 +290,7 @@ class TestRebound:
         import openrlhf.trainer.ppo_trainer as ppo_trainer
         import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
-        from bapo_openrlhf.training import dealing, engines, trainer, workers
+        from bapo_openrlhf.training import dealing, engines, plain_trainer, trainer, workers
 
         def names():
             return (
@@ -322,7 +322,7 @@ class TestRebound:
             assert during[7] is not before[7]
         else:
             plain = (workers.PlainPolicyActor, workers.PlainCriticActor)
-            assert during == (trainer.RecordedPPOTrainerActor, before[1], *plain, *either, *before[6:])
+            assert during == (plain_trainer.RecordedPPOTrainerActor, before[1], *plain, *either, *before[6:])
 
     def test_nothing_here_started_ray(self):
         assert not ray.is_initialized()

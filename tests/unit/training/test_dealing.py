@@ -34,7 +34,13 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
 from bapo_openrlhf.training import dealing  # noqa: E402
-from bapo_openrlhf.training.dealing import DealtActorGroup, DealtExperienceMaker, dealt_batches, filler_of, stacked  # noqa: E402
+from bapo_openrlhf.training.dealing import (  # noqa: E402
+    DealtActorGroup,
+    dealt_batches,
+    filler_of,
+    stacked,
+)
+from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
 PAD = 9
@@ -442,7 +448,7 @@ def model(of: int, ranks: int, copies: int) -> launcher.RayActorGroup:
 
 def maker(
     ranks: tuple[int, int], *, micro: int = 3, tokens: int | None = None, ring: int = 1, tensor: int = 1
-) -> DealtExperienceMaker:
+) -> AdaptedExperienceMaker:
     """An experience maker with actor and critic on so many ranks.
 
     Args:
@@ -455,7 +461,7 @@ def maker(
         algo=SimpleNamespace(advantage=SimpleNamespace(estimator="gae")),
     )
     actor, critic = (model(of, count, ring * tensor) for of, count in enumerate(ranks))
-    return DealtExperienceMaker(
+    return AdaptedExperienceMaker(
         actor, critic, None, None, None, SimpleNamespace(args=args), SimpleNamespace(pad_token_id=PAD)
     )
 
@@ -472,7 +478,13 @@ def first_fit(lengths: list[int], limit: int) -> int:
     return len(bins)
 
 
-def asked(made: DealtExperienceMaker, batches: list[Experience], *groups: launcher.RayActorGroup) -> list[list[Any]]:
+def passing(made: AdaptedExperienceMaker, samples: list[Experience], known: Any = None) -> list[Experience]:
+    """The batches of these samples, which pass the models now."""
+    made._begin(made._deal(samples), known)
+    return list(made._dealt.batches)
+
+
+def asked(made: AdaptedExperienceMaker, batches: list[Experience], *groups: launcher.RayActorGroup) -> list[list[Any]]:
     """The answers of each of these models; as in OpenRLHF's `make_experience`, all are asked before one is heard."""
     inputs = {name: [getattr(b, name) for b in batches] for name in ("sequences", "action_mask", "attention_mask")}
     inputs["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]
@@ -515,7 +527,7 @@ class TestExperienceMaker:
     def test_by_tokens(self, drawn, tokens):
         lengths, ranks, ring, tensor = drawn
         made = maker(ranks, tokens=tokens, ring=ring, tensor=tensor)
-        batches = made.split_rollout_samples([sample(number, length) for number, length in lengths.items()])
+        batches = passing(made, [sample(number, length) for number, length in lengths.items()])
         assert sorted(number for batch in batches for number in numbers_of(batch)) == sorted(lengths)
         groups = (made.actor_model_group, made.critic_model_group)
         for of, (group, answers) in enumerate(zip(groups, asked(made, batches, *groups), strict=True)):
@@ -539,14 +551,14 @@ class TestExperienceMaker:
         samples = [sample(0, 3), sample(1, 4)]
         samples[1].info["depth"] = torch.tensor([1.0])
         with pytest.raises(ValueError, match="a reward function must give the same extra_logs for every response"):
-            maker((1, 1)).split_rollout_samples(samples)
+            maker((1, 1))._deal(samples)
 
     @given(drawn=passes(), micro=st.integers(1, 6))
     @settings(SLOW, max_examples=60)
     def test_by_samples(self, drawn, micro):
         lengths, ranks, ring, tensor = drawn
         made = maker(ranks, micro=micro, ring=ring, tensor=tensor)
-        batches = made.split_rollout_samples([sample(number, length) for number, length in lengths.items()])
+        batches = passing(made, [sample(number, length) for number, length in lengths.items()])
         # those of the actor's ranks, one after the other, without fillers; `index` says which samples they are
         parts = [share[at : at + micro] for share in dealt(lengths, ranks[0]) for at in range(0, len(share), micro)]
         assert [numbers_of(batch) for batch in batches] == parts == [batch.index for batch in batches]
@@ -568,18 +580,12 @@ class TestExperienceMaker:
                     assert (call["sequences"][call["attention_mask"] == 0] == PAD).all()
 
     def test_a_model_may_be_asked_for_some_of_the_samples(self):
-        class Some(DealtExperienceMaker):
-            def _wanted(self, group):
-                return [1, 4, 5] if group is self.critic_model_group else super()._wanted(group)
-
-            def _sorted_back(self, group, rows):
-                return rows if group is self.critic_model_group else super()._sorted_back(group, rows)
-
         lengths = dict.fromkeys(range(6), 5) | {4: 3}
-        made = maker((2, 2))
-        made.__class__ = Some
-        batches = made.split_rollout_samples([sample(number, length) for number, length in lengths.items()])
-        answers, rows = asked(made, batches, made.actor_model_group, made.critic_model_group)
+        made, rows = maker((2, 2)), {}
+        made.initial_model_group = made.critic_model_group
+        known = SimpleNamespace(missing=[1, 4, 5], keep=lambda found, samples: rows.update(found), of=numbers_of)
+        batches = passing(made, [sample(number, length) for number, length in lengths.items()], known)
+        answers, _ = asked(made, batches, made.actor_model_group, made.critic_model_group)
         assert_answered(answers, batches, 0, lengths)
         # by length: 4, 1, 5. `index` is the position among all samples
         loads = [[int(row[0]) - 1000 for call in calls for row in call["sequences"]]
@@ -592,16 +598,16 @@ class TestExperienceMaker:
 
     def test_no_samples_no_call(self):
         made = maker((1, 1))
-        batches = made.split_rollout_samples([sample(0), sample(1)])
-        made._wanted = lambda group: []
-        made._sorted_back = lambda group, rows: ["kept", rows]
-        assert asked(made, batches, made.critic_model_group) == [["kept", {}]]
+        made.initial_model_group = made.critic_model_group
+        known = SimpleNamespace(missing=[], keep=lambda rows, samples: rows == {} or pytest.fail(), of=numbers_of)
+        batches = passing(made, [sample(0, 4), sample(1, 5)], known)
+        assert asked(made, batches, made.critic_model_group) == [[[0, 1]]]
         assert calls_of(made.critic_model_group) == [[]]
 
     def test_nothing_of_the_batch_before_is_used(self):
         made, lengths = maker((2, 2)), dict.fromkeys(range(20), 4)
         for first in (0, 10):
-            batches = made.split_rollout_samples([sample(number, 4) for number in range(first, first + 10)])
+            batches = passing(made, [sample(number, 4) for number in range(first, first + 10)])
             for of, answers in enumerate(asked(made, batches, made.actor_model_group, made.critic_model_group)):
                 assert_answered(answers, batches, of, lengths)
             assert sorted(number for batch in batches for number in numbers_of(batch)) == list(range(first, first + 10))
@@ -609,17 +615,19 @@ class TestExperienceMaker:
     def test_nothing_of_a_batch_is_held_afterwards(self, monkeypatch):
         monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: batches)
         made, gone = maker((2, 1)), []
-        batches = made.make_experience(made.split_rollout_samples([sample(0), sample(1), sample(2)]))
-        for batch in batches:
+        responses = [SimpleNamespace(extras={}) for _ in range(3)]
+        origins = [SampleOrigin("fresh", True)] * 3
+        passed = made.forward(BatchToTrain([sample(0), sample(1), sample(2)], responses, origins))
+        for batch in passed.experiences:
             weakref.finalize(batch, gone.append, True)
-        count = len(batches)
-        del batches, batch
+        count = len(passed.experiences)
+        del passed, batch
         gc.collect()
         assert len(gone) == count > 0
 
     def test_answers_of_a_model_that_is_not_there_are_openrlhfs(self):
         made = maker((1, 1))
-        made.split_rollout_samples([sample(0)])
+        passing(made, [sample(0)])
         assert made._flatten_results([[None]] * 4, 2) == [None, None]
 
     def test_ranks_of_a_group(self):

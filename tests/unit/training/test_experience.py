@@ -27,13 +27,16 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
+from bapo_openrlhf.training import experience as experience_module  # noqa: E402
 from bapo_openrlhf.training.experience import (  # noqa: E402
     AdaptedExperienceMaker,
-    NothingToTrain,
+    BatchToTrain,
+    MadeExperience,
     SampleOrigin,
     group_errors,
     old_log_probs,
     row_of,
+    source_tokens,
     token_log_ratios,
 )
 
@@ -64,7 +67,7 @@ def group_of(name: str, ranks: int) -> launcher.RayActorGroup:
     return group
 
 
-def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, review=None, **changed):
+def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, **changed):
     """An experience maker of these arguments, whose models answer at once, without Ray."""
     args = SimpleNamespace(
         adapt=SimpleNamespace(
@@ -100,7 +103,6 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
         SimpleNamespace(value=kl),
         SimpleNamespace(args=args),
         SimpleNamespace(pad_token_id=9),
-        **({} if review is None else {"review": review}),
     )
 
 
@@ -240,8 +242,6 @@ class TestCritic:
         given = split(rewards, parts, seed=5)
         values = by_sample(given, "values")
         made = maker("gae")
-        # some rows replayed: the critic path makes no difference
-        made.origins = [SampleOrigin("replayed" if n % 3 else "fresh", n % 3 == 0) for n in range(8)]
         made._token_log_ratios = off_policy(parts)
         experiences = made.compute_advantages_and_returns(given)
         returns, advantages = by_sample(experiences, "returns"), by_sample(experiences, "advantages")
@@ -298,12 +298,28 @@ def made_by_openrlhf(monkeypatch):
     return SimpleNamespace(today=today, behaviour=behaviour * MASKS, reference=reference, asked=asked)
 
 
-def make(made_by_openrlhf, **changed) -> tuple[AdaptedExperienceMaker, dict[int, SimpleNamespace]]:
-    """Runs `make_experience`; the maker, and each sample's rows."""
+def whole(made: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(), kept=None) -> MadeExperience:
+    """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
+    made.compute_advantages_and_returns = lambda experiences: experiences
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experience_module, "group_errors", lambda *_: np.zeros(0))
+        patch.setattr(experience_module, "source_tokens", lambda *_: None)
+        patch.setattr(AdaptedExperienceMaker, "_weigh", lambda *_: None)
+        passed = made.forward(to_train(samples, origins))
+        return made.finish(passed, range(len(origins)) if kept is None else kept)
+
+
+def to_train(samples: list[Experience], origins: list[SampleOrigin]) -> BatchToTrain:
+    return BatchToTrain(list(samples), [SimpleNamespace(extras={}) for _ in samples], origins)
+
+
+def make(made_by_openrlhf, **changed) -> tuple[MadeExperience, dict[int, SimpleNamespace]]:
+    """The experience, and the rows of each sample."""
     made = maker(**changed)
-    made.origins = [SampleOrigin("fresh" if on else "replayed", on) for on in ON_POLICY]
-    experiences = made.make_experience("the samples")
-    assert made_by_openrlhf.asked == ["the samples"]
+    made._deal = lambda samples: SimpleNamespace(batches=["the batches"])
+    made = whole(made, [SampleOrigin("fresh" if on else "replayed", on) for on in ON_POLICY])
+    assert made_by_openrlhf.asked == [["the batches"]]
+    experiences = made.experiences
     names = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "kl")
     return made, {
         index: SimpleNamespace(**{name: getattr(e, name)[row] for name in names}, info_kl=float(e.info["kl"][row]))
@@ -382,7 +398,7 @@ class TestSplit:
         ]
 
     def test_like_lengths_together_with_index_and_padding(self):
-        batches = maker(case=Case(ranks=(2, 1))).split_rollout_samples(self.samples(8))
+        batches = maker(case=Case(ranks=(2, 1)))._deal(self.samples(8)).batches
         # of 2, 3, 4, 2, 3, 4, 2 and 3 tokens: by length 0, 3, 6, 1, 4, 7, 2, 5
         assert [batch.index for batch in batches] == [[0, 6, 4], [2], [3, 1, 7], [5]]
         assert batches[0].sequences.tolist() == [[0, 0, 9], [6, 6, 9], [4, 4, 4]]  # padded with 9
@@ -395,7 +411,8 @@ class TestSplit:
     @pytest.mark.parametrize("count", [1, 2, 7, 23, 24])
     def test_openrlhf_hands_the_ranks_of_each_model_shares_that_differ_by_one(self, ranks, micro, count):
         made, answers = maker(case=Case(ranks=ranks, micro=micro)), []
-        batches = made.split_rollout_samples(self.samples(count))
+        made._begin(made._deal(self.samples(count)), None)
+        batches = made._dealt.batches
         assert sorted(index for batch in batches for index in batch.index) == list(range(count))
         for group, number in zip((made.actor_model_group, made.critic_model_group), ranks, strict=True):
             loads: list[list[torch.Tensor]] = []
@@ -596,14 +613,18 @@ def reviews(draw):
 
 
 def made_of(
-    case: Case, samples: list[Experience], origins: list[SampleOrigin], review=None, **changed
-) -> tuple[AdaptedExperienceMaker, list[Experience]]:
-    """`make_experience` on these samples, with `by_the_models` in the place of OpenRLHF's."""
-    made = maker(case=case, review=review, **changed)
-    made.origins = origins
+    case: Case, samples: list[Experience], origins: list[SampleOrigin], kept=None, **changed
+) -> tuple[AdaptedExperienceMaker, MadeExperience]:
+    """The experience of these samples, with `by_the_models` in the place of OpenRLHF's `make_experience`.
+
+    The maker can compute the advantages afterwards.
+    """
+    made = maker(case=case, **changed)
     with without_ray() as patch:
         patch.setattr(RemoteExperienceMaker, "make_experience", by_the_models)
-        return made, made.make_experience(made.split_rollout_samples(copy.deepcopy(samples)))
+        experience = whole(made, origins, copy.deepcopy(samples), kept)
+    del made.compute_advantages_and_returns
+    return made, experience
 
 
 def origins_of(count: int) -> list[SampleOrigin]:
@@ -622,26 +643,20 @@ class TestReview:
         size = case.size
         samples = [generated(n, seed) for n in range(groups * size)]
         origins, kept = origins_of(len(samples)), positions(groups_kept, size)
-        asked = []
-
-        def review(log_ratios):
-            asked.append(log_ratios.copy())
-            return kept
-
         changed = {"estimator": "gae", "adapt__returns": "vtrace", "kl": 0.1}
-        made, found = made_of(case, samples, origins, review, **changed)
-        alone, wanted = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
+        made, reviewed = made_of(case, samples, origins, kept, **changed)
+        alone, without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
+        found, wanted = reviewed.experiences, without.experiences
         assert [batch.index for batch in found] == [batch.index for batch in wanted]
         assert sorted(index for batch in found for index in batch.index) == list(range(len(kept)))
         assert_same_rows(found, wanted)
-        assert list(made.origins) == [origins[n] for n in kept]
-        assert made.log_ratios.tolist() == alone.log_ratios.tolist() == asked[0][kept].tolist()
-        # the review saw the log-ratio of each sample, in order
-        assert asked[0].shape == (len(samples),)
-        for n, sample in enumerate(samples):
-            (one,) = forward([copy.deepcopy(sample)])
+        assert list(reviewed.origins) == [origins[n] for n in kept]
+        assert reviewed.log_ratios.tolist() == without.log_ratios.tolist()
+        # they are the log ratios of the samples, in order
+        for log_ratio, n in zip(reviewed.log_ratios, kept, strict=True):
+            (one,) = forward([copy.deepcopy(samples[n])])
             difference = (one.action_log_probs.double() - one.rollout_log_probs.double()) * one.action_mask
-            assert asked[0][n] == pytest.approx(difference.sum().item(), abs=1e-9)
+            assert log_ratio == pytest.approx(difference.sum().item(), abs=1e-9)
         # and what follows is the same
         made.compute_advantages_and_returns(found)
         alone.compute_advantages_and_returns(wanted)
@@ -655,46 +670,35 @@ class TestReview:
         case = Case(4, (2, 1), 3)
         samples = [generated(n) for n in range(24)]
         kept = positions([1, 2, 5], 4)
-        made, found = made_of(case, samples, origins_of(24), lambda _: kept, estimator=estimator)
+        made, found = made_of(case, samples, origins_of(24), kept, estimator=estimator)
+        found = found.experiences
         assert [len(batch.index) for batch in found] == [3, 3, 3, 3]
         alone, wanted = made_of(
             case, [samples[n] for n in kept], [origins_of(24)[n] for n in kept], estimator=estimator
         )
         made.compute_advantages_and_returns(found)
-        alone.compute_advantages_and_returns(wanted)
-        ours, theirs = by_sample(found, "advantages"), by_sample(wanted, "advantages")
+        alone.compute_advantages_and_returns(wanted.experiences)
+        ours, theirs = by_sample(found, "advantages"), by_sample(wanted.experiences, "advantages")
         assert sorted(ours) == sorted(theirs) == list(range(12))
         assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in theirs)
 
-    @pytest.mark.parametrize("kept", [range(8), None])
-    def test_where_all_stay_nothing_is_touched(self, kept):
+    def test_where_all_stay_the_batches_are_those_of_the_models(self):
         case = Case(4, (1, 1), 3)
-        samples = [generated(n) for n in range(8)]
-        made, found = made_of(case, samples, origins_of(8), kept and (lambda _: kept))
-        assert sorted(index for batch in found for index in batch.index) == list(range(8))
-        assert list(made.origins) == origins_of(8) and made.log_ratios.shape == (8,)
-
-    def test_nothing_stays(self):
-        case = Case(4, (2, 1), 3)
-        seen = []
-
-        def review(log_ratios):
-            seen.append(log_ratios)
-            return []
-
-        made = maker(case=case, review=review)
-        made.origins = origins_of(8)
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(NothingToTrain):
-            patch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: forward(batches))
-            made.make_experience(made.split_rollout_samples([generated(n) for n in range(8)]))
-        assert len(seen) == 1 and list(made.origins) == [] and made.log_ratios.shape == (0,)
+        made = maker(case=case)
+        with without_ray() as patch:
+            patch.setattr(RemoteExperienceMaker, "make_experience", by_the_models)
+            passed = made.forward(to_train([generated(n) for n in range(8)], origins_of(8)))
+        assert sorted(index for batch in passed.experiences for index in batch.index) == list(range(8))
+        found = made.finish(passed, range(8))
+        assert all(one is other for one, other in zip(found.experiences, passed.experiences, strict=True))
+        assert list(found.origins) == origins_of(8) and found.log_ratios.shape == (8,)
 
     def test_old_log_probs_are_those_of_the_samples_own_origin(self):
         case = Case(2, (1, 1), 4)
         samples = [generated(n) for n in range(8)]
         origins = [SampleOrigin("fresh", n in (2, 7)) for n in range(8)]
-        _, found = made_of(case, samples, origins, lambda _: positions([1, 3], 2))  # samples 2, 3, 6 and 7
-        (batch,) = found
+        _, found = made_of(case, samples, origins, positions([1, 3], 2))  # samples 2, 3, 6 and 7
+        (batch,) = found.experiences
         for place, (n, on_policy) in enumerate([(2, True), (3, False), (6, False), (7, True)]):
             row = batch.index.index(place)
             (one,) = forward([copy.deepcopy(samples[n])])
@@ -748,7 +752,7 @@ class TestExternal:
         }
 
     def test_old_log_probs_are_todays(self):
-        (_, marked), (_, plain) = self.both()
+        marked, plain = (made.experiences for _, made in self.both())
         today = forward([Experience.concat_experiences([generated(n) for n in range(8)], PAD)])
         today[0].index = list(range(8))
         wanted = self.rows(today, "action_log_probs")
@@ -760,11 +764,11 @@ class TestExternal:
     def test_their_returns_are_those_of_gae(self):
         found = {}
         for returns in ("vtrace", "gae"):
-            for name, (made, experiences) in zip(
+            for name, (made, experience) in zip(
                 ("marked", "plain"), self.both(estimator="gae", adapt__returns=returns), strict=True
             ):
-                made.compute_advantages_and_returns(experiences)
-                found[name, returns] = self.rows(experiences, "returns")
+                made.compute_advantages_and_returns(experience.experiences)
+                found[name, returns] = self.rows(experience.experiences, "returns")
         for n, external in enumerate(self.MARKS):
             wanted = found["plain", "gae" if external else "vtrace"][n]
             assert found["marked", "vtrace"][n] == pytest.approx(wanted, abs=1e-6)
@@ -776,7 +780,7 @@ class TestExternal:
     @pytest.mark.parametrize("use_loss", [False, True])
     def test_nothing_pulls_them_towards_a_policy_that_is_not_known(self, use_loss):
         changed = {"adapt__kl_target": "behaviour", "algo__kl__use_loss": use_loss}
-        (_, marked), (_, plain) = self.both(**changed)
+        marked, plain = (made.experiences for _, made in self.both(**changed))
         name = "base_action_log_probs" if use_loss else "kl"
         ours, theirs = self.rows(marked, name), self.rows(plain, name)
         today = self.rows(marked, "action_log_probs")  # of marked rows, see above
@@ -787,17 +791,20 @@ class TestExternal:
 
     def test_their_tokens_are_not_among_the_sources(self):
         (made, marked), (other, plain) = self.both()
-        for maker_, experiences in ((made, marked), (other, plain)):
-            maker_.compute_advantages_and_returns(experiences)
-        count = {n: len(row) for n, row in self.rows(plain, "advantages").items()}
-        assert len(other._tokens_of("fresh", plain).advantages) == sum(count.values())
-        own = made._tokens_of("fresh", marked)
+        tokens = []
+        for maker_, made_ in ((made, marked), (other, plain)):
+            maker_.compute_advantages_and_returns(made_.experiences)
+            zeros = [torch.zeros(e.action_mask.shape) for e in made_.experiences]
+            tokens.append(source_tokens("fresh", made_.experiences, zeros, made_.origins))
+        own, all_ = tokens
+        count = {n: len(row) for n, row in self.rows(plain.experiences, "advantages").items()}
+        assert len(all_.advantages) == sum(count.values())
         assert len(own.advantages) == len(own.log_ratios) == sum(c for n, c in count.items() if not self.MARKS[n])
 
     def test_the_review_sees_them_as_they_are(self):
         """A response that today's policy gives no finite probability must be found, whoever wrote it."""
-        (made, _), (other, _) = self.both()
-        assert made.log_ratios.tolist() == other.log_ratios.tolist()
+        (_, marked), (_, plain) = self.both()
+        assert marked.log_ratios.tolist() == plain.log_ratios.tolist()
 
 
 class TestVtrace:
@@ -819,7 +826,8 @@ class TestVtrace:
         changed = {"adapt__vtrace_rho_max": rho_max, "adapt__vtrace_c_max": c_max, "adapt__ratio": ratio}
         changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
         origins = origins_of(len(samples))
-        made, found = made_of(case, samples, origins, lambda _: kept, kl=coefficient, **VTRACE, **changed)
+        made, found = made_of(case, samples, origins, kept, kl=coefficient, **VTRACE, **changed)
+        found = found.experiences
         made.compute_advantages_and_returns(found)
         advantages, targets = {}, {}
         for place, n in enumerate(kept):
@@ -885,13 +893,12 @@ class TestVtrace:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: forward(batches))
             for seed, count in ((1, 8), (2, 4)):
-                made.origins = origins_of(count)
                 samples = [generated(n, seed) for n in range(count)]
-                found = made.make_experience(made.split_rollout_samples(copy.deepcopy(samples)))
-                made.compute_advantages_and_returns(found)
+                passed = made.forward(to_train(copy.deepcopy(samples), origins_of(count)))
+                found = made.finish(passed, range(count))
         alone, wanted = made_of(case, samples, origins_of(4), **VTRACE)
-        alone.compute_advantages_and_returns(wanted)
-        assert by_sample(found, "returns") == by_sample(wanted, "returns")
+        alone.compute_advantages_and_returns(wanted.experiences)
+        assert by_sample(found.experiences, "returns") == by_sample(wanted.experiences, "returns")
 
 
 # --- what is noted of the loss ----------------------------------------------------------------------------------------
@@ -901,13 +908,12 @@ class TestTokensOfTheLoss:
     """By source, against OpenRLHF's own loss on that source's samples."""
 
     def experience(
-        self, *, critic: bool = True, review=None, origins=None, **changed
-    ) -> tuple[AdaptedExperienceMaker, list]:
+        self, *, critic: bool = True, kept=range(12), origins=None, **changed
+    ) -> tuple[MadeExperience, list]:
         """Three groups of four, of all sources within each group, made into experience."""
         case = Case(4, (1, 1), 5)
         samples = [generated(n) for n in range(12)]
-        made = maker("gae" if critic else "group_norm", case=case, review=review, kl=0.1, **changed)
-        made.origins = origins or origins_of(12)
+        made = maker("gae" if critic else "group_norm", case=case, kl=0.1, **changed)
 
         def models(self, batches):
             for batch in forward(batches):
@@ -917,7 +923,8 @@ class TestTokensOfTheLoss:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RemoteExperienceMaker, "make_experience", models)
-            return made, made.make_experience_batch(samples)
+            experience = made.finish(made.forward(to_train(samples, origins or origins_of(12))), kept)
+            return experience, experience.experiences
 
     def today(self, experience: Experience) -> torch.Tensor:
         """The actor's log-probs, as `forward` makes them."""
@@ -981,7 +988,7 @@ class TestTokensOfTheLoss:
         assert all(tokens.value_errors is None for tokens in made.tokens.values())
 
     def test_samples_that_left_the_batch_are_not_in_it(self):
-        made, experiences = self.experience(review=lambda log_ratios: [4, 5, 6, 7])
+        made, experiences = self.experience(kept=[4, 5, 6, 7])
         assert sum(len(tokens.advantages) for tokens in made.tokens.values()) == sum(
             int(experience.action_mask.sum()) for experience in experiences
         )
@@ -1003,7 +1010,6 @@ class TestWeights:
         def made(**changed):
             samples = [generated(n) for n in range(12)]
             made = maker(estimator, case=Case(micro=5), kl=0.1, **changed)
-            made.origins = origins_of(12)
 
             def models(self, batches):
                 ready = forward(batches)
@@ -1011,15 +1017,17 @@ class TestWeights:
                     batch.values = batch.values if estimator == "gae" else None
                 return ready
 
-            def shares(self, samples):
+            def dealt(self, samples):
                 for index, sample in enumerate(samples):
                     sample.index = [index]
-                return [Experience.concat_experiences([samples[n] for n in part], 9) for part in parts]
+                batches = [Experience.concat_experiences([samples[n] for n in part], 9) for part in parts]
+                return SimpleNamespace(batches=batches)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(RemoteExperienceMaker, "make_experience", models)
-                patch.setattr(AdaptedExperienceMaker, "split_rollout_samples", shares)
-                return made, made.make_experience_batch(samples)
+                patch.setattr(AdaptedExperienceMaker, "_deal", dealt)
+                experience = made.finish(made.forward(to_train(samples, origins_of(12))), range(12))
+                return experience, experience.experiences
 
         weights = {"adapt__reevaluated_weight": 2.0, "adapt__replayed_weight": 0.5}
         (plain, wanted), (weighed, found) = made(), made(**weights)

@@ -27,7 +27,7 @@ from bapo_openrlhf.adapt.buffers import ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response  # noqa: E402
 from bapo_openrlhf.adapt.traces import external_response  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.reference import OncePastReference  # noqa: E402
+from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.samples import sample_of  # noqa: E402
 
 PROMPT = Prompt("prompt", "label")
@@ -129,31 +129,28 @@ def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, 
     )
 
 
-class Maker(OncePastReference):
-    """Without advantages."""
-
-    def compute_advantages_and_returns(self, experiences):
-        return experiences
-
-
-def maker(models: Models, args: SimpleNamespace, **changed) -> Maker:
+def maker(models: Models, args: SimpleNamespace, **changed) -> AdaptedExperienceMaker:
     groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
     others = (None, SimpleNamespace(args=args), SimpleNamespace(pad_token_id=9))
-    return Maker(*groups, *others, **{"reference": "one", **changed})
+    return AdaptedExperienceMaker(*groups, *others, **{"reference": "one", **changed})
 
 
-def make(made: Maker, responses: list[Response]) -> list[Experience]:
-    made.responses = responses
-    return made.make_experience_batch([sample_of(PROMPT, response) for response in responses])
+def make(made: AdaptedExperienceMaker, responses: list[Response], *, known: int | None = None) -> list[Experience]:
+    """The forward pass of a batch of these responses; `known` of their tokens had log-probs before."""
+    origins = [SampleOrigin("fresh", True)] * len(responses)
+    samples = [sample_of(PROMPT, response) for response in responses]
+    passed = made.forward(BatchToTrain(samples, responses, origins))
+    assert known is None or passed.reference_kept == known
+    return passed.experiences
 
 
-def openrlhfs(made: Maker, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
+def openrlhfs(made: AdaptedExperienceMaker, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
     """The same by OpenRLHF's maker, on models of its own that have one rank each: it can share any batch out."""
     models = Models(dict.fromkeys(ranks, 1), made.args.ds.ring_attn_size)
     groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
     plain = RemoteExperienceMaker(*groups, None, made.strategy, made.tokenizer)
     samples = [sample_of(PROMPT, replace(one, extras=copy.deepcopy(one.extras))) for one in responses]
-    return plain.make_experience(made.split_rollout_samples(samples))
+    return plain.make_experience(list(made._deal(samples).batches))
 
 
 def assert_same(found: list[Experience], wanted: list[Experience]) -> None:
@@ -211,7 +208,8 @@ class TestBatches:
                 chosen = draw.sample(spoken, draw.randint(1, 20))
                 responses = [everything[number] for number in chosen]
                 models.forget()
-                found = make(made, responses)
+                tokens = sum(len(everything[number].log_probs) for number in chosen if number in known)
+                found = make(made, responses, known=tokens if "reference" in ranks else 0)
                 assert_same(found, openrlhfs(made, ranks, responses))
                 new = set(chosen) - known
                 assert set(models.seen) == new
@@ -229,8 +227,6 @@ class TestBatches:
                     assert max(map(len, shares)) - min(map(len, shares)) <= 1
                     assert all(len(rank.calls[-1]) == 1 and not any(rank.masked[:-1])
                                for rank, filled in zip(models.of(name), short, strict=True) if filled)  # fmt: skip
-                tokens = [len(everything[number].log_probs) for number in chosen if number in known]
-                assert made.reference_kept == sum(tokens)
                 known |= new
                 for rank in models.of("reference"):
                     for call, pixels in zip(rank.calls, rank.pixels, strict=True):
@@ -267,8 +263,8 @@ class TestBatches:
         made = maker(models, arguments({"actor": 1}))
         responses = [response(number) for number in range(4)]
         for _ in range(2):
-            assert_same(make(made, responses), openrlhfs(made, {"actor": 1}, responses))
-        assert made.reference_kept == 0 and not any(REFERENCE in one.extras for one in responses)
+            assert_same(make(made, responses, known=0), openrlhfs(made, {"actor": 1}, responses))
+        assert not any(REFERENCE in one.extras for one in responses)
 
     def test_nothing_of_a_batch_is_held_afterwards(self):
         ranks = {"actor": 1, "reference": 1}
@@ -311,8 +307,8 @@ class TestKept:
             rank.of += 0.25
         made.reference = "another"
         models.forget()
-        after = make(made, responses)
-        assert sorted(models.seen) == [0, 1, 2, 3] and made.reference_kept == 0
+        after = make(made, responses, known=0)
+        assert sorted(models.seen) == [0, 1, 2, 3]
         assert not torch.equal(before[0].kl, after[0].kl)
         models.forget()
         assert_same(make(made, responses), after)

@@ -120,14 +120,14 @@ class Made(SimpleNamespace):
 
 
 def made(
-    *prompts: str, along=(), engines: int = 1, evaluation=(), reward=lambda prompt, sample: 1.0, **changed
+    *prompts: str, with_fresh=(), engines: int = 1, evaluation=(), reward=lambda prompt, sample: 1.0, **changed
 ) -> Made:
     calls, asked, clock = [], [], SimpleNamespace(step=5)
     args = arguments(**changed)
 
-    def hard_prompts():
+    def begin_step():
         asked.append(clock.step)
-        return along
+        return with_fresh
 
     generator = AdaptedSamplesGenerator(
         strategy=SimpleNamespace(args=args),
@@ -135,7 +135,7 @@ def made(
         eval_dataloader=rows(*evaluation),
         tokenizer="the tokenizer",
         vllm_engines=[Engine(calls, reward, name, busy=engines - name) for name in range(engines)],
-        along=hard_prompts,
+        begin_step=begin_step,
         step=lambda: clock.step,
     )
     return Made(generator=generator, calls=calls, asked=asked, clock=clock, args=args)
@@ -246,13 +246,13 @@ class TestEngine:
 
 class TestSeedsOfAStep:
     def test_only_where_the_run_is_to_be_repeatable(self):
-        run = made("a", "b", along=hard("h"), deterministic=False)
+        run = made("a", "b", with_fresh=hard("h"), deterministic=False)
         run.generator.generate_samples()
-        run.generator.generate_again(hard("i"))
+        run.generator.reevaluate(hard("i"))
         assert run.seeds() == {"a": None, "b": None, "h": None, "i": None}
 
     def test_by_hand(self):
-        run = made("a", "b", "c", along=hard("h", "i"))
+        run = made("a", "b", "c", with_fresh=hard("h", "i"))
         run.generator.generate_samples()
         assert run.seeds() == {
             "a": prompt_seed(SEED, 5, "fresh", 0),
@@ -263,17 +263,17 @@ class TestSeedsOfAStep:
         }
 
     def test_together_and_alone_are_the_same(self):
-        together = made("a", "b", "c", along=hard("h", "i"))
+        together = made("a", "b", "c", with_fresh=hard("h", "i"))
         together.generator.generate_samples()
         alone = made("a", "b", "c")
         alone.generator.generate_samples()
-        alone.generator.generate_again(hard("h", "i"))
+        alone.generator.reevaluate(hard("h", "i"))
         assert together.seeds() == alone.seeds() and len(alone.seeds()) == 5
 
     def test_do_not_depend_on_the_engine_that_gets_the_prompt(self):
         seeds = []
         for engines in (1, 2, 3):
-            run = made(*"abcdef", along=hard("h", "i"), engines=engines, batch_size=6)
+            run = made(*"abcdef", with_fresh=hard("h", "i"), engines=engines, batch_size=6)
             run.generator.generate_samples()
             assert {call.engine for call in run.requests()} == set(range(engines))
             seeds.append(run.seeds())
@@ -282,7 +282,7 @@ class TestSeedsOfAStep:
     def test_another_step_or_seed_has_others(self):
         found = set()
         for seed, step in itertools.product((42, 43), (5, 6)):
-            run = made("a", "b", along=hard("h"), seed=seed)
+            run = made("a", "b", with_fresh=hard("h"), seed=seed)
             run.clock.step = step
             run.generator.generate_samples()
             found |= set(run.seeds().values())
@@ -290,11 +290,11 @@ class TestSeedsOfAStep:
 
     def test_of_a_whole_run_are_all_different(self):
         run = made(*"abcdefgh", evaluation="vwxyz")
-        run.generator.along = lambda: [] if run.clock.step % 2 else hard("h")
+        run.generator.begin_step = lambda: [] if run.clock.step % 2 else hard("h")
         for step in range(4):
             run.clock.step = step
             run.generator.generate_samples()
-            run.generator.generate_again(hard("i", "j") if step % 2 else [])  # a step has one or the other
+            run.generator.reevaluate(hard("i", "j") if step % 2 else [])  # a step has one or the other
             run.generator.generate_eval_samples(n_samples_per_prompt=1)
         seeds = [call.seed for call in run.requests()]
         assert len(seeds) == 8 + 3 + 2 * 1 + 2 * 2 + 4 * 5 and len(set(seeds)) == len(seeds)
@@ -305,7 +305,7 @@ class TestSeedsOfAStep:
         if before in ("fresh", "both"):
             run.generator.generate_samples()
         if before in ("again", "both"):
-            run.generator.generate_again(hard("h", "i"))
+            run.generator.reevaluate(hard("h", "i"))
         del run.calls[:]
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
         wanted = {name: prompt_seed(SEED, 5, "evaluation", number) for number, name in enumerate("vwxyz")}
@@ -321,34 +321,34 @@ def texts(samples: list[Experience]) -> list[str]:
 
 class TestAlong:
     def test_samples_are_given_once_and_in_order(self):
-        run = made("a", "b", along=hard("i", "h", "j"))
+        run = made("a", "b", with_fresh=hard("i", "h", "j"))
         samples, *_ = run.generator.generate_samples()
         assert texts(samples) == ["a", "a", "b", "b"]
-        again = run.generator.taken_along()
+        again = run.generator.take_hard_samples()
         assert texts(again) == ["i", "i", "h", "h", "j", "j"]
         assert [sample.sequences[0, -1].item() for sample in again] == [10, 11] * 3  # the G of a prompt in their order
         assert [sample.labels[0] for sample in again[::2]] == ["label of i", "label of h", "label of j"]
-        assert run.generator.taken_along() == []
+        assert run.generator.take_hard_samples() == []
 
     def test_none(self):
         run = made("a", "b")
         run.generator.generate_samples()
-        assert run.asked == [5] and run.generator.taken_along() == []
+        assert run.asked == [5] and run.generator.take_hard_samples() == []
         assert len(run.requests()) == 2
 
     def test_samples_that_were_not_taken_do_not_come_back_in_the_next_step(self):
-        run = made(*"abcdef", along=hard("h"))
+        run = made(*"abcdef", with_fresh=hard("h"))
         run.generator.generate_samples()
-        run.generator.along = lambda: []
+        run.generator.begin_step = lambda: []
         run.generator.generate_samples()
-        assert run.generator.taken_along() == []
+        assert run.generator.take_hard_samples() == []
 
     def test_are_asked_for_once_for_each_rollout(self):
-        run = made(*"abcdefg", along=hard("h"))
+        run = made(*"abcdefg", with_fresh=hard("h"))
         for step in range(3):
             run.clock.step = step
             run.generator.generate_samples()
-            assert texts(run.generator.taken_along()) == ["h", "h"]
+            assert texts(run.generator.take_hard_samples()) == ["h", "h"]
         assert run.asked == [0, 1, 2]
         assert run.generator.exhausted
         run.clock.step = 3
@@ -356,27 +356,27 @@ class TestAlong:
         assert run.asked == [0, 1, 2, 3]
 
     def test_no_rollout_no_question(self):
-        run = made("a", "b", "c", along=hard("h"))
+        run = made("a", "b", "c", with_fresh=hard("h"))
         run.generator.generate_samples()
         assert not run.generator.exhausted
         assert run.generator.generate_samples() == ([], None, 0, True)
         assert run.asked == [5] and run.generator.exhausted
 
     def test_evaluation_asks_for_none(self):
-        run = made("a", "b", along=hard("h"), evaluation="vw")
+        run = made("a", "b", with_fresh=hard("h"), evaluation="vw")
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
         assert run.asked == [] and set(run.seeds()) == {"v", "w"}
         run.generator.generate_samples()
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
         assert run.asked == [5]
 
-    def test_generating_again_asks_for_none(self):
-        run = made("a", along=hard("h"))
-        assert texts(run.generator.generate_again(hard("i", "j"))) == ["i", "i", "j", "j"]
+    def test_reevaluation_asks_for_none(self):
+        run = made("a", with_fresh=hard("h"))
+        assert texts(run.generator.reevaluate(hard("i", "j"))) == ["i", "i", "j", "j"]
         assert run.asked == []
 
     def test_are_sampled_as_the_fresh_ones(self):
-        run = made("a", along=[Prompt("h", "l", ["image.png"])])
+        run = made("a", with_fresh=[Prompt("h", "l", ["image.png"])])
         run.generator.generate_samples(temperature=0.3, top_p=0.8, max_new_tokens=17, max_len=64)
         fresh, again = run.requests()
         assert (again.prompt, again.label, again.images) == ("h", "l", ["image.png"])
@@ -385,17 +385,17 @@ class TestAlong:
         assert (again.sampling_params.max_tokens, again.max_length, again.num_samples) == (17, 64, 2)
 
     def test_are_done_before_the_engines_sleep(self):
-        run = made("a", along=hard("h"), sleep=True)
+        run = made("a", with_fresh=hard("h"), sleep=True)
         run.generator.generate_samples()
         assert [call.method for call in run.calls] == ["wake_up", "generate", "generate", "sleep"]
         del run.calls[:]
-        run.generator.generate_again(hard("i"))
+        run.generator.reevaluate(hard("i"))
         assert [call.method for call in run.calls] == ["wake_up", "generate", "sleep"]
 
     def test_seconds_of_waiting_are_those_after_the_fresh_ones(self, monkeypatch):
         from bapo_openrlhf.training import rollout
 
-        run = made("a", along=hard("h", "i"))
+        run = made("a", with_fresh=hard("h", "i"))
         clock = SimpleNamespace(now=100.0)
         monkeypatch.setattr(rollout.time, "perf_counter", lambda: clock.now)
         original = ray.get
@@ -406,12 +406,12 @@ class TestAlong:
 
         monkeypatch.setattr(ray, "get", get)
         run.generator.generate_samples()
-        assert run.generator.waited == 2.0
+        assert run.generator.added_seconds == 2.0
 
     def test_a_hard_prompt_that_is_fresh_too(self):
-        run = made("a", "h", along=hard("h"))
+        run = made("a", "h", with_fresh=hard("h"))
         samples, *_ = run.generator.generate_samples()
-        assert texts(samples) == ["a", "a", "h", "h"] and texts(run.generator.taken_along()) == ["h", "h"]
+        assert texts(samples) == ["a", "a", "h", "h"] and texts(run.generator.take_hard_samples()) == ["h", "h"]
         assert len({call.seed for call in run.requests()}) == 3
 
 
@@ -448,9 +448,9 @@ class TestOrder:
 
 class TestGenerator:
     def test_engines_are_asked_for_log_probs_and_the_runs_own_arguments_stay(self):
-        run = made("a", along=hard("h"), evaluation="v")
+        run = made("a", with_fresh=hard("h"), evaluation="v")
         run.generator.generate_samples()
-        run.generator.generate_again(hard("i"))
+        run.generator.reevaluate(hard("i"))
         assert [call.sampling_params.logprobs for call in run.requests()] == [1, 1, 1]
         assert run.args.algo.advantage.is_correction_level == "off"
 
@@ -460,7 +460,7 @@ class TestGenerator:
                 raise RuntimeError("the engine died")
             return 1.0
 
-        run = made("a", along=hard("h"), evaluation="v", reward=reward)
+        run = made("a", with_fresh=hard("h"), evaluation="v", reward=reward)
         with pytest.raises(RuntimeError, match="the engine died"):
             run.generator.generate_samples()
         run.generator.generate_eval_samples(n_samples_per_prompt=1)

@@ -171,7 +171,7 @@ def test_measured(capsys, tmp_path):
 def test_a_record_that_is_none(capsys, tmp_path):
     (tmp_path / "groups.jsonl").write_text("{}\n")
     says = refused(capsys, *PRESET, "--measured", str(tmp_path))
-    assert f"measured is {tmp_path}: " in says and "line 1, is no row of a run" in says
+    assert f"measured is {tmp_path}: " in says and "line 1, is not a row of a run" in says
 
 
 @pytest.mark.parametrize(

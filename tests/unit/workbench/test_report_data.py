@@ -200,10 +200,12 @@ def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
         {"step": 2, "rollouts/total": 24, "timing/generation": 1.0, "timing/ppo_train": 4.0, "timing/step_total": 5.0,
          "groups/fresh": 1, "groups/replayed": 1, "tokens/generated_total": 90, "tokens/trained_total": 40},
     ]  # fmt: skip
-    found = data.cost(run_of(rows, summary={"seconds": {"whole_run": 20.0, "generation": 99}}))
-    assert found == data.Cost(2, 4, 24, 90, 40, {"generation": 3.0, "ppo_train": 4.0}, 8.0, 20.0)
-    empty = data.cost(run_of([{"step": 1}]))
-    assert empty == data.Cost(1, 0, None, None, None, {}, None, None)
+    run = run_of(rows)
+    assert list(data.cost(run).values()) == [2, 24, 90, 40, 4, 8.0]
+    assert data.phase_seconds(run) == {"generation": 3.0, "step_total": 8.0, "ppo_train": 4.0}
+    assert data.all_phases([run])[-1] == "broadcast" and "step_total" not in data.all_phases([run])
+    assert data.all_phases([run_of([{"step": 1, "timing/new": 1.0}])])[-1] == "new"
+    assert list(data.cost(run_of([{"step": 1}])).values()) == [1, None, None, None, 0, None]
 
 
 def test_what_was_spent_until_a_reward_was_reached():

@@ -20,7 +20,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.answers import PromptStates  # noqa: E402
-from bapo_openrlhf.training.recorded import answers_of, generated_groups  # noqa: E402
+from bapo_openrlhf.training.recorder import answers_of, generated_groups  # noqa: E402
 from bapo_openrlhf.training.rollout import is_usable, usable_groups  # noqa: E402
 from bapo_openrlhf.training.samples import groups_of  # noqa: E402
 

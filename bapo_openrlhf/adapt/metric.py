@@ -1,0 +1,70 @@
+"""What a metric is: its name, its unit, and the words that documentation and pages show with it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bapo_openrlhf.adapt.vocabulary import SOURCES
+
+ADAPTED = ("ba_ppo", "bapo_grpo")
+CRITIC = ("ba_ppo", "ppo")
+ALL = ("ba_ppo", "bapo_grpo", "ppo", "grpo")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, or one for each source.
+
+    Attributes:
+        name: Name in metrics.jsonl. SOURCE in it stands for each of the three sources.
+        unit: Unit of the number. "" if it has none.
+        title: Title of a figure that shows it.
+        sentence: What it says.
+        paper: Equation or place in the paper. "" if there is none.
+        when: Which steps or settings have it. "" if every step has it.
+        algorithms: Values of `--algorithm` whose runs have it.
+        optional: Whether `when` names a setting or an incident, so that a run may end without it.
+    """
+
+    name: str
+    unit: str
+    title: str
+    sentence: str
+    paper: str = ""
+    when: str = ""
+    algorithms: tuple[str, ...] = ADAPTED
+    optional: bool = False
+
+    def names(self, algorithm: str) -> list[str]:
+        """Its names in a run of this algorithm. Without batch adaptation all groups are fresh."""
+        if algorithm not in self.algorithms:
+            return []
+        sources = SOURCES if algorithm in ADAPTED else SOURCES[:1]
+        return [self.name.replace("SOURCE", source) for source in sources] if "SOURCE" in self.name else [self.name]
+
+
+def declare(
+    table: str, algorithms: tuple[str, ...] = ADAPTED, when: str = "", *, optional: bool = False
+) -> tuple[Metric, ...]:
+    """Metrics from a table with one line for each: name | unit | title | paper | sentence.
+
+    The spaces around a bar make it a border of a cell. A backslash at the end of a line continues the row.
+    """
+    rows = [re.split(r"(?<=\s)\|(?=\s)", line, maxsplit=4) for line in table.strip().splitlines()]
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
+    return tuple(
+        Metric(name, unit, title, sentence, paper, when, algorithms, optional)
+        for name, unit, title, paper, sentence in cells
+    )
+
+
+# Metrics that several methods report.
+CAPACITY, ATTEMPTS, EXCHANGE_AGE, TRACES = declare("""
+    groups/capacity | groups | Capacity | B, Eq. 7 | Most groups that a batch holds: B.
+    groups/reevaluation_attempts | groups | Re-evaluation attempts | Alg. 1, line 14 | Prompts that were generated \
+        again with today's policy.
+    exchange/age_mean | steps | Age of the stored responses | | Mean age of the weights that generated the stored \
+        responses in this step's groups. Missing if there are none.
+    traces/prompts | prompts | Prompts with a trace | | Prompts of the data that have a trace.
+""")

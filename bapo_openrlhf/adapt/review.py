@@ -1,0 +1,74 @@
+"""The review of a batch: which of its groups are not trained on once their log-probs under today's policy are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.staleness import beyond, group_tv, nonfinite
+
+
+@dataclass(frozen=True)
+class Review:
+    """The result of a review.
+
+    Attributes:
+        batch: The batch without the groups that must not be trained on.
+        kept: Positions of the samples that stay, among the samples of the batch before the review.
+        nonfinite: Number of groups that left because a log ratio of theirs is not finite.
+        rollout_tv: Mean sampled TV distance between the policies that generated the fresh groups and today's policy.
+            Groups with a log ratio that is not finite do not count. It is 0 if no group counts.
+    """
+
+    batch: Batch
+    kept: list[int]
+    nonfinite: int
+    rollout_tv: float
+
+
+def review(
+    batch: Batch,
+    log_ratios: np.ndarray,
+    step: int,
+    *,
+    max_tv_fresh: float | None = None,
+    max_tv_replayed: float | None = None,
+) -> Review:
+    """Find the groups whose log ratios are not finite and those that are too far from today's policy.
+
+    A fresh group may have responses of several policies. The distance of each response is that to its own policy.
+    The distance of a response that today's policy generated is 0, because its log ratio is only the difference in
+    rounding between the rollout engine and the actor.
+
+    Args:
+        batch: The batch of this step.
+        log_ratios: Log ratios of all responses, shape (N,), in the order of `Batch.with_sources`.
+        step: Trainer step.
+        max_tv_fresh: Largest TV distance of a fresh group, delta_1 of Eq. 9; None for no limit.
+        max_tv_replayed: Largest TV distance of a replayed group, delta_3 of Eq. 10; None for no limit.
+    """
+    groups = [group for _, group in batch.with_sources()]
+    if not groups:
+        return Review(batch, [], 0, 0.0)
+    size = groups[0].size
+    broken = {group.uid for group, bad in zip(groups, nonfinite(log_ratios, size), strict=True) if bad}
+    today = [group.policy_step_of(response) == step for group in groups for response in group.responses]
+    external = np.array([response.external for group in groups for response in group.responses], dtype=bool)
+    tv = group_tv(np.where(today, 0.0, log_ratios), size, external)
+    distances = dict(zip((group.uid for group in groups), tv, strict=True))
+    fresh = {group.uid: distances[group.uid] for group in batch.fresh}
+    replayed = {group.uid: distances[group.uid] for group in batch.replayed}
+    too_far = beyond(fresh, max_tv_fresh) | beyond(replayed, max_tv_replayed)
+    finite = [distance for uid, distance in fresh.items() if uid not in broken]
+    rollout_tv = float(np.mean(finite)) if finite else 0.0
+    kept = [
+        position * size + row
+        for position, group in enumerate(groups)
+        if group.uid not in too_far | broken
+        for row in range(size)
+    ]
+    if too_far or broken:
+        batch = drop(batch, too_far=too_far, nonfinite=broken)
+    return Review(batch, kept, len(broken), rollout_tv)

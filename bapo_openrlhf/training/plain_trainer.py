@@ -1,0 +1,126 @@
+"""OpenRLHF's PPO trainer without batch adaptation. It trains as OpenRLHF does, and keeps this project's record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from openrlhf.trainer.ppo_trainer import PPOTrainer
+
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
+from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.recorder import GeneratedGroup, StepRecorder, generated_groups, has_reward, profile_of
+from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
+
+Base = plain_class(PPOTrainer)
+
+
+class RecordedPPOTrainer(Base):
+    """OpenRLHF's trainer, which also records the run."""
+
+    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
+        torch.manual_seed(strategy.args.train.seed)
+        super().__init__(pretrain, strategy, *args, **kwargs)
+        self.recorder = StepRecorder(self.args, self.tokenizer)
+        self.profile = profile_of(self, self.recorder.folder, engines=[])
+        self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
+        self.samples_generator = RecordedSamplesGenerator(
+            strategy=strategy,
+            prompts_dataloader=self.prompts_dataloader,
+            eval_dataloader=self.eval_dataloader,
+            tokenizer=self.tokenizer,
+            vllm_engines=self.vllm_engines,
+            filtered=self.filtered,
+        )
+
+    @extends(Base)
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Restore OpenRLHF's state, and continue the record at the checkpoint."""
+        states = super().init_checkpoint_states()
+        if states["global_step"]:
+            self.recorder.resume(states["global_step"])
+        return states
+
+    @extends(Base)
+    def fit(self, global_step: int = 0) -> None:
+        """Train.
+
+        OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
+        """
+        super().fit(global_step)
+        self.profile.finish()
+        if self.filtered:
+            step = self.recorder.step + 1
+            self.recorder.record.append(step, {"skipped_update": 1, **self._counts([], step)})
+
+    @extends(Base)
+    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
+        """Update the models on the samples, and count them as a run with batch adaptation does."""
+        status, next_step = super().train_step(rollout_samples, global_step)
+        status |= self._counts(rollout_samples, next_step)
+        if status["reward/fresh_mean"] is None:  # only OpenRLHF knows the rewards of a reward model
+            status["reward/fresh_mean"] = status["rollout/reward_mean"]
+        return status, next_step
+
+    def _counts(self, trained: Sequence[Any], step: int) -> dict[str, Any]:
+        """Record what was generated since the last step. Returns its metrics.
+
+        Args:
+            trained: Samples of the batch. The samples that dynamic filtering dropped are in `self.filtered`.
+            step: The step, counted from 1.
+        """
+        size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
+        dropped, self.filtered[:] = list(self.filtered), []
+        first = self.recorder.rollouts // size
+        groups = generated_groups(trained, size, source="fresh", first_uid=first, usable=has_reward)
+        filtered = generated_groups(dropped, size, source="fresh", first_uid=first + len(groups), usable=has_reward)
+        states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
+        tokens = sum(group.tokens for group in groups)
+        status: dict[str, Any] = self.recorder.add_groups(step, [*groups, *filtered], states, trained=tokens)
+        rewards = [float(sample.rewards[0]) for sample in (*trained, *dropped) if sample.rewards is not None]
+        status["reward/fresh_mean"] = float(np.mean(rewards)) if rewards else None
+        status["groups/generated"] = len(groups) + len(filtered)
+        status["groups/fresh"], status["groups/filtered"] = len(groups), len(filtered)
+        status |= filter_reasons(filtered)
+        status["groups/reevaluated"] = status["groups/replayed"] = 0
+        status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
+        status["rollouts/left_over"] = batch_arithmetic(self.args).left_over(
+            len(trained), dynamic=self.args.train.dynamic_batch_enable
+        )
+        if trained:
+            status["length/fresh"] = tokens / len(trained)
+        return status
+
+    @extends(Base)
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
+        """Evaluate as OpenRLHF does, and record the result."""
+        numbers = super().evaluate(global_step, **generate_kwargs)
+        self.recorder.record.append_evaluation(global_step, numbers)
+        return numbers
+
+    @extends(Base)
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
+    ) -> None:
+        """Record the step's metrics, then log and save as OpenRLHF does."""
+        self.recorder.add_metrics(global_step, logs_dict)
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        self.profile.step_ended()
+
+
+def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
+    """Why dynamic filtering dropped these groups, as `monitor.composition` says it for the fresh filter."""
+    equal = [g for g in groups if g.mean is not None and len({float(sample.rewards[0]) for sample in g.samples}) == 1]
+    right = sum(group.mean >= 1 for group in equal if group.mean is not None)
+    return {
+        "filtered/none_right": len(equal) - right,
+        "filtered/all_right": right,
+        "filtered/by_draw": len(groups) - len(equal),
+    }
+
+
+RecordedPPOTrainerActor = ray.remote(RecordedPPOTrainer)

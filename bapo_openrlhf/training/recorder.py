@@ -1,0 +1,205 @@
+"""The record of a run's steps: what each step generated, and how much the run has generated and trained on so far.
+
+The rows come from OpenRLHF's samples, so every group has one, also a group that cannot be used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.group import Prompt, exact_reward, exact_sum
+from bapo_openrlhf.adapt.vocabulary import FAILED
+from bapo_openrlhf.record.answers import PromptStates, shortened
+from bapo_openrlhf.record.run_record import RunRecord, read_answers, read_metrics
+from bapo_openrlhf.training.profiling import Profile
+from bapo_openrlhf.training.samples import prompt_of
+
+
+@dataclass(frozen=True)
+class GeneratedGroup:
+    """The samples of one prompt.
+
+    Attributes:
+        uid: Number of the group. A `Group` of the same samples has the same number.
+        source: Either fresh or reevaluated.
+        prompt: The prompt.
+        samples: Its G samples.
+        mean: Exact group mean reward; None if the group cannot be used.
+    """
+
+    uid: int
+    source: str
+    prompt: Prompt
+    samples: Sequence[Experience]
+    mean: Fraction | None
+
+    @cached_property
+    def tokens(self) -> int:
+        """Number of generated tokens of all responses."""
+        return sum(int(sample.action_mask.sum()) for sample in self.samples)
+
+    def row(self, state: str) -> dict[str, Any]:
+        """The group's line of groups.jsonl."""
+        return {
+            "uid": self.uid,
+            "prompt": self.prompt.id,
+            "source": self.source,
+            "state": state,
+            "mean": None if self.mean is None else float(self.mean),
+            "responses": len(self.samples),
+            "tokens": self.tokens,
+        }
+
+
+class StepRecorder:
+    """Writes down every step of a run in the folder DIR/NAME, and counts over the whole run.
+
+    Attributes:
+        folder: Folder of the record.
+        record: The files of the record.
+        step: Last step of which the groups are in the record. Steps count from 1, as OpenRLHF counts them.
+        rollouts: Number of responses generated so far.
+        tokens: Number of tokens so far, by kind: "generated" or "trained".
+    """
+
+    def __init__(self, args: SimpleNamespace, tokenizer: Any) -> None:
+        self.folder = Path(args.run.dir) / args.run.name
+        self.record = RunRecord(self.folder)
+        self.step = self.rollouts = 0
+        self.tokens = {"generated": 0, "trained": 0}
+        self._answer_chars, self._tokenizer = args.run.answer_chars, tokenizer
+        self._prompt_states = PromptStates()
+
+    def resume(self, step: int) -> None:
+        """Continue the record after this step. Lines of later steps are dropped, because the run repeats them."""
+        self.step = step
+        self.record = RunRecord(self.folder, resume_from=step + 1)
+        self._prompt_states = PromptStates(read_answers(self.folder))
+        last = (read_metrics(self.folder) or [{}])[-1]
+        self.rollouts = last.get("rollouts/total", 0)
+        self.tokens = {kind: last.get(f"tokens/{kind}_total", 0) for kind in self.tokens}
+
+    def add_groups(
+        self, step: int, groups: Sequence[GeneratedGroup], states: Mapping[int, str], *, trained: int
+    ) -> dict[str, int]:
+        """Write down what a step generated. Returns the metrics that say how much it was.
+
+        Args:
+            step: The step, counted from 1.
+            groups: All groups that the step generated.
+            states: State of each group by uid. A group without a state has failed.
+            trained: Number of tokens that the step trained on.
+        """
+        self.step = step
+        self.record.append_groups(step, [group.row(states.get(group.uid, FAILED)) for group in groups])
+        if self._answer_chars:
+            answers = answers_of(groups, self._prompt_states, self._tokenizer, self._answer_chars)
+            self.record.append_answers(step, answers)
+        rollouts, generated = sum(len(group.samples) for group in groups), sum(group.tokens for group in groups)
+        self.rollouts += rollouts
+        self.tokens["generated"] += generated
+        self.tokens["trained"] += trained
+        return {
+            "rollouts/step": rollouts,
+            "rollouts/total": self.rollouts,
+            "tokens/generated": generated,
+            "tokens/trained": trained,
+            "tokens/generated_total": self.tokens["generated"],
+            "tokens/trained_total": self.tokens["trained"],
+        }
+
+    def add_metrics(self, step: int, metrics: Mapping[str, Any] | None) -> None:
+        """Write down the numbers among the metrics of a step."""
+        numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
+        self.record.append(step, numbers)
+
+
+def generated_groups(
+    samples: Sequence[Experience],
+    size: int,
+    *,
+    source: str,
+    first_uid: int,
+    usable: Callable[[Experience], bool],
+) -> list[GeneratedGroup]:
+    """The samples of one rollout as groups.
+
+    Groups in which every sample is usable come first, and have the numbers that `groups_of` gives them. The others
+    come after them.
+    """
+    chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
+    whole = [all(map(usable, chunk)) for chunk in chunks]
+    order = sorted(range(len(chunks)), key=lambda index: not whole[index])
+    return [
+        GeneratedGroup(
+            uid=first_uid + number,
+            source=source,
+            prompt=prompt_of(chunks[index][0]),
+            samples=chunks[index],
+            mean=exact_sum([exact_reward(sample.rewards[0]) for sample in chunks[index]]) / len(chunks[index])
+            if whole[index]
+            else None,
+        )
+        for number, index in enumerate(order)
+    ]
+
+
+def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenizer: Any, chars: int) -> list[dict]:
+    """Lines of answers.jsonl: one response of each prompt that failed first, the best one of each newly solved prompt.
+
+    Only these responses are decoded.
+
+    Args:
+        groups: The groups of a step.
+        prompts: What earlier groups have told of their prompts. It is updated.
+        tokenizer: Tokenizer of the model.
+        chars: Largest number of characters of a response.
+    """
+    rows = []
+    for group in groups:
+        kind = prompts.news(group.prompt.id, group.mean)
+        if kind is None:
+            continue
+        sample = max(group.samples, key=lambda sample: float(sample.rewards[0]))  # the first one if several are equal
+        row = {"prompt": group.prompt.id, "kind": kind, "text": group.prompt.text, "label": str(group.prompt.label)}
+        response = shortened(_response_text(sample, tokenizer), chars)
+        rows.append(row | {"response": response, "reward": float(sample.rewards[0])})
+    return rows
+
+
+def has_reward(sample: Experience) -> bool:
+    """Whether a sample has a finite reward. It has none if a reward model will judge it."""
+    return sample.rewards is not None and math.isfinite(sample.rewards[0])
+
+
+def _response_text(sample: Experience, tokenizer: Any) -> str:
+    """The text from the first generated token to the last one. It includes what was said between the turns."""
+    places = sample.action_mask[0].nonzero().flatten().tolist()  # place i of the mask belongs to token i + 1
+    tokens = sample.sequences[0][places[0] + 1 : places[-1] + 2] if places else sample.sequences[0][:0]
+    return tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def profile_of(trainer: Any, folder: Path, engines: Sequence[Any]) -> Profile:
+    """The profile of a trainer's run (`--run.profile_steps`).
+
+    Args:
+        trainer: OpenRLHF's trainer.
+        folder: Folder of the run's record.
+        engines: Rollout engines that can be traced. OpenRLHF's own engines cannot be.
+    """
+    groups = {
+        "actor": trainer.actor_model_group,
+        "critic": trainer.critic_model_group,
+        "reference": trainer.reference_model_group,
+        "reward": trainer.reward_model_group,
+    }
+    return Profile(folder, trainer.args.run.profile_steps, groups, engines)

@@ -1,0 +1,111 @@
+"""The weights that the rollout engines hold: when they follow the actor's, and how older ones come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+
+from bapo_openrlhf.adapt.schedule import RolloutSchedule
+
+DEATH_NOTICE = 10.0  # seconds within which Ray reports that a process has died
+
+
+class RolloutWeights:
+    """The weights in the rollout engines, which may be older than the actor's.
+
+    Args:
+        engines: The rollout engines.
+        actor: OpenRLHF's group of the actor's processes.
+        schedule: Steps in which the engines get the actor's weights, and steps in which they need today's.
+        sleep: Whether the engines sleep between their uses (`--vllm.enable_sleep`). Their weights are then woken
+            before every use.
+
+    Attributes:
+        step: Number of updates behind the weights that the engines hold.
+    """
+
+    def __init__(self, engines: Sequence[Any], actor: Any, schedule: RolloutSchedule, *, sleep: bool) -> None:
+        self.engines, self.actor, self.schedule, self.sleep = engines, actor, schedule, sleep
+        self.step = 0
+        self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
+
+    def watch_engines(self) -> None:
+        """Notice from now on if an engine dies during a sync."""
+        self._alive = [engine.live.remote() for engine in self.engines]
+
+    def keep_if_needed(self) -> None:
+        """Let the engines keep a copy of their weights if they will need them again after holding others."""
+        if self.schedule.must_keep(self.step):
+            self._call(self.engines, "keep_weights")
+
+    def sync(self, step: int) -> None:
+        """Give the engines the actor's weights, which are those of trainer step `step`."""
+        self._wake(self.engines)
+        pending = self.actor.async_run_method(method_name="broadcast_to_vllm")
+        while pending:
+            # If an engine dies, the actor waits in its collective call for ever. So watch the engines meanwhile.
+            done, _ = ray.wait([*pending, *self._alive], num_returns=1)
+            try:
+                ray.get(done)
+            except ray.exceptions.RayTaskError:
+                # The collective call of the actor breaks when an engine dies, and Ray may report that first. The
+                # engine's death is the reason, so raise it if it is reported soon.
+                ray.get(ray.wait(self._alive, num_returns=1, timeout=DEATH_NOTICE)[0])
+                raise
+            pending = [ref for ref in pending if ref not in done]
+        batch_vllm_engine_call(self.engines, "forget_caches")
+        self.step = step
+
+    @contextmanager
+    def of_today(self, step: int, *, next_rollout: int) -> Iterator[None]:
+        """During the block the engines hold today's weights, afterwards those that the next rollout needs.
+
+        Args:
+            step: Trainer step of today's weights.
+            next_rollout: Trainer step of the next rollout.
+        """
+        delayed = self.step
+        if delayed != step:
+            self.sync(step)
+        yield
+        if self.step != delayed and not self.schedule.sync_due(next_rollout):
+            self._call(self.engines, "restore_weights")
+            self.step = delayed
+
+    def save(self, folder: Path) -> None:
+        """Write the weights into a checkpoint. One engine writes them, because all hold the same."""
+        self._call(self.engines[:1], "save_weights", str(folder))
+
+    def resume(self, saved: int, step: int, folder: Path, *, may_be_early: bool) -> None:
+        """Give the engines the weights that they held when the checkpoint was written.
+
+        They get today's weights instead if the delay v was changed, so that the saved ones are not those of the
+        schedule.
+
+        Args:
+            saved: Trainer step of the weights that the engines held.
+            step: Trainer step of the checkpoint.
+            folder: Folder of the checkpoint. It has the weights only if `saved` is not `step`.
+            may_be_early: Whether a sync may come before the next multiple of v (`--adapt.max_tv_rollout`).
+        """
+        due = self.schedule.rollout_step(step)
+        usable = saved >= due if may_be_early else saved == due
+        if saved == step or not usable:
+            self.sync(step)
+        else:
+            self._call(self.engines, "load_weights", str(folder))
+            self.step = saved
+        self.keep_if_needed()
+
+    def _call(self, engines: Sequence[Any], method: str, *args: Any) -> None:
+        self._wake(engines)
+        batch_vllm_engine_call(engines, method, *args)
+
+    def _wake(self, engines: Sequence[Any]) -> None:
+        if self.sleep:
+            batch_vllm_engine_call(engines, "wake_up", tags=["weights"])

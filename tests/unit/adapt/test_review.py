@@ -1,0 +1,166 @@
+"""The review of a batch, against its conditions group by group."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.review import Review, review
+
+STEP = 9  # today's
+
+
+def reviewed(batch: Batch, log_ratios: list[float], **limits: float | None) -> Review:
+    """The review of a batch in step 9."""
+    return review(batch, np.array(log_ratios), STEP, **limits)
+
+
+def uids(groups: list) -> list[int]:
+    return [group.uid for group in groups]
+
+
+SOURCES = ("fresh", "reevaluated", "replayed")
+
+
+class TestReview:
+    @given(data=st.data())
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    def test_against_the_conditions_group_by_group(self, make_group, data):
+        size, batch = data.draw(st.integers(1, 4)), Batch()
+        log_ratio = st.floats(-3, 3) | st.sampled_from([0.0, -1000.0, 1000.0, math.nan, math.inf, -math.inf])
+        ratios = {}
+        for source in SOURCES:
+            for _ in range(data.draw(st.integers(0, 4))):
+                policy = data.draw(st.sampled_from([5, 9])) if source == "fresh" else 9 if source != "replayed" else 6
+                group = make_group(data.draw(st.integers(0, size)), size=size, step=9, policy_step=policy)
+                getattr(batch, source).append(group)
+                ratios[group.uid] = data.draw(st.lists(log_ratio, min_size=size, max_size=size))
+        limit = st.none() | st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 1)
+        limits = {"max_tv_fresh": data.draw(limit), "max_tv_replayed": data.draw(limit)}
+        before = batch.with_sources()
+        found = reviewed(batch, [ratio for _, group in before for ratio in ratios[group.uid]], **limits)
+
+        broken = {group.uid for _, group in before if not all(map(math.isfinite, ratios[group.uid]))}
+        far = set()
+        for source, group in before:
+            of_source = limits.get(f"max_tv_{source}")  # none for re-evaluated groups: today's weights generated them
+            if of_source is not None and not (source == "fresh" and group.policy_step == STEP):
+                with np.errstate(over="ignore"):
+                    tv = np.mean([max(0.0, 1.0 - np.exp(ratio)) for ratio in ratios[group.uid]])
+                if abs(tv - of_source) < 1e-12:
+                    return  # rounding decides; equality is tested below
+                far |= {group.uid} if tv > of_source else set()
+        after = found.batch
+        unfit = broken | far
+        fit = [group for _, group in before if group.uid not in unfit]
+        staying = [group for _, group in after.with_sources()]
+        assert uids(staying) == uids(fit)  # whatever their number is
+        # positions of the samples that stay, in the order of the batch before
+        order = uids([group for _, group in before])
+        assert found.kept == [position * size + row for position, uid in enumerate(order) if uid in uids(staying)
+                         for row in range(size)]  # fmt: skip
+        assert [order[position // size] for position in found.kept[::size]] == uids(staying)
+        # and where the others went
+        own = uids(batch.fresh + batch.reevaluated)
+        assert set(uids(after.nonfinite)) == broken & set(own)
+        assert set(uids(after.too_far)) == (far - broken) & set(own)
+        assert set(uids(after.unused)) == set(uids(batch.replayed)) - set(uids(staying))
+        assert after.cut == []
+        assert found.nonfinite == len(broken)
+        # the mean distance of the fresh groups that have one
+        distances = []
+        for group in batch.fresh:
+            today = group.policy_step == STEP
+            with np.errstate(over="ignore"):
+                parts = [0.0 if today else max(0.0, 1.0 - np.exp(ratio)) for ratio in ratios[group.uid]]
+            distances += [sum(parts) / size] if group.uid not in broken else []
+        assert found.rollout_tv == pytest.approx(sum(distances) / len(distances) if distances else 0.0, abs=1e-12)
+        # a second review of the groups that stayed lets all of them stay
+        rest = [ratio for group in staying for ratio in ratios[group.uid]]
+        assert reviewed(after, rest, **limits).kept == list(range(len(rest)))
+
+    @pytest.mark.parametrize("source", SOURCES)
+    @pytest.mark.parametrize(
+        ("limit", "stays"), [(None, True), (1.0, True), (0.5, True), (0.4999, False), (0.0, False)]
+    )
+    def test_the_limit_itself_is_allowed(self, make_group, source, limit, stays):
+        # TV = (1 + 0) / 2, exactly
+        group = make_group(
+            1, size=2, step=9 if source != "replayed" else 7, policy_step=9 if source == "reevaluated" else 6
+        )
+        name = "max_tv_replayed" if source == "replayed" else "max_tv_fresh"
+        found = reviewed(Batch(**{source: [group]}), [-1000.0, 0.0], **{name: limit})
+        wanted = stays or source == "reevaluated"
+        assert found.kept == ([0, 1] if wanted else [])
+        assert len(found.batch) == wanted and found.rollout_tv == (0.5 if source == "fresh" else 0.0)
+
+    def test_each_source_has_its_own_limit(self, make_group):
+        def batch():
+            return Batch(
+                fresh=[make_group(1, size=2, step=9, policy_step=6)],
+                replayed=[make_group(1, size=2, step=7, policy_step=6)],
+            )
+
+        log_ratios = [-1000.0, 0.0] * 2
+        assert reviewed(batch(), log_ratios, max_tv_fresh=0.3).kept == [2, 3]
+        assert reviewed(batch(), log_ratios, max_tv_replayed=0.3).kept == [0, 1]
+        assert reviewed(batch(), log_ratios, max_tv_fresh=0.3, max_tv_replayed=0.3).kept == []
+
+    def test_today_and_the_engines_differ_by_rounding_alone(self, make_group):
+        # a fresh group right after a sync is on-policy, whatever engine and actor make of it
+        batch = Batch(
+            fresh=[make_group(1, size=2, step=9, policy_step=9), make_group(1, size=2, step=9, policy_step=8)]
+        )
+        assert reviewed(batch, [-0.01, 0.01, -0.01, 0.01], max_tv_fresh=0.0).kept == [0, 1]
+
+    def test_in_a_mixed_group_each_response_counts_with_its_own_policy(self, make_group):
+        # TV = (1 + 0) / 2: the first response is of step 5, the other is of today, and differs by rounding alone
+        old, group = make_group(1, step=5), make_group(0, size=2, step=9)
+        mixed = group.exchange(0, old.standalone(old.responses[0]))
+        log_ratios = [-1000.0, -1000.0]
+        for source, limit, stays in (
+            ("fresh", 0.5, True),
+            ("fresh", 0.49, False),
+            ("reevaluated", 0.0, True),  # no limit is of X2
+        ):
+            found = reviewed(Batch(**{source: [mixed]}), log_ratios, max_tv_fresh=limit)
+            assert found.kept == ([0, 1] if stays else [])
+        # and the other way round: with an old policy behind the group, that one counts
+        delayed = replace(mixed, policy_step=6)
+        assert reviewed(Batch(fresh=[delayed]), log_ratios, max_tv_fresh=0.99).kept == []
+
+    def test_of_a_sound_batch_changes_nothing(self, make_group):
+        batch = Batch(fresh=[make_group(1, size=2)], cut=[make_group(1, size=2)])
+        assert reviewed(batch, [0.0, 0.0]) == Review(batch, [0, 1], 0, 0.0)
+
+    def test_one_group_leaves_by_itself(self, make_group):
+        batch = Batch(fresh=[make_group(n, size=4, step=9, policy_step=9) for n in (1, 2, 3, 2)])
+        log_ratios = [0.0] * 16
+        log_ratios[5] = math.nan  # in the second group
+        found = reviewed(batch, log_ratios)
+        assert found.kept == [0, 1, 2, 3, *range(8, 16)] and found.nonfinite == 1
+        assert found.batch.nonfinite == [batch.fresh[1]] and found.batch.cut == []
+        assert found.batch.fresh == [batch.fresh[0], *batch.fresh[2:]]
+
+    def test_the_distance_of_a_trace_does_not_count(self, make_group):
+        """A response that another model wrote is far from every policy."""
+        group = make_group(1, size=2, step=9, policy_step=6)
+        trace = replace(group.responses[0], external=True)
+        mixed = replace(group, responses=(trace, group.responses[1]))
+        found = reviewed(Batch(fresh=[mixed]), [-1000.0, np.log(0.75)], max_tv_fresh=0.26)
+        assert found.kept == [0, 1] and found.rollout_tv == pytest.approx(0.25)
+
+    def test_of_an_empty_batch(self):
+        batch = Batch()
+        assert reviewed(batch, []) == Review(batch, [], 0, 0.0)
+
+    def test_groups_that_are_too_far_are_no_fault(self, make_group):
+        batch = Batch(fresh=[make_group(1, size=2, step=9, policy_step=6) for _ in range(4)])
+        found = reviewed(batch, [-5.0] * 8, max_tv_fresh=0.1)
+        assert (found.kept, found.nonfinite) == ([], 0) and found.batch.too_far == batch.fresh

@@ -1,0 +1,49 @@
+"""Fixtures for tests on the fake stack, which is in `fake_stack`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's calls answer at once."""
+    import fake_stack
+    import ray
+
+    monkeypatch.setattr(ray, "get", fake_stack.get)
+    monkeypatch.setattr(ray, "wait", fake_stack.wait)
+    monkeypatch.setattr(ray, "put", lambda value: fake_stack.Ref(value))
+
+
+@pytest.fixture
+def world(tmp_path: Path, no_ray: None) -> Callable[..., Any]:
+    """Makes a world with a trainer in it; `world(**{"adapt.c1": 0})` changes flags."""
+    from fake_stack import AdaptedPPOTrainer, World
+
+    numbers = itertools.count()
+
+    def make(
+        *,
+        prompts: int = 16,
+        evaluation: int = 0,
+        engines: int = 1,
+        folder: Path | None = None,
+        kind: type = AdaptedPPOTrainer,
+        **words: Any,
+    ) -> World:
+        made = World(
+            folder or tmp_path / str(next(numbers)), words, prompts=prompts, evaluation=evaluation, engines=engines
+        )
+        made.make_trainer(kind)
+        return made
+
+    return make

@@ -1,0 +1,481 @@
+"""A stack that answers at once, for tests of the trainer's own part of a run: it has no Ray, vLLM or DeepSpeed.
+
+`World` plays the rollout engines and the models. Its weights are the number of updates behind them. It notes what was
+generated, trained, kept and saved. The trainer, the generator, the experience maker and the data loader are real.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import torch  # noqa: E402
+from openrlhf.trainer import ppo_trainer  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic  # noqa: E402
+from bapo_openrlhf.cli import arguments  # noqa: E402
+from bapo_openrlhf.config import Checked  # noqa: E402
+from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
+from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
+from bapo_openrlhf.training.engines import request_seed  # noqa: E402
+from bapo_openrlhf.training.trainer import AdaptedPPOTrainer  # noqa: E402
+
+STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
+
+
+def digest(*what: Any) -> int:
+    """A number that is the same in every process."""
+    return int.from_bytes(hashlib.blake2b(repr(what).encode(), digest_size=4).digest(), "big")
+
+
+class Ref:
+    """A reference to what a call gave or raised; `pending`: to what never comes."""
+
+    def __init__(self, value: Any = None, *, error: Exception | None = None, pending: bool = False) -> None:
+        self.value, self.error, self.pending = value, error, pending
+
+
+def get(refs: Any, **_: Any) -> Any:
+    if isinstance(refs, list):
+        return [get(ref) for ref in refs]
+    assert not refs.pending, "a run would wait for ever"
+    if refs.error is not None:
+        raise refs.error
+    return refs.value
+
+
+def wait(
+    refs: list[Ref], *, num_returns: int = 1, timeout: float | None = None, **_: Any
+) -> tuple[list[Ref], list[Ref]]:
+    ready = [ref for ref in refs if not ref.pending][-num_returns:]  # what was sent last is done first
+    assert ready or timeout is not None, "a run would wait for ever"
+    return ready, [ref for ref in refs if ref not in ready]
+
+
+class Handle:
+    """An actor's handle: each of its methods has a `remote`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        method = getattr(self._actor, name)
+
+        def remote(*args: Any, **kwargs: Any) -> Ref:
+            try:
+                value = method(*args, **kwargs)
+            except Exception as error:
+                return Ref(error=error)
+            return value if isinstance(value, Ref) else Ref(value)
+
+        return SimpleNamespace(remote=remote)
+
+
+class Engine:
+    """A rollout engine. Its responses depend on prompt, weights and, where there is one, the request's seed."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
+        self.weights, self.kept, self.alive = 0, None, Ref(pending=True)
+
+    def live(self) -> Ref:
+        return self.alive
+
+    def isolate_rewards(self, verifier: Any) -> None:
+        self.world.note("isolate_rewards", verifier)
+
+    def reward_failures(self) -> dict[str, int]:
+        return self.world.reward_failures[self.number]
+
+    def get_num_unfinished_requests(self) -> int:
+        return 0
+
+    def wake_up(self, tags: Any = None) -> None:
+        self.world.note("wake_up", tags)
+
+    def sleep(self) -> None:
+        self.world.note("sleep")
+
+    def keep_weights(self) -> None:
+        self.world.fail_at("keep_weights")
+        self.kept = self.weights
+        self.world.note("keep", self.weights)
+
+    def restore_weights(self) -> None:
+        assert self.kept is not None, "no weights were kept"
+        self.weights = self.kept
+        self.world.note("restore", self.weights)
+
+    def forget_caches(self) -> None:
+        pass
+
+    def save_weights(self, folder: str) -> None:
+        self.world.note("save_weights", self.number)
+        (Path(folder) / "rollout_weights_rank0.safetensors").write_text(str(self.weights))
+
+    def load_weights(self, folder: str) -> None:
+        self.weights = int((Path(folder) / "rollout_weights_rank0.safetensors").read_text())
+        self.world.note("load", self.weights)
+
+    def generate_responses(
+        self, *, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images, seed=None
+    ) -> list[dict]:
+        self.world.fail_at("generate")
+        self.world.requests.append(
+            SimpleNamespace(
+                prompt=prompt, weights=self.weights, step=getattr(self.world.trainer, "step", None), seed=seed
+            )
+        )
+        answers = []
+        for sample in range(num_samples):
+            drawn = digest(prompt, self.weights, sample, None if seed is None else request_seed(seed, sample))
+            tokens = [3, 4, *(5 + drawn // 7**place % 40 for place in range(1 + drawn % 4))]
+            reward = self.world.reward(prompt, self.weights, sample)
+            answers.append(
+                {
+                    "prompt": prompt,
+                    "label": label,
+                    "images": images,
+                    "observation_tokens": tokens,
+                    "action_ranges": [(2, len(tokens))],
+                    "rollout_log_probs": [0.0, 0.0, *self.world.log_probs(tokens, self.weights)[1:]],
+                    "truncated": False,
+                    "reward": reward,
+                    "scores": reward,
+                    "extra_logs": {},
+                }
+            )
+        return answers
+
+
+class Worker:
+    """A rank of the actor or the critic."""
+
+    def __init__(self, world: World, model: str) -> None:
+        self.world, self.model = world, model
+        self.rng = torch.full((4,), digest(model) % 200, dtype=torch.uint8)
+
+    def rng_state(self) -> list[torch.Tensor]:
+        return [self.rng.clone()]
+
+    def set_rng_state(self, states: list[torch.Tensor]) -> None:
+        self.rng = states[0]
+
+    def empty_cache(self) -> None:
+        pass
+
+    def append(self, experience: list) -> None:
+        if self.model == "actor":
+            self.world.trained.append((getattr(self.world.trainer, "step", None), experience))
+
+    def fit(self, **_: Any) -> dict[str, float]:
+        self.world.fail_at("fit")
+        self.world.updates[self.model] += 1
+        self.rng = self.rng + 1  # it shuffles
+        return dict(self.world.norms)
+
+    def shape_traces(self, gamma: float) -> None:
+        self.world.note("shape", gamma)
+
+    def finetune(self, demonstrations: list, tokens: int, ranks: int, weight: float) -> float:
+        self.world.fail_at("finetune")
+        self.world.note("finetune", (self.world.trainer.step, demonstrations, tokens, ranks, weight))
+        return 0.5
+
+    def reload_states(self) -> None:
+        self.world.note("reload")
+
+    def offload_states(self) -> None:
+        self.world.note("offload")
+
+    def broadcast_to_vllm(self) -> None:
+        self.world.fail_at("broadcast")
+        self.world.note("sync", self.world.updates["actor"])
+        for engine in self.world.engines:
+            engine.weights = self.world.updates["actor"]
+
+    def save_checkpoint(self, *, tag: str, client_states: Any = None, **_: Any) -> None:
+        self.world.fail_at("save_checkpoint")
+        self.world.note(f"save {self.model}", tag)
+        if self.world.args.ckpt.disable_ds:
+            return
+        folder = self.world.checkpoints / f"_{self.model}" / tag
+        folder.mkdir(parents=True)
+        states = {"updates": self.world.updates[self.model], "client_states": client_states}
+        (folder / "model.pt").write_bytes(pickle.dumps(states))
+        (folder.parent / "latest").write_text(tag)
+
+    def load_checkpoint(self) -> None:
+        folder = self.world.checkpoints / f"_{self.model}"
+        states = pickle.loads((folder / (folder / "latest").read_text() / "model.pt").read_bytes())
+        self.world.updates[self.model] = states["updates"]
+        self.client_states = states["client_states"]
+
+    def get_checkpoint_states(self) -> dict:
+        return self.client_states
+
+
+class Group:
+    """All ranks of a model, as OpenRLHF's RayActorGroup."""
+
+    duplicate_actors = 1
+
+    def __init__(self, world: World, model: str, ranks: int = 1) -> None:
+        self.world, self.model = world, model
+        self.workers = [Worker(world, model) for _ in range(ranks)]
+        self._actor_handlers = [Handle(worker) for worker in self.workers]
+
+    def async_run_method(self, method_name: str, **kwargs: Any) -> list[Ref]:
+        # In a process of its own each rank would do its part of the same thing.
+        refs = [getattr(handle, method_name).remote(**kwargs) for handle in self._actor_handlers[:1]]
+        if method_name == "rng_state":
+            refs += [handle.rng_state.remote() for handle in self._actor_handlers[1:]]
+        return refs
+
+    def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Ref]:
+        if method_name == "append":
+            return [self._actor_handlers[0].append.remote(**kwargs)]
+        if method_name == "finetune":  # of each rank, what it did for its items
+            items = [dict(zip(kwargs, values, strict=True)) for values in zip(*kwargs.values(), strict=True)]
+            refs = [handle.finetune.remote(**item) for handle, item in zip(self._actor_handlers, items, strict=True)]
+            return [Ref(error=ref.error) if ref.error else Ref([ref.value]) for ref in refs]
+        assert method_name == "forward"
+        self.world.fail_at("forward")
+        calls = list(zip(kwargs["sequences"], kwargs["action_mask"], strict=True))
+        share, left = divmod(len(calls), len(self.workers))
+        assert share and not left  # a rank with a call less than another would wait for it for ever
+        return [
+            Ref([self.answer(*call) for call in calls[start : start + share]]) for start in range(0, len(calls), share)
+        ]
+
+    def answer(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.reference(sequences, mask) if self.model == "reference" else self.forward(sequences)
+
+    def reference(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        pairs = zip(sequences.tolist(), mask, strict=True)
+        real = [row[: int(on.nonzero().max()) + 2] for row, on in pairs if on.any()]  # not a filler
+        self.world.referred += [(self.world.trainer.step, row) for row in real]
+        return torch.tensor([self.world.log_probs(row, -1) for row in sequences.tolist()]) * mask
+
+    def forward(self, sequences: torch.Tensor) -> torch.Tensor:
+        if self.model == "critic":
+            return torch.sin(sequences[:, 1:].float() + self.world.updates["critic"])
+        found = torch.tensor([self.world.log_probs(row, self.world.updates["actor"]) for row in sequences.tolist()])
+        return found.masked_fill(torch.isin(sequences[:, 1:], torch.tensor(sorted(self.world.spoilt))), math.nan)
+
+
+DYNAMIC = {"algo.dynamic_filtering_enable": True}
+
+
+class Tokenizer:
+    """Each character is a token, from 100 on."""
+
+    pad_token_id, eos_token_id = 0, 2
+
+    def __init__(self) -> None:
+        self.decode = decode
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert not add_special_tokens
+        return {"input_ids": [100 + ord(character) for character in text]}
+
+
+TRACES = f"traces={Path(__file__).parent}/traces.jsonl"
+CHOOSING = f"{Path(__file__).parent}/choosing_method.py:First"
+
+
+class World:
+    """Everything outside the trainer's process.
+
+    Attributes:
+        requests: what was generated: prompt, weights, step and seed.
+        trained: the step and the experiences of each update.
+        referred: the step and the tokens of each sample that the reference model was asked for.
+        events: what else happened, in order: (name, argument).
+    """
+
+    def __init__(self, folder: Path, words: dict[str, Any], *, prompts: int, evaluation: int, engines: int) -> None:
+        self.requests: list[SimpleNamespace] = []
+        self.trained: list[tuple[int, list]] = []
+        self.referred: list[tuple[int, list[int]]] = []
+        self.events: list[tuple[str, Any]] = []
+        self.updates = {"actor": 0, "critic": 0}
+        self.norms = {"actor_grad_norm": 1.0}
+        self.reward_failures: list[dict[str, int]] = [{} for _ in range(engines)]
+        self.faults: dict[str, tuple[int, Exception]] = {}  # what fails, in which step, and how
+        self.spoilt: set[int] = set()  # tokens whose log-prob the actor cannot compute
+        self.checkpoints = folder / "checkpoints"
+        self.args = self.arguments(folder, words)
+        self.engines = [Engine(self, number) for number in range(engines)]
+        critic = bool(self.args.critic.model_name_or_path)
+        self.groups = {
+            model: Group(self, model, getattr(self.args, model).num_gpus_per_node)
+            for model in ("actor", "critic")[: 1 + critic]
+        }
+        with_reference = self.args.algo.kl.init_coef > 0
+        self.reference = Group(self, "reference", self.args.ref.num_gpus_per_node) if with_reference else None
+        rows = [("data", f"prompt {n}", str(n), None) for n in range(prompts)]
+        self.data = lambda: StatefulDataLoader(rows, batch_size=1, shuffle=True, drop_last=True, collate_fn=columns)
+        self.evaluation = [columns([("data", f"eval {n}", str(n), None)]) for n in range(evaluation)] or None
+        self.trainer: Any = None
+
+    @staticmethod
+    def arguments(folder: Path, words: dict[str, Any]) -> SimpleNamespace:
+        flags = {
+            "algorithm": "bapo_grpo",
+            "actor.model_name_or_path": "model",
+            "actor.num_gpus_per_node": 1,
+            "critic.num_gpus_per_node": 1,
+            "ref.num_gpus_per_node": 1,
+            "reward.remote_url": "reward.py",
+            "rollout.batch_size": 4,
+            "rollout.n_samples_per_prompt": 4,
+            "rollout.micro_batch_size": 3,
+            "train.batch_size": 8,
+            "train.micro_batch_size": 2,
+            "train.num_episodes": 2,
+            "train.seed": 7,
+            "vllm.num_engines": 1,
+            "algo.kl.init_coef": 0,
+            "adapt.c1": "1/4",
+            "adapt.c2": "1/4",
+            "adapt.c3": "3/4",
+            "adapt.rollout_delay": 3,
+            "adapt.reevaluate_every": 2,
+            "adapt.buffer_size": 6,
+            "ckpt.path": folder / "checkpoints",
+            "run.dir": folder / "runs",
+            "data.max_len": 64,
+        } | words
+        argv = []
+        for name, value in flags.items():
+            many = [*map(str, value)] if isinstance(value, (list, tuple)) else None
+            argv += [f"--{name}", *many] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
+        args = arguments.parse(argv)
+        args.checked = Checked(batch_arithmetic(args), kl_coef=behaviour_kl(args))
+        set_openrlhf_flags(args)
+        return args
+
+    def note(self, name: str, argument: Any = None) -> None:
+        self.events.append((name, argument))
+
+    def noted(self, *names: str) -> list[Any]:
+        return [argument for name, argument in self.events if name in names]
+
+    def fail_at(self, what: str) -> None:
+        step, error = self.faults.get(what, (-1, None))
+        if error and step == self.trainer.step:
+            raise error
+
+    def reward(self, prompt: str, weights: int, sample: int) -> Any:
+        """Some prompts are always too hard, some become easier; most groups have both."""
+        hardness = digest(prompt) % 8
+        return float(digest(prompt, weights // 2, sample) % 8 >= hardness)
+
+    def log_probs(self, tokens: list[int], weights: int) -> list[float]:
+        """Of all tokens but the first."""
+        return [-1.0 - digest(token, place, weights) % 64 / 512 for place, token in enumerate(tokens[1:])]
+
+    def make_trainer(self, kind: type = AdaptedPPOTrainer) -> AdaptedPPOTrainer:
+        with pytest.MonkeyPatch.context() as patch:
+            tokenizer = Tokenizer()
+            patch.setattr(ppo_trainer, "get_tokenizer", lambda *_, **__: tokenizer)
+            patch.setattr(ppo_trainer, "prepare_datasets", lambda *_: (self.data(), self.evaluation, 10))
+            self.trainer = kind(
+                "model",
+                SimpleNamespace(args=self.args),
+                self.groups["actor"],
+                self.groups.get("critic"),
+                None,
+                self.reference,
+                [Handle(engine) for engine in self.engines],
+                max_len=64,
+                max_new_tokens=8,
+                n_samples_per_prompt=self.args.rollout.n_samples_per_prompt,
+            )
+        if self.args.ckpt.load_enable:
+            for group in self.groups.values():
+                group.workers[0].load_checkpoint()
+        return self.trainer
+
+    @property
+    def record(self) -> Path:
+        return Path(self.args.run.dir) / self.args.run.name
+
+    def metrics(self) -> list[dict]:
+        return read_metrics(self.record)
+
+    def of_step(self, step: int) -> tuple[list, list]:
+        """The requests of a step: those of its fresh prompts, and those of hard prompts."""
+        made = [request for request in self.requests if request.step == step and request.prompt.startswith("prompt")]
+        return made[: self.args.rollout.batch_size], made[self.args.rollout.batch_size :]
+
+
+def decode(tokens: torch.Tensor, **_: Any) -> Any:
+    """Token ids as words; a row of several texts becomes a list, as transformers has it."""
+    return [decode(row) for row in tokens] if tokens.dim() > 1 else " ".join(map(str, tokens.tolist()))
+
+
+def columns(rows: list[tuple]) -> tuple[list, ...]:
+    return tuple(map(list, zip(*rows, strict=True)))
+
+
+def by_position(experiences: list) -> dict[int, list]:
+    """What each sample of a batch was trained with, by its position in the batch."""
+    names = ("action_log_probs", "rollout_log_probs", "values", "advantages", "returns")
+    return {
+        index: [
+            experience.sequences[row][experience.attention_mask[row].bool()].tolist(),
+            *(getattr(experience, name)[row][experience.action_mask[row].bool()].tolist() for name in names),
+        ]
+        for experience in experiences
+        for row, index in enumerate(experience.index)
+    }
+
+
+def tokens_of(request: SimpleNamespace) -> int:
+    """Generated tokens of a request's four responses, if they do not depend on seeds."""
+    return sum(1 + digest(request.prompt, request.weights, n, None) % 4 for n in range(4))
+
+
+def numbers(rows: list[dict]) -> list[dict]:
+    """Rows of the record without times."""
+    return [{k: v for k, v in row.items() if "seconds" not in k and not k.startswith("timing/")} for row in rows]
+
+
+def trained(made: World, first: int) -> list[tuple]:
+    """What each update from step `first` on was made with."""
+    names = ("sequences", "action_mask", "action_log_probs", "rollout_log_probs", "advantages", "returns", "rewards")
+    return [
+        (step, [[getattr(experience, name).tolist() for name in names] for experience in experiences])
+        for step, experiences in made.trained
+        if step >= first
+    ]
+
+
+def traces_file(folder: Path, prompts: Any) -> Path:
+    """A trace of 1 to 5 characters for each of these prompts, and one of a prompt that is not in the data."""
+    path = folder / "traces.jsonl"
+    rows = [{"prompt": f"prompt {n}", "response": "abcde"[: 1 + n % 5]} for n in prompts]
+    rows.append({"prompt": "another", "response": "x"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+SOURCES = ("fresh", "reevaluated", "replayed")
+EXTRAS = {"info": {}, "score": None, "truncated": False, "mm_train_inputs": None}

@@ -1,0 +1,433 @@
+"""Checkpoints of runs on the fake stack, and runs that continue from them."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import torch  # noqa: E402
+from fake_stack import CHOOSING, STATES, TRACES, Group, World, numbers, trained  # noqa: E402
+
+from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
+from bapo_openrlhf.training import checkpoints  # noqa: E402
+
+
+def watch_store(made: World) -> None:
+    """Note what is asked of the store of checkpoints and when the state is written, among the other events."""
+    store = made.trainer.checkpoints
+    for name in ("begin", "complete", "abandon", "forget_rotated"):
+        method = getattr(store, name)
+
+        def noted(*args: Any, name: str = name, method: Any = method) -> Any:
+            made.note(name, args[0] if args else None)
+            return method(*args)
+
+        setattr(store, name, noted)
+
+
+SAVING = ("begin", "save actor", "save critic", "save_state", "save_weights", "complete", "abandon", "forget_rotated")
+
+
+@pytest.fixture
+def watched_state(monkeypatch):
+    """Note when the layer's state is written."""
+    worlds: list[World] = []
+    save = checkpoints.save_state
+
+    def noted(folder, state, **kwargs):
+        worlds[-1].note("save_state", state["step"])
+        return save(folder, state, **kwargs)
+
+    monkeypatch.setattr(checkpoints, "save_state", noted)
+    return worlds
+
+
+class TestSaving:
+    def saving(self, made: World, watched_state: list) -> list[tuple[str, Any]]:
+        watched_state.append(made)
+        watch_store(made)
+        made.trainer.fit()
+        return [event for event in made.events if event[0] in SAVING]
+
+    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+    def test_in_this_order(self, world, watched_state, algorithm):
+        words = {"ckpt.save_steps": 2, "train.num_episodes": 1, "adapt.rollout_delay": 4, "adapt.reevaluate_every": 0}
+        made = world(algorithm=algorithm, engines=2, **words)
+        critic = [("save critic", "global_step2")] if algorithm == "ba_ppo" else []
+        again = [("save critic", "global_step4")] if algorithm == "ba_ppo" else []
+        assert self.saving(made, watched_state) == [
+            ("begin", "global_step2"),
+            ("save actor", "global_step2"),
+            *critic,
+            ("save_state", 2),
+            ("save_weights", 0),  # delayed ones; the first engine's, all hold the same
+            ("complete", "global_step2"),
+            ("forget_rotated", None),
+            ("begin", "global_step4"),
+            ("save actor", "global_step4"),
+            *again,
+            ("save_state", 4),  # right after a sync
+            ("complete", "global_step4"),
+            ("forget_rotated", None),
+        ]
+        store = CheckpointStore(made.checkpoints, critic=algorithm == "ba_ppo")
+        assert store.newest_whole(pytest.fail) == "global_step4" and store.tags() == ["global_step4", "global_step2"]
+
+    def test_not_in_between(self, world, watched_state):
+        made = world(prompts=12, **{"ckpt.save_steps": 2, "train.num_episodes": 1})
+        assert {argument for name, argument in self.saving(made, watched_state) if name == "begin"} == {"global_step2"}
+        assert [row["step"] for row in made.metrics()] == [1, 2, 3]
+
+    def test_never(self, world, watched_state):
+        made = world(**{"ckpt.save_steps": -1})
+        assert self.saving(made, watched_state) == [] and not made.checkpoints.exists()
+
+    def test_what_openrlhf_saves_without_deepspeeds_is_no_checkpoint(self, world, watched_state):
+        made = world(prompts=8, **{"ckpt.save_steps": 1, "ckpt.disable_ds": True, "train.num_episodes": 1})
+        assert self.saving(made, watched_state) == [("save actor", "global_step1"), ("save actor", "global_step2")]
+        assert not made.checkpoints.exists()
+
+    def test_best_evaluations(self, world, watched_state):
+        # the second of three evaluations is worse
+        right = {1: 1, 2: 0, 3: 4}
+        words = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "adapt.rollout_delay": 1, "train.num_episodes": 1}
+        made = world(prompts=12, evaluation=1, **words, **{"ckpt.save_steps": -1})
+        plain = made.reward
+        made.reward = lambda prompt, weights, sample: (
+            float(sample < right[weights]) if prompt == "eval 0" else plain(prompt, weights, sample)
+        )
+        first, third = "best_global_step1", "best_global_step3"
+        assert self.saving(made, watched_state) == [
+            ("begin", first),
+            ("save actor", first),
+            ("save_state", 1),
+            ("complete", first),
+            ("forget_rotated", None),
+            ("begin", third),
+            ("save actor", third),
+            ("save_state", 3),
+            ("complete", third),
+            ("forget_rotated", None),
+        ]
+        assert made.trainer.checkpoints.tags() == [third, first]
+        assert not list(made.checkpoints.glob("*/best_global_step2"))
+
+    def test_the_best_evaluations_checkpoint_has_the_weights_that_the_engines_got_back(self, world, watched_state):
+        words = {"eval.steps": 1, "adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "train.num_episodes": 1}
+        made = world(prompts=4, evaluation=1, **words, **{"ckpt.save_steps": -1})
+        made.reward = lambda prompt, weights, sample: float(sample % 2)
+        assert ("save_weights", 0) in self.saving(made, watched_state)
+        folder = made.checkpoints / "_adapt" / "best_global_step1"
+        assert (folder / "rollout_weights_rank0.safetensors").read_text() == "0"
+        assert made.noted("sync") == [1] and made.noted("restore") == [0]
+
+    def test_an_evaluation_without_rewards_is_not_the_best(self, world, watched_state):
+        words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
+        made = world(prompts=4, evaluation=2, **words)
+        made.reward = lambda prompt, weights, sample: None if prompt.startswith("eval") else float(sample % 2)
+        assert self.saving(made, watched_state) == [] and not made.checkpoints.exists()
+
+    def test_an_evaluation_as_good_as_the_best_is_not_better(self, world, watched_state):
+        words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
+        made = world(prompts=12, evaluation=2, **words)
+        made.reward = lambda prompt, weights, sample: float(sample % 2)
+        begun = [argument for name, argument in self.saving(made, watched_state) if name == "begin"]
+        assert begun == ["best_global_step1"]
+
+    @pytest.mark.parametrize("key", ["none", "eval_data_pass1", "eval_other_pass1"])
+    def test_what_the_best_evaluation_is_measured_by(self, world, watched_state, key):
+        words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1, "ckpt.best_metric_key": key}
+        made = world(prompts=4, evaluation=1, **words)
+        made.reward = lambda prompt, weights, sample: float(sample % 2)
+        assert bool(self.saving(made, watched_state)) is (key == "eval_data_pass1")
+
+    def test_models_that_were_not_saved_after_all_leave_nothing(self, world, watched_state):
+        made = world(**{"ckpt.save_steps": -1})
+        watched_state.append(made)
+        watch_store(made)
+        with made.trainer._whole_checkpoint("global_step3"):
+            pass
+        assert made.events == [("begin", "global_step3"), ("abandon", "global_step3")]
+        assert not list(made.checkpoints.glob("*/global_step3"))
+
+    @pytest.mark.parametrize("name", ["begin", "complete", "forget_rotated"])
+    def test_an_error_names_the_checkpoint(self, world, name):
+        made = world(**{"ckpt.save_steps": 3})
+
+        def fails(*_: Any) -> None:
+            raise OSError(28, "No space left on device", "file")
+
+        setattr(made.trainer.checkpoints, name, fails)
+        with pytest.raises(RuntimeError) as error:
+            made.trainer.fit()
+        text = "step 3, saving checkpoint global_step3: OSError: [Errno 28] No space left on device: 'file'"
+        assert str(error.value) == text
+        store = CheckpointStore(made.checkpoints, critic=False)
+        assert (store.newest_whole(lambda _: None) == "global_step3") is (name == "forget_rotated")
+
+    @pytest.mark.parametrize(("prompts", "ends"), [(8, [0, 0, 1, 1]), (7, [0, 1, 1, 2]), (3, [1, 2])])
+    def test_the_episode_to_go_on_in(self, world, prompts, ends):
+        # OpenRLHF sees the end of the data when it asks for more than is left: with 8 prompts, in the next step
+        made = world(prompts=prompts, **{"ckpt.save_steps": 1})
+        made.trainer.fit()
+        found = []
+        for step in range(1, len(ends) + 1):
+            path = made.checkpoints / "_actor" / f"global_step{step}" / "model.pt"
+            states = pickle.loads(path.read_bytes())["client_states"]
+            assert states["global_step"] == step and states["total_consumed_prompts"]
+            found.append(states["episode"])
+        assert found == ends and made.trainer.step == len(ends)
+
+
+REPEATABLE = {"train.full_determinism_enable": True, "ckpt.save_steps": 1, "ckpt.max_num": 99}
+
+
+def copied(made: World, folder: Path, tag: str) -> None:
+    """What a crash right after the checkpoint `tag` leaves behind: newer ones were never written.
+
+    Of one step the regular checkpoint is preferred to the best one, which then has to be the only one.
+    """
+
+    def written(name: str) -> tuple[int, bool]:
+        return int(name.removeprefix("best_").removeprefix("global_step")), name.startswith("best_")
+
+    shutil.copytree(made.checkpoints, folder / "checkpoints")
+    shutil.copytree(made.args.run.dir, folder / "runs")
+    for part in (folder / "checkpoints").iterdir():
+        for found in part.iterdir():
+            if found.is_dir() and (
+                written(found.name) > written(tag) or found.name == tag.removeprefix("best_") != tag
+            ):
+                shutil.rmtree(found)
+
+
+def resumed(made: World, folder: Path, tag: str, **words: Any) -> World:
+    """The world of a run that goes on from `tag`, up to its trainer."""
+    copied(made, folder, tag)
+    sizes = {"prompts": len(made.data().dataset), "evaluation": len(made.evaluation or []), "engines": 1}
+    again = World(folder, words | {"ckpt.load_enable": True}, **sizes)
+    again.reward = made.reward
+    again.args.checked = replace(again.args.checked, resume_tag=choose_checkpoint(again.args))
+    assert again.args.checked.resume_tag == tag
+    again.make_trainer()
+    return again
+
+
+class TestResume:
+    CASES = (
+        {"prompts": 16},  # the last batch of an epoch is a full one
+        {"prompts": 14, "algorithm": "ba_ppo"},  # it is not
+        {"prompts": 13, "eval.steps": 2, "evaluation": 2, "adapt.rollout_delay": 4, "adapt.returns": "gae"},
+        {"prompts": 12, "algorithm": "ba_ppo", "adapt.returns": "vtrace", "adapt.max_tv_replayed": 0.1},
+        {"prompts": 16, "adapt.rollout_delay": 1, "adapt.filter": "gaussian", "eval.steps": 3, "evaluation": 1},
+        {"prompts": 27, "adapt.method": CHOOSING},
+        {"prompts": 16, "adapt.rollout_delay": 7, "adapt.max_tv_rollout": 0.0},
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo"},
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},
+        {"prompts": 16, "algo.kl.init_coef": 0.02},  # the reference's log-probs of stored responses are stored
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo", "algo.kl.init_coef": 0.02},
+        {"prompts": 16, "adapt.method": "luffy", "adapt.options": [TRACES]},
+        {"prompts": 16, "adapt.method": "relift", "adapt.options": [TRACES, "finetune_batch=2"]},
+    )
+
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))
+    def test_is_the_run_that_was_never_stopped(self, world, tmp_path, case):
+        made = world(**REPEATABLE, **case)
+        made.trainer.fit()
+        words = REPEATABLE | {name: value for name, value in case.items() if name not in ("prompts", "evaluation")}
+        tags = sorted(made.trainer.checkpoints.tags())
+        assert len(tags) >= 6
+        if made.evaluation:
+            assert any(tag.startswith("best") for tag in tags)
+        for tag in tags:
+            again = resumed(made, tmp_path / f"from {tag}", tag, **words)
+            again.trainer.fit()
+            step = int(tag.rpartition("step")[2])
+            wanted = [request for request in made.requests if request.step >= step]
+            if made.evaluation:  # the one of that step was before the checkpoint, or is not made up for
+                wanted = [r for r in wanted if r.step > step or not r.prompt.startswith("eval")]
+            assert again.requests == wanted, tag
+            assert trained(again, 0) == trained(made, step)
+            assert numbers(again.metrics()) == numbers(made.metrics())
+            for name in ("groups.jsonl", "answers.jsonl"):
+                assert (again.record / name).read_text() == (made.record / name).read_text()
+            assert again.updates == made.updates and again.engines[0].weights == made.engines[0].weights
+            shown = [
+                [(at, [batch.prompts for batch in batches]) for at, batches, *_ in w.noted("finetune")]
+                for w in (again, made)
+            ]
+            assert shown[0] == [(at, prompts) for at, prompts in shown[1] if at >= step]
+            if step < made.trainer.step:
+                assert repr(again.trainer.state_dict()) == repr(made.trainer.state_dict())
+
+    def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path, monkeypatch):
+        said = []
+        monkeypatch.setattr(checkpoints.logger, "warning", said.append)
+        made = world(prompts=6, **REPEATABLE)
+        made.trainer.fit()
+        again = resumed(made, tmp_path / "again", "global_step4", **REPEATABLE)
+        again.trainer.fit()
+        assert again.requests == [] and again.trained == [] and numbers(again.metrics()) == numbers(made.metrics())
+        assert said == ["global_step4 is the end of all 2 episodes (train.num_episodes): nothing is left to train"]
+        # more episodes are
+        more = resumed(made, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})
+        more.trainer.fit()
+        assert [row["step"] for row in more.metrics()] == [1, 2, 3, 4, 5, 6]
+
+    def test_the_first_start_is_not_told_to_load(self, world):
+        made = world(**REPEATABLE)
+        made.trainer.fit()
+        assert made.noted("load") == [] and made.trainer.resumed_engine_step is None
+
+    def test_the_weights_of_a_resumed_run_are_kept_where_they_are_needed(self, world, tmp_path):
+        words = REPEATABLE | {"adapt.rollout_delay": 4, "train.num_episodes": 1}
+        made = world(prompts=32, **words)
+        made.trainer.fit()
+        again = resumed(made, tmp_path / "again", "global_step5", **words)
+        again.trainer.fit()
+        found = [event for event in again.events if event[0] in ("sync", "load", "keep", "restore")]
+        assert found == [("load", 4), ("keep", 4), ("sync", 6), ("restore", 4), ("sync", 8), ("keep", 8)]
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"adapt.rollout_delay": 2},
+            {"adapt.rollout_delay": 7},
+            {"adapt.reevaluate_every": 0},
+            {"adapt.buffer_size": 1},
+            {"adapt.c3": "1/2"},
+            {"vllm.num_engines": 1, "adapt.max_tv_fresh": 0.5},
+        ],
+    )
+    def test_what_may_change(self, world, tmp_path, changed):
+        made = world(**REPEATABLE)
+        made.trainer.fit()
+        for step in (1, 4, 5):
+            again = resumed(made, tmp_path / f"from {step}", f"global_step{step}", **REPEATABLE | changed)
+            again.trainer.fit()
+            rows = again.metrics()
+            assert [row["step"] for row in rows] == list(range(1, 9))
+            assert numbers(rows[:step]) == numbers(made.metrics()[:step])
+            assert all(row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES) for row in rows)
+            assert again.trainer.generated == again.trainer.ledger.counts["generated"]
+            delay = again.args.adapt.rollout_delay
+            for at in range(delay * (step // delay + 1), 8):  # from the next sync on as if it had always been so
+                assert {request.weights for request in again.of_step(at)[0]} == {at - at % delay}
+
+    def test_another_group_size_is_refused(self, world, tmp_path):
+        made = world(**REPEATABLE)
+        made.trainer.fit()
+        other = {"rollout.n_samples_per_prompt": 2}
+        again = resumed(made, tmp_path / "again", "global_step3", **REPEATABLE | other)
+        text = r"^step 0, resuming: ValueError: rollout.n_samples_per_prompt is 2, and was 4; it must not change$"
+        with pytest.raises(RuntimeError, match=text):
+            again.trainer.fit()
+        assert again.requests == []
+
+    def test_an_actor_of_another_step_is_refused(self, world, tmp_path):
+        made = world(**REPEATABLE)
+        made.trainer.fit()
+        again = resumed(made, tmp_path / "again", "global_step3", **REPEATABLE)
+        again.groups["actor"].workers[0].client_states["global_step"] = 2
+        with pytest.raises(RuntimeError, match="global_step3 has the layer of step 3 and the actor of step 2"):
+            again.trainer.fit()
+
+
+class TestState:
+    @pytest.fixture
+    def run(self, world):
+        made = world(algorithm="ba_ppo", **{"adapt.rollout_delay": 3})
+        made.trainer.fit()
+        return made
+
+    def test_says_all_that_the_next_step_depends_on(self, run):
+        state = run.trainer.state_dict()
+        assert (state["step"], state["engine_step"], state["group_size"]) == (8, 6, 4)
+        assert state["generated"] == len(run.requests) and state["rollouts"] == 4 * len(run.requests)
+        assert state["ledger"]["generated"] == state["generated"]
+        assert torch.equal(state["torch_rng"], torch.get_rng_state())
+        assert [len(state["worker_rng"][name]) for name in ("actor", "critic")] == [1, 1]
+        assert len(state["method"]["replay"]["groups"]) == len(run.trainer.method.replay) > 0
+        assert len(state["method"]["hard"]["entries"]) == len(run.trainer.method.hard) > 0
+
+    def test_load_is_the_inverse(self, run, world):
+        state = run.trainer.state_dict()
+        other = world(algorithm="ba_ppo")
+        other.trainer.load_state_dict(state)
+        other.trainer.rollout_weights.step = state["engine_step"]  # the engines get these weights later
+        other.trainer._epoch_done = state["epoch_done"]
+        torch.set_rng_state(state["torch_rng"])
+        assert repr(other.trainer.state_dict()) == repr(state)
+
+    def test_is_of_a_run_without_a_critic_too(self, world):
+        state = world().trainer.state_dict()
+        assert list(state["worker_rng"]) == ["actor"]
+        world().trainer.load_state_dict(state)
+
+    @pytest.mark.parametrize(
+        ("changed", "text"),
+        [
+            ({"version": 2}, "the state is of format 2; this version reads 1"),
+            ({"version": 0}, "the state is of format 0; this version reads 1"),
+            ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
+            ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
+        ],
+    )
+    def test_of_something_else_is_refused(self, run, world, changed, text):
+        state = run.trainer.state_dict() | changed
+        other = world(algorithm="ba_ppo")
+        with pytest.raises(ValueError, match=text):
+            other.trainer.load_state_dict(state)
+        assert (other.trainer.step, other.trainer.generated, other.trainer.ledger.counts["generated"]) == (0, 0, 0)
+
+    @pytest.mark.parametrize("epoch_done", [False, True])
+    def test_this_processs_generator_goes_on_where_it_was(self, run, world, epoch_done):
+        state = run.trainer.state_dict() | {"epoch_done": epoch_done}
+        other = world(algorithm="ba_ppo")
+        torch.manual_seed(99)
+        before = torch.get_rng_state()
+        other.trainer.load_state_dict(state)
+        waiting = other.trainer.samples_generator.rng_after_first_draw
+        if epoch_done:  # the next thing drawn is another epoch
+            assert torch.equal(torch.get_rng_state(), state["torch_rng"]) and waiting is None
+        else:  # OpenRLHF makes the data loader's iterator first, which draws
+            assert torch.equal(torch.get_rng_state(), before) and torch.equal(waiting, state["torch_rng"])
+
+    def test_each_ranks_generator_goes_on_where_it_was(self, world):
+        made = world()
+        ranks = Group(made, "actor", ranks=3)
+        made.trainer.actor_model_group = ranks
+        for number, worker in enumerate(ranks.workers):
+            worker.rng = torch.tensor([number, 7])
+        state = made.trainer.state_dict()
+        for worker in ranks.workers:
+            worker.rng = torch.zeros(2)
+        made.trainer.load_state_dict(state)
+        assert [worker.rng.tolist() for worker in ranks.workers] == [[0, 7], [1, 7], [2, 7]]
+
+    @pytest.mark.parametrize(("saved", "now"), [(2, 1), (1, 2)])
+    def test_another_number_of_ranks_shuffles_otherwise(self, world, monkeypatch, saved, now):
+        said = []
+        monkeypatch.setattr(checkpoints.logger, "warning", said.append)
+        made = world()
+        made.trainer.actor_model_group = Group(made, "actor", ranks=saved)
+        state = made.trainer.state_dict()
+        other = world()
+        other.trainer.actor_model_group = ranks = Group(other, "actor", ranks=now)
+        before = [worker.rng.tolist() for worker in ranks.workers]
+        for worker in ranks.workers:
+            worker.rng = worker.rng.clone()
+        other.trainer.load_state_dict(state)
+        assert said == [f"{saved} actor ranks wrote the checkpoint, {now} resume: other shuffles"]
+        assert [worker.rng.tolist() for worker in ranks.workers] == before

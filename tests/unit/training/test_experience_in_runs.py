@@ -1,0 +1,267 @@
+"""What the batches of whole runs on the fake stack are trained with: errors, reference log-probs, policies, reviews."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import torch  # noqa: E402
+from fake_stack import EXTRAS, SOURCES, STATES, TRACES, Engine, digest, numbers, trained  # noqa: E402
+
+from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
+from bapo_openrlhf.adapt.group import REFERENCE  # noqa: E402
+from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
+
+
+class TestObserve:
+    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+    def test_the_method_hears_of_each_group_that_was_trained_on(self, world, algorithm):
+        words = {"adapt.max_tv_fresh": 0.02, "adapt.replayed_weight": 3}
+        made = world(algorithm=algorithm, prompts=40, **words)
+        heard, updates, update = [], [], made.trainer._update
+
+        def spy(batch, experience, *rest):
+            updates.append(([group for _, group in batch.with_sources()], experience.tokens))
+            return update(batch, experience, *rest)
+
+        made.trainer._update = spy
+        made.trainer.method.observe = lambda step, errors: heard.append((step, errors, *updates[-1]))
+        made.trainer.fit()
+        rows = made.metrics()
+        assert [step for step, *_ in heard] == [row["step"] - 1 for row in rows if "skipped_update" not in row]
+        for _, errors, groups, tokens in heard:
+            assert list(errors) == [group.uid for group in groups]
+            sizes = [sum(len(response.log_probs) for response in group.responses) for group in groups]
+            total = sum(error * size for error, size in zip(errors.values(), sizes, strict=True))
+            kind = "value_errors" if algorithm == "ba_ppo" else "advantages"
+            weights = {"replayed": 3 if kind == "advantages" else 1}  # errors are without the weight
+            parts = {name: np.abs(getattr(part, kind)).sum() / weights.get(name, 1) for name, part in tokens.items()}
+            assert total == pytest.approx(sum(parts.values()), rel=1e-5)
+        assert any(row["groups/too_far"] for row in rows) and any(row["groups/replayed"] for row in rows)
+
+    def test_not_of_a_step_without_an_update(self, world):
+        made = world(**{"train.num_episodes": 1})
+        made.reward = lambda *_: 1.0
+        made.trainer.method.observe = lambda *_: pytest.fail("nothing was trained on")
+        made.trainer.fit()
+
+    def test_a_run_replays_by_errors(self, world):
+        made = world(algorithm="ba_ppo", prompts=24, **{"adapt.method": "bapo_prioritized"})
+        made.trainer.fit()
+        method = made.trainer.method
+        assert method.errors and set(method.errors) <= {group.uid for group in method.replay}
+        assert any(row["groups/replayed"] for row in made.metrics())
+
+
+class TestReference:
+    """A replayed response is not sent to the reference model again, and nothing else of the run changes."""
+
+    METHODS = (
+        {},
+        {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"},
+        {"adapt.method": "bapo_prioritized", "algorithm": "ba_ppo"},
+        {"adapt.method": "remix", "adapt.batch_size": 8},
+        {"adapt.method": "dots", "adapt.batch_size": 8},
+        {"adapt.method": "repo", "adapt.batch_size": 8},
+        {"adapt.method": "arpo"},
+        {"adapt.method": "exgrpo", "adapt.batch_size": 8, "adapt.options": "start_above=0"},
+        {"adapt.method": "luffy", "adapt.options": [TRACES]},
+    )
+
+    @pytest.mark.parametrize("words", METHODS, ids=lambda words: " ".join(map(str, words.values())) or "bapo")
+    def test_is_asked_once_for_each_response(self, world, words):
+        method, use_loss = words.get("adapt.method"), "algo.kl.use_loss" in words
+        again = method in ("arpo", "exgrpo", "repo")  # which replay responses to prompts that come again
+        words = {"algo.kl.init_coef": 0.02, **words}
+        words |= {"train.num_episodes": 6, "adapt.reevaluate_every": 1} if again else {}
+        sent, every = (world(prompts=8 if again else 24, **words) for _ in range(2))
+        maker = every.trainer.experience_maker
+        forward = maker.forward
+
+        def forgetful(batch):
+            for response in batch.responses:
+                response.extras.pop(REFERENCE, None)
+            return forward(batch)
+
+        maker.forward = forgetful
+        asked = []
+        for made in (sent, every):
+            made.reward = TestMixedGroups.reward if again else made.reward
+            made.trainer.fit()
+            asked.append(Counter(tuple(tokens) for _, tokens in made.referred))
+        differ = {"tokens/reference_kept", "buffer/replay_bytes", "cache/bytes", "experience/bytes"}
+        for ours, theirs in zip(numbers(sent.metrics()), numbers(every.metrics()), strict=True):
+            assert {k: v for k, v in ours.items() if k not in differ} == {
+                k: v for k, v in theirs.items() if k not in differ
+            }
+        assert repr(trained(sent, 0)) == repr(trained(every, 0))
+        for (_, ours), (_, theirs) in zip(sent.trained, every.trained, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                assert (one.base_action_log_probs is None) is not use_loss
+                assert not use_loss or torch.equal(one.base_action_log_probs, other.base_action_log_probs)
+        # Whatever was trained on without being asked for was asked for before.
+        rows = {row["step"]: row for row in sent.metrics()}
+        for step, row in rows.items():
+            if "skipped_update" in row:
+                continue
+            new = sum(len(tokens) - 2 for at, tokens in sent.referred if at == step - 1)
+            if method != "luffy":  # whose prompts are longer
+                assert row["tokens/reference_kept"] == row["tokens/trained"] - new
+        saved = sum(asked[1].values()) - sum(asked[0].values())
+        assert set(asked[0]) == set(asked[1]) and (saved > 0) is (method != "luffy")
+
+    def test_says_which_model_it_is(self, world):
+        made = world(**{"algo.kl.init_coef": 0.02, "rollout.temperature": 0.7})
+        assert made.trainer.experience_maker.reference == "model at temperature 0.7"
+
+
+class TestMixedGroups:
+    """Groups with a stored response among those of this step: each goes by the weights that generated it."""
+
+    @staticmethod
+    def rounding(weights: int) -> float:
+        """What the engines' log-probs differ from the actor's by: it tells weights apart; exact in float32."""
+        return 2.0**-10 + weights * 2.0**-16
+
+    @staticmethod
+    def reward(prompt: str, weights: int, sample: int) -> float:
+        """Now and then all of a group fail."""
+        return float(digest("mixed", prompt, weights, sample) % 8 >= 6)
+
+    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+    @pytest.mark.parametrize(
+        ("method", "delay"), [("arpo", 1), ("arpo", 2), ("exgrpo", 1), ("exgrpo", 3)], ids=lambda value: str(value)
+    )
+    def test_each_response_by_its_own_weights(self, world, monkeypatch, method, delay, algorithm):
+        words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": 1, "adapt.method": method}
+        words |= {"train.num_episodes": 6, "adapt.filter": "none"}
+        if method == "exgrpo":
+            words |= {"adapt.options": "start_above=0", "adapt.batch_size": 8}
+        if algorithm == "ba_ppo":
+            words["adapt.returns"] = "vtrace"
+        plain = Engine.generate_responses
+
+        def rounded(engine, **arguments):
+            answers = plain(engine, **arguments)
+            more = self.rounding(engine.weights)
+            for answer in answers:
+                answer["rollout_log_probs"] = [0.0, 0.0, *(x + more for x in answer["rollout_log_probs"][2:])]
+            return answers
+
+        monkeypatch.setattr(Engine, "generate_responses", rounded)
+        made = world(algorithm=algorithm, prompts=8, **words)
+        made.reward = self.reward
+        maker, seen = made.trainer.experience_maker, []
+        finish = maker.finish
+
+        def spy(passed, kept):
+            experience = finish(passed, kept)
+            seen.append((made.trainer.step, experience.origins, experience.experiences, maker._token_log_ratios))
+            return experience
+
+        monkeypatch.setattr(maker, "finish", spy)
+        made.trainer.fit()
+        mixed: Counter = Counter()
+        for step, origins, experiences, token_log_ratios in seen:
+            weights_of = {}
+            for experience, log_ratios in zip(experiences, token_log_ratios, strict=True):
+                for row, index in enumerate(experience.index):
+                    mask = experience.action_mask[row].bool()
+                    tokens = experience.sequences[row].tolist()
+                    stored = experience.rollout_log_probs[row][mask]
+                    by_weights = {w: torch.tensor(made.log_probs(tokens, w))[mask] for w in range(step + 1)}
+                    weights = [w for w, x in by_weights.items() if torch.equal(x + self.rounding(w), stored)]
+                    assert len(weights) == 1  # which the test finds out from the numbers alone
+                    today = weights == [step]
+                    assert origins[index].on_policy == today
+                    old = by_weights[step] if today else stored
+                    assert torch.equal(experience.action_log_probs[row][mask], old)
+                    wanted = (by_weights[step].double() - stored.double()) * (not today)
+                    assert np.array_equal(log_ratios[row][mask.numpy()], wanted.numpy())
+                    weights_of[index] = weights[0]
+            for group in range(len(weights_of) // 4):
+                of_group = [weights_of[4 * group + n] for n in range(4)]
+                assert len(set(of_group[1:])) == 1
+                mixed[origins[4 * group].source] += of_group[0] < of_group[1]
+        assert mixed["fresh" if method == "arpo" else "reevaluated"] >= 4 and len(+mixed) == 1
+
+    def test_the_record_has_what_was_generated_and_the_log_what_was_trained_on(self, world):
+        made = world(prompts=8, **{"adapt.method": "arpo", "adapt.rollout_delay": 1, "train.num_episodes": 6})
+        made.reward = self.reward
+        made.trainer.fit()
+        rows, metrics = read_groups(made.record), made.metrics()
+        helped = 0
+        for row, request in zip(rows, made.requests, strict=True):
+            rewards = [made.reward(request.prompt, request.weights, n) for n in range(4)]
+            assert row["mean"] == sum(rewards) / 4
+            helped += row["state"] == "fresh" and row["mean"] == 0
+        assert helped == sum(metric["exchange/groups"] for metric in metrics) >= 4
+        for step, metric in enumerate(metrics):
+            of_step = [row for row in rows if row["step"] == step + 1]
+            assert metric["groups/generated"] == len(of_step) == sum(metric[f"groups/{state}"] for state in STATES)
+            assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
+            trained = [experience for at, batch in made.trained if at == step for experience in batch]
+            assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
+
+
+class TestReview:
+    def test_in_a_run_what_is_dropped_is_counted_and_not_trained_on(self, world):
+        words = {"adapt.max_tv_replayed": 0.02, "adapt.max_tv_fresh": 0.03, "adapt.batch_size": 6}
+        made = world(prompts=40, **words)
+        made.trainer.fit()
+        rows = made.metrics()
+        assert sum(row["groups/too_far"] for row in rows) > 2 and sum(row["groups/unused"] for row in rows) > 2
+        for step, row in enumerate(rows):
+            assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES)
+            assert row.get("tv/fresh", 0.0) <= 0.03 and row.get("tv/replayed", 0.0) <= 0.02
+            trained = sum(len(e.index) for at, experiences in made.trained if at == step for e in experiences)
+            assert trained == 4 * sum(row[f"groups/{source}"] for source in SOURCES)
+
+    def test_in_a_run_groups_with_broken_log_probs_leave_the_batch(self, world):
+        made = world(prompts=24, **{"adapt.max_failed_share": 1})
+        made.spoilt = {5, 6}
+        made.trainer.fit()
+        rows = made.metrics()
+        assert sum(row["groups/nonfinite"] for row in rows) > 3 and sum(row["groups/unused"] for row in rows) > 0
+        assert all(row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES) for row in rows)
+        assert len(made.trained) > 3
+        for _, experiences in made.trained:
+            for experience in experiences:
+                tokens = experience.sequences[:, 1:][experience.action_mask.bool()]
+                assert len(tokens) and not set(tokens.tolist()) & made.spoilt
+                assert experience.advantages.isfinite().all()
+
+    @pytest.mark.parametrize(
+        ("share", "bad", "stops"), [(0.5, 2, False), (0.5, 3, True), (0.0, 1, True), (1, 4, False)]
+    )
+    def test_too_many_broken_groups_stop_the_run(self, world, make_group, share, bad, stops):
+        made = world(**{"adapt.max_failed_share": share})
+        groups = [make_group(1, size=4, extras=EXTRAS | {"info": {"reward": 0.5}}) for _ in range(4)]
+        made.trainer.method.build_batch = lambda *_: Batch(fresh=groups)
+        made.trainer.method.observe = lambda *_: None
+        made.trainer.ledger.settle = lambda *_, **__: made.trainer.ledger.counts
+        forward = made.trainer.experience_maker.forward
+
+        def broken(to_train):
+            """The last log ratio of the first groups is not finite."""
+            passed = forward(to_train)
+            passed.log_ratios[3 : 4 * bad : 4] = math.nan
+            return passed
+
+        made.trainer.experience_maker.forward = broken
+        if not stops:
+            made.trainer.train_step([], 0)
+            assert sum(len(e.index) for _, experiences in made.trained for e in experiences) == 4 * (4 - bad)
+            return
+        with pytest.raises(RuntimeError) as error:
+            made.trainer.train_step([], 0)
+        text = f"{bad} of 4 groups have log-probs under today's policy that are not finite; adapt.max_failed_share is "
+        assert f"{text}{float(share)}" in str(error.value) and made.trained == []

@@ -1,0 +1,142 @@
+"""Runs without batch adaptation on the fake stack, and their record."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import torch  # noqa: E402
+from fake_stack import DYNAMIC, Ref, tokens_of  # noqa: E402
+
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.record import metrics  # noqa: E402
+from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
+from bapo_openrlhf.training.plain_trainer import RecordedPPOTrainer  # noqa: E402
+
+
+class TestRecord:
+    @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+    def test_of_a_run_without_batch_adaptation(self, world, algorithm):
+        made = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=10)
+        made.trainer.fit()
+        rows, metrics = read_groups(made.record), made.metrics()
+        assert [row["uid"] for row in rows] == list(range(20)) and {row["state"] for row in rows} == {"fresh"}
+        asked = [Prompt(request.prompt, request.prompt[7:]).id for request in made.requests]
+        assert sorted(row["prompt"] for row in rows) == sorted(asked)
+        assert {(row["source"], row["responses"]) for row in rows} == {("fresh", 4)}
+        for step, metric in enumerate(metrics, 1):
+            of_step = [row for row in rows if row["step"] == step]
+            assert metric["groups/fresh"] == metric["groups/generated"] == len(of_step) == (4, 4, 2)[(step - 1) % 3]
+            assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
+            assert metric["rollouts/step"] == 4 * len(of_step)
+            assert metric["tokens/generated"] == metric["tokens/trained"] == sum(row["tokens"] for row in of_step)
+            assert metric["length/fresh"] == metric["tokens/generated"] / metric["rollouts/step"]
+            assert metric["groups/capacity_used"] == len(of_step) / 4
+        assert metrics[-1]["rollouts/total"] == 80
+        assert metrics[-1]["tokens/trained_total"] == sum(row["tokens"] for row in rows)
+        assert read_answers(made.record)
+
+    @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+    def test_of_groups_that_dynamic_filtering_dropped(self, world, algorithm):
+        made = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=30, **DYNAMIC)
+        made.trainer.fit()
+        rows, metrics = read_groups(made.record), made.metrics()
+        assert [row["uid"] for row in rows] == list(range(len(made.requests))) == list(range(60))
+        ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(30)}
+        found, wanted = [], []
+        for request in made.requests:
+            rewards = [made.reward(request.prompt, request.weights, n) for n in range(4)]
+            state = "fresh" if 0 < sum(rewards) < 4 else "filtered"
+            wanted.append((request.weights + 1, request.prompt, state, sum(rewards) / 4, tokens_of(request)))
+        for row in rows:
+            found.append((row["step"], ids[row["prompt"]], row["state"], row["mean"], row["tokens"]))
+            assert row["responses"] == 4 and row["source"] == "fresh"
+        assert sorted(found) == sorted(wanted)
+        for step, metric in enumerate(metrics, 1):
+            of_step = [row for row in rows if row["step"] == step]
+            dropped = [row["mean"] for row in of_step if row["state"] == "filtered"]
+            assert metric["groups/generated"] == len(of_step) == metric["groups/fresh"] + metric["groups/filtered"]
+            assert metric["groups/filtered"] == len(dropped)
+            assert metric["filtered/none_right"] == dropped.count(0) and metric["filtered/by_draw"] == 0
+            assert metric["filtered/all_right"] == dropped.count(1)
+            assert metric["groups/capacity_used"] == metric["groups/fresh"] / 4 <= 1
+            assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
+            assert metric["rollouts/step"] == 4 * len(of_step)
+            assert metric["tokens/generated"] == sum(row["tokens"] for row in of_step)
+            tokens = [row["tokens"] for row in of_step if row["state"] == "fresh"]
+            assert metric["tokens/trained"] == sum(tokens)
+            assert metric["length/fresh"] == sum(tokens) / (4 * len(tokens))
+        assert metrics[-1]["rollouts/total"] == 4 * len(made.requests)
+        assert {row["mean"] for row in rows if row["state"] == "filtered"} == {0, 1}
+
+    def test_of_a_range_that_drops_groups_with_a_signal(self, world):
+        changed = {"algo.dynamic_filtering_range": (0.3, 0.6), "train.num_episodes": 1}
+        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=40, **DYNAMIC, **changed)
+        made.trainer.fit()
+        rows, metrics = read_groups(made.record), made.metrics()
+        assert {row["mean"] for row in rows if row["state"] == "fresh"} == {0.5}
+        kinds = {None: "by_draw", 0: "none_right", 1: "all_right"}
+        dropped = [row["mean"] if row["mean"] in (0, 1) else None for row in rows if row["state"] == "filtered"]
+        counts = {name: sum(metric[f"filtered/{name}"] for metric in metrics) for name in kinds.values()}
+        assert counts == {name: dropped.count(mean) for mean, name in kinds.items()} and min(counts.values()) > 0
+
+    def test_of_batches_that_were_filtered_whole(self, world):
+        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=8, evaluation=3, **DYNAMIC,
+                     **{"eval.steps": 1})  # fmt: skip
+        made.reward = lambda prompt, weights, n: float(weights == 0 and n == 0)
+        made.trainer.fit()
+        first, last = made.metrics()  # 4 groups, then 4 and the 8 of the second episode, none of them trained on
+        assert "skipped_update" not in first and first["groups/fresh"] == first["groups/generated"] == 4
+        assert (last["skipped_update"], last["step"], last["groups/fresh"], last["groups/filtered"]) == (1, 2, 0, 12)
+        assert last["rollouts/total"] == 4 * 16 and last["tokens/trained"] == 0 and last["reward/fresh_mean"] == 0
+        assert set(last) - {"step"} <= metrics.names("grpo", optional=True)
+        assert len(read_groups(made.record)) == 16 and made.updates["actor"] == 1
+
+    def test_of_such_a_batch_after_a_resume(self, world):
+        folder, flags = None, {"ckpt.save_steps": 2, "train.num_episodes": 1} | DYNAMIC
+        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=16, **flags)
+        made.reward = lambda prompt, weights, n: float(weights < 3 and n == 0)
+        made.trainer.fit()
+        assert [row["groups/filtered"] for row in made.metrics()] == [0, 0, 0, 4]
+        folder = made.record.parent.parent
+        again = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=16, folder=folder,
+                      **flags, **{"ckpt.load_enable": True})  # fmt: skip
+        again.reward = lambda *_: 0.0
+        again.trainer.fit()
+        rows = again.metrics()
+        assert [row["step"] for row in rows] == [1, 2, 3]
+        assert [row["groups/filtered"] for row in rows] == [0, 0, 8] and rows[-1]["rollouts/total"] == 4 * 16
+        assert [row["uid"] for row in read_groups(again.record)] == list(range(16))
+
+    def test_of_samples_that_fill_no_micro_batch(self, world):
+        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=5,
+                     **{"train.num_episodes": 1, "train.micro_batch_size": 8})  # fmt: skip
+        made.trainer.fit()
+        assert [row["rollouts/left_over"] for row in made.metrics()] == [0, 4]
+
+    def test_of_a_plain_run_with_a_reward_that_is_no_number(self, world):
+        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
+        made.reward = lambda prompt, weights, n: math.nan if (prompt, n) == ("prompt 2", 1) else 0.5
+        made.trainer.fit()
+        means = {row["prompt"]: row["mean"] for row in read_groups(made.record)}
+        assert means.pop(Prompt("prompt 2", "2").id) is None and set(means.values()) == {0.5} and len(means) == 3
+        assert made.metrics()[0]["reward/fresh_mean"] is None
+
+    def test_of_rewards_that_a_model_gives(self, world):
+        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
+        made.reward = lambda *_: None
+        made.trainer.experience_maker.reward_model_group = SimpleNamespace(
+            async_run_method_batch=lambda sequences, **_: [Ref([torch.full((len(rows),), 0.25) for rows in sequences])]
+        )
+        made.trainer.fit()
+        assert {row["mean"] for row in read_groups(made.record)} == {None} and read_answers(made.record) == []
+        assert {row["state"] for row in read_groups(made.record)} == {"fresh"}
+        assert made.metrics()[0]["reward/fresh_mean"] == 0.25

@@ -1,0 +1,135 @@
+"""The record that a run on the fake stack leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from fake_stack import STATES, decode, digest, tokens_of  # noqa: E402
+
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.record import metrics  # noqa: E402
+from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
+from bapo_openrlhf.training.plain_trainer import RecordedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.trainer import AdaptedPPOTrainer  # noqa: E402
+
+
+class TestRecord:
+    """What a run leaves, against what the engines were asked for and what was trained on."""
+
+    @pytest.mark.parametrize(
+        "case", [{}, {"algorithm": "ba_ppo", "adapt.filter": "gaussian", "adapt.max_tv_fresh": 0.02}]
+    )
+    def test_every_group_has_its_line(self, world, case):
+        made = world(prompts=40, **{"adapt.max_failed_share": 1}, **case)
+        plain = made.reward
+        made.reward = lambda prompt, weights, n: None if prompt == "prompt 3" and n == 1 else plain(prompt, weights, n)
+        made.trainer.fit()
+        rows, metrics = read_groups(made.record), made.metrics()
+        assert [row["uid"] for row in rows] == list(range(len(made.requests)))
+        ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(40)}
+        for step, metric in enumerate(metrics):
+            of_step = [row for row in rows if row["step"] == step + 1]
+            fresh, hard = made.of_step(step)
+            for source, requests in (("fresh", fresh), ("reevaluated", hard)):
+                found = [row for row in of_step if row["source"] == source]
+                assert sorted(ids[row["prompt"]] for row in found) == sorted(request.prompt for request in requests)
+                for row in found:
+                    (request,) = (request for request in requests if request.prompt == ids[row["prompt"]])
+                    rewards = [plain(request.prompt, request.weights, n) for n in range(4)]
+                    failed = request.prompt == "prompt 3"
+                    assert row["mean"] == (None if failed else sum(rewards) / 4)
+                    assert (row["state"] == "failed") == failed
+                    assert row["responses"] == 4 and row["tokens"] == tokens_of(request)
+            for state in STATES:
+                assert metric[f"groups/{state}"] == sum(row["state"] == state for row in of_step), state
+            reasons = {None: "by_draw", 0: "none_right", 1: "all_right"}
+            dropped = [row["mean"] if row["mean"] in (0, 1) else None for row in of_step if row["state"] == "filtered"]
+            assert {name: metric[f"filtered/{name}"] for name in reasons.values()} == {
+                name: dropped.count(mean) for mean, name in reasons.items()
+            }
+            assert metric["rollouts/step"] == 4 * len(of_step)
+            assert metric["tokens/generated"] == sum(row["tokens"] for row in of_step)
+            assert metric["tokens/generated_total"] == sum(row["tokens"] for row in rows if row["step"] <= step + 1)
+            trained = [experience for at, batch in made.trained if at == step for experience in batch]
+            assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
+            assert metric["tokens/trained_total"] == sum(row["tokens/trained"] for row in metrics[: step + 1])
+            used = sum(metric[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed"))
+            assert metric["groups/capacity_used"] == used / metric["groups/capacity"] <= 1
+            again = metric["groups/reevaluation_attempts"]
+            assert metric.get("reevaluation/improved_share") == (
+                metric["groups/reevaluated"] / again if again else None
+            )
+        assert {row["state"] for row in rows} >= {"fresh", "filtered", "failed", "unimproved"}
+
+    def test_answers_of_prompts_that_failed_and_were_solved(self, world):
+        made = world(prompts=12, **{"train.num_episodes": 4})
+        made.reward = lambda prompt, weights, n: float(weights >= int(prompt[7:]) and n == 2)
+        decoded = []
+        made.trainer.tokenizer.decode = lambda tokens, **_: decoded.append(tokens) or decode(tokens)
+        made.trainer.fit()
+        rows, groups = read_answers(made.record), read_groups(made.record)
+        wanted = set()
+        for prompt in {row["prompt"] for row in groups}:
+            of_prompt = [row for row in groups if row["prompt"] == prompt]
+            failed = [row["step"] for row in of_prompt if row["mean"] == 0]
+            wanted |= {(prompt, "failed", step) for step in failed[:1]}
+            solved = [row["uid"] for row in of_prompt if row["mean"] > 0 and failed and row["step"] > failed[0]]
+            wanted |= {(prompt, "solved", row["step"]) for row in of_prompt if row["uid"] in solved[:1]}
+        assert {(row["prompt"], row["kind"], row["step"]) for row in rows} == wanted
+        assert len(rows) == len(wanted) and {kind for _, kind, _ in wanted} == {"failed", "solved"}
+        for row in rows:
+            number = int(row["text"].removeprefix("prompt "))
+            assert row["prompt"] == Prompt(row["text"], row["label"]).id and row["label"] == str(number)
+            assert row["reward"] == (row["kind"] == "solved")
+            # the third response is the right one; of equally wrong ones it is the first
+            answers = {w: digest(row["text"], w, 2 * (row["kind"] == "solved"), None) for w in range(13)}
+            made_by = [" ".join(str(5 + d // 7**p % 40) for p in range(1 + d % 4)) for d in answers.values()]
+            assert row["response"] in made_by
+        single = [tokens for tokens in decoded if tokens.dim() == 1]
+        assert len(single) == len(rows)  # nothing else is decoded but OpenRLHF's sample of a step
+
+    @pytest.mark.parametrize("chars", [0, 5])
+    def test_how_long_answers_are(self, world, chars):
+        made = world(**{"run.answer_chars": chars})
+        made.reward = lambda *_: 0.0
+        made.trainer.tokenizer.decode = lambda tokens, **_: ["x"] if tokens.dim() > 1 else "123456789"
+        made.trainer.fit()
+        assert {row["response"] for row in read_answers(made.record)} == ({" ... "} if chars else set())
+        assert (made.record / "answers.jsonl").exists() == bool(chars)
+        assert len(read_groups(made.record)) == len(made.requests)
+
+
+# What OpenRLHF's workers report comes from `World.norms` here: it is looked at on the real stack.
+WORKERS = {metric.name for metric in metrics.OPENRLHF if "/" not in metric.name}
+
+
+class TestCatalogue:
+    """The metrics that a run writes and those that the catalogue says it writes."""
+
+    @pytest.mark.parametrize("algorithm", metrics.ALL)
+    def test_is_what_a_run_writes(self, world, algorithm):
+        kind = AdaptedPPOTrainer if algorithm in metrics.ADAPTED else RecordedPPOTrainer
+        made = world(algorithm=algorithm, kind=kind, prompts=24, **{"train.num_episodes": 3})
+        made.trainer.fit()
+        found = {name for row in made.metrics() for name in row} - {"step"}
+        wanted = metrics.names(algorithm, optional=False) - WORKERS
+        assert found - WORKERS >= wanted
+        assert found <= metrics.names(algorithm, optional=True)
+
+    def test_has_what_a_step_without_an_update_writes(self, world):
+        made = world(**{"train.num_episodes": 1})
+        made.reward = lambda *_: 1.0
+        made.trainer.fit()
+        found = {name for row in made.metrics() for name in row} - {"step"}
+        assert "skipped_update" in found and found <= metrics.names("bapo_grpo", optional=True)
+
+    def test_has_what_re_evaluation_on_its_own_writes(self, world):
+        made = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
+        made.trainer.fit()
+        found = {name for row in made.metrics() for name in row} - {"step"}
+        assert "timing/reevaluation" in found and found <= metrics.names("bapo_grpo", optional=True)
