@@ -172,7 +172,7 @@ def markdown(result: Mapping[str, Any]) -> str:
             [CONVERSIONS.get(name, "OpenRLHF's padding"), spread(step[name], 1e3), spread(step[each], 1e6), ratio]
         )
     kept = [
-        ["the layer's groups, arrays alone", f"{result['bytes_per_stored_token']:.2f}", ""],
+        ["the layer's groups, only the arrays", f"{result['bytes_per_stored_token']:.2f}", ""],
         ["the layer's groups", spread(result["memory"]["groups"]), ratios(result["memory"], "groups", "experience")],
         ["OpenRLHF's samples", spread(result["memory"]["experience"]), "1"],
     ]
@@ -203,43 +203,44 @@ def markdown(result: Mapping[str, Any]) -> str:
             "# Cost of batch adaptation",
             "",
             f"{setting['groups']} prompts x {setting['group_size']} responses x {setting['tokens']} tokens (prompt "
-            f"{setting['prompt_tokens']}), both buffers full; median of {result['rounds']} rounds, in brackets the "
-            f"smallest and the largest. A round is {PERIOD} steps (v = m = {PERIOD}), one of which re-evaluates, and "
-            f"everything else once, in turn. Ratios are within a round. {result['machine']}; commit "
-            f"{result['commit']}.",
+            f"{setting['prompt_tokens']}), both buffers full. Numbers are medians of {result['rounds']} rounds, with "
+            f"the smallest and the largest in brackets. A round is {PERIOD} steps (v = m = {PERIOD}), one of which "
+            f"re-evaluates, and each of the other measurements once. Ratios are within a round. {result['machine']}; "
+            f"commit {result['commit']}.",
             "",
             f"`{result['command']}`",
             "",
-            "## The layer alone: microseconds a group",
+            "## The layer by itself: microseconds a group",
             "",
-            f"A step is {', '.join(LAYER)} together; below them what they do, each by itself. Buffers hold as many "
-            "groups as a step generates. All responses share one array of tokens here: 100 times as many would not "
-            "fit into memory, and the layer never reads them. The slope is that of log seconds over log groups, 1 is "
-            "linear.",
+            f"A step is {', '.join(LAYER)} together. The rows below them are their parts, each measured by itself. "
+            "Buffers hold as many groups as a step generates. All responses share one array of tokens here, because "
+            "100 times as many would not fit into memory; the layer never reads them. The slope is that of log "
+            "seconds over log groups: 1 is linear.",
             "",
             *table(["", *(f"{scale * setting['groups']:,} groups" for scale in SCALES), "slope"], alone),
             "![Seconds a step over the number of groups](adaptation.png)",
             "",
-            "## Beside OpenRLHF's own padding of the same samples",
+            "## Compared with OpenRLHF's own padding of the same samples",
             "",
-            "The ratio of the layer is that of a step, the others' that of a sample: not all that is generated is "
-            "trained on.",
+            "The ratio of the layer is for a step. The other ratios are for a sample, because not every generated "
+            "sample is trained on.",
             "",
             *table(["", "ms a step", "us a sample", "ratio to the padding"], beside),
             "## Memory: bytes a stored token",
             "",
-            f"What a new process grows by, of {len(result['memory']['groups'])} each.",
+            f"The growth of a new process, in {len(result['memory']['groups'])} processes for each row.",
             "",
             *table(["", "bytes", "ratio"], kept),
-            "A log-prob takes 4 of a generated token's 8 bytes, a float32. In 2 bytes, of "
-            f"{ROUNDED[0]:,} responses of {ROUNDED[1]:,} tokens, minus whose log-probs are exponential of mean 1/2, "
-            "importance ratios would be off by:",
+            "A log-prob is a float32, which takes 4 of a generated token's 8 bytes. If it took 2 bytes, importance "
+            f"ratios would have these errors, in {ROUNDED[0]:,} responses of {ROUNDED[1]:,} tokens whose negative "
+            "log-probs are drawn from an exponential distribution of mean 1/2:",
             "",
             *table(["", "a token, at most", "a response, deviation", "a response, at most"], rounded),
             "## Checkpoint of the buffers",
             "",
-            "The layer's is synced to the disk, with digests and a manifest, which are checked when it is read; the "
-            "samples' is `torch.save`, synced too, and `torch.load`. Reading is from the system's cache.",
+            "The layer's checkpoint is synced to the disk, and has digests and a manifest, which are checked when it "
+            "is read. The samples' checkpoint is made by `torch.save`, synced too, and read by `torch.load`. Reading "
+            "is from the system's cache.",
             "",
             *table(["", "MB", "save, s", "save, MB/s", "load, s", "load, MB/s"], files),
             "## Share of a whole step",

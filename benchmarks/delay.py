@@ -157,7 +157,7 @@ def markdown(result: dict[str, Any]) -> str:
     rows = [
         ("OpenRLHF's weight sync", f"{seconds['sync'] * 1e3:.0f} ms", f"{seconds['sync'] / alternative:.2f}", ""),
         ("the actor sends kept weights again", f"{alternative * 1e3:.0f} ms", "1",
-         f"{size['actor'] / 2**20:.0f} MiB kept, as much again while sending"),
+         f"{size['actor'] / 2**20:.0f} MiB kept, and the same again while sending"),
         ("each engine restores its own (chosen)", f"{seconds['engines_restore'] * 1e3:.0f} ms",
          f"{seconds['engines_restore'] / alternative:.2f}", f"{size['engines'] / 2**20:.0f} MiB kept"),
         ("keeping, by the actor", f"{seconds['actor_keep'] * 1e3:.0f} ms", "", ""),
@@ -176,8 +176,8 @@ def markdown(result: dict[str, Any]) -> str:
         "| --- | --- | --- | --- |",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
-        f"## Re-evaluating {again['together']['hard_prompts']:.0f} hard prompts beside 32 fresh ones, v = m = 1, "
-        "median step",
+        f"## Re-evaluating {again['together']['hard_prompts']:.0f} hard prompts in a step with 32 fresh ones, v = m = "
+        "1, median step",
         "",
         "| | added to the step | generation and re-evaluation | ratio |",
         "| --- | --- | --- | --- |",

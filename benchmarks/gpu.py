@@ -162,28 +162,29 @@ def markdown(result: Mapping[str, Any]) -> str:
         shares = [steps.with_spread([100 * share for share in found[name]]) for name in ("mfu", "layer_share")]
         memory = [steps.with_spread(found["gib"], 1), f"{result['planned_gib'][kind.name]:.1f}"]
         sizes.append([kind.name, *counts, *speeds, *shares, *memory])
-    dry = ["**Dry run: no GPU.** It shows that the script runs; none of its numbers says anything.", ""]
+    dry = ["**Dry run: no GPU.** It shows only that the script runs. Its numbers mean nothing.", ""]
     left_out = [f"{name} (`{word}`)" for name, word in result["left_out"].items()]
     lines = [
         "# A training step on a GPU",
         "",
         *(dry if result["dry_run"] else []),
         f"{result['model']}, random weights, bf16; {result['prompts']} prompts of {PROMPT} tokens x {G} responses of "
-        f"{result['tokens']} at most, one optimizer step a trainer step. Means over the steps of a run after the first "
-        f"{result['warm_up']}, of {result['steps']}; median over {result['rounds']} rounds, in brackets the smallest "
-        "and the largest. Each ratio is to the plain run of the same round. "
+        f"{result['tokens']} at most, one optimizer step a trainer step. A run has {result['steps']} steps, and its "
+        f"numbers are means over the steps after the first {result['warm_up']}. The tables have the median over "
+        f"{result['rounds']} rounds, with the smallest and the largest in brackets. Each ratio is to the plain run of "
+        "the same round. "
         f"{result['machine']}; commit {result['commit']}.",
         "",
         f"`{result['command']}`",
         "",
         *table(["seconds a step", "ratio", *PARTS.values()], parts),
         *table(SIZES, sizes),
-        "Tokens trained are those of whole samples, with their prompts. MFU: the operations of three forward passes "
-        "(`workbench/planning/shapes.py`), without what checkpointing computes again, in all the seconds of training, "
-        "with what it takes to move states to the GPU and away; "
-        f"to {result['peak_tflops']:g} TFLOP/s a GPU. Memory: what the "
-        "fullest GPU has in use, by nvidia-smi twice a second; planned is what `bapo-openrlhf plan` says.",
-        *(["", f"Left out, for by the plan they do not fit: {', '.join(left_out)}."] if left_out else []),
+        "Tokens trained are those of whole samples, with their prompts. MFU counts the operations of three forward "
+        "passes (`workbench/planning/shapes.py`), without what checkpointing computes again, in all the seconds of "
+        "training, which include moving states to the GPU and away. It is relative to "
+        f"{result['peak_tflops']:g} TFLOP/s a GPU. Memory is what the fullest GPU has in use, measured by nvidia-smi "
+        "twice a second. The planned memory is what `bapo-openrlhf plan` predicts.",
+        *(["", f"Left out, because they do not fit by the plan: {', '.join(left_out)}."] if left_out else []),
     ]
     return "\n".join(lines) + "\n"
 

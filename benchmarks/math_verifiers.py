@@ -151,8 +151,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         "# Judges of mathematical answers",
         "",
-        f"{result['cases']} cases checked by hand ({result['right']} right answers, the others near misses); limit "
-        f"{result['limit']:g} s a case; {result['machine']}; commit {result['commit']}.",
+        f"{result['cases']} cases were checked by hand: {result['right']} are right, the others are near misses. "
+        f"A judge has {result['limit']:g} s for a case. {result['machine']}; commit {result['commit']}.",
         "",
         f"{versions}",
         "",
@@ -169,14 +169,16 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(f"| {name} | {counts} | {median * 1e3:.0f} ms | {longest:.1f} s | {load:.2f} s |")
     lines += [
         "",
-        "- **OpenRLHF**: `openrlhf.utils.math_utils`, which comes with the training stack.",
+        "- **OpenRLHF**: `openrlhf.utils.math_utils`, a part of the training stack.",
         "- **math-verify**: `verify(parse(label), parse(response))`, as documented.",
-        "- **math-verify, last box**: the same on the last box alone, nothing else of the response.",
-        "- **tasks/math.py**: that, with answers brought into one way of writing first (thousands, `4.5e33`, units and "
-        "bases set apart instead of math-verify's own units), inequalities compared with intervals, and a relative "
-        "tolerance for decimals. It was made with these cases at hand, but for those of the category unseen.",
+        "- **math-verify, last box**: the same, but it gets only the last box of the response.",
+        "- **tasks/math.py**: the same, after a normalisation of the answers (thousands, `4.5e33`, and its own "
+        "treatment of units and bases instead of math-verify's). It also compares inequalities with intervals, and has "
+        "a relative tolerance for decimals. These cases were known when it was made, except those of the category "
+        "unseen.",
         "",
-        "A false positive is worse than a false negative: the policy learns to write what is rewarded by mistake.",
+        "A false positive is worse than a false negative, because the policy learns to write what is rewarded by "
+        "mistake.",
         "",
         "## Mistakes by category (false positives + false negatives + no verdict)",
         "",

@@ -279,35 +279,39 @@ def markdown(result: Mapping[str, Any]) -> str:
         [
             "# Predicted and measured\n",
             f"{result['machine']}; commit {result['commit']}.\n\n`{result['command']}`\n",
-            "Cells are predicted / measured (relative error). Measured are the records of the Countdown study "
-            "([Results](../../docs/results.md#methods-against-each-other)), with a model of 0.8M parameters; the "
-            f"median over steps, the first {WARM_UP} left out, then over seeds. Costs and shares of groups were fitted "
-            "to GRPO's and PPO's runs alone; everything else is predicted by the functions of `bapo-openrlhf plan`. "
-            "What this cannot test is the part for GPUs: the study had none.\n",
+            "Cells are predicted / measured (relative error). The measurements are records of the Countdown study "
+            "([Results](../../docs/results.md#methods-against-each-other)), with a model of 0.8M parameters: the "
+            f"median over the steps after the first {WARM_UP}, then the median over seeds. Costs and shares of groups "
+            "were fitted only to the runs of GRPO and PPO. The functions of `bapo-openrlhf plan` predict everything "
+            "else. The study had no GPU, so this does not test the part for GPUs.\n",
             "## Counts, a step\n",
             Table.of(("arm", "runs", "responses generated", "update tokens"), counts).markdown(),
             "## Seconds, a step\n",
-            "**From a shared machine of 2 cores, two runs at a time beside other work.** The last column is the step "
-            "time of an arm's slowest run over that of its fastest: how much the machine alone moved it.\n",
+            "**These are from a shared machine of 2 cores, with two runs at a time and other work.** The last column "
+            "is the step time of an arm's slowest run divided by that of its fastest, which shows the effect of the "
+            "machine.\n",
             Table.of(("arm", *PHASES, "seeds"), times).markdown(),
             "## Relative error of seconds, each run predicted from the plain run nearest in time\n",
-            f"Costs fitted to that one run alone, which started at most {NEAR // 60} minutes before or after; the "
-            "median over an arm's runs that have one. The other arms have none.\n",
+            f"Costs are fitted only to that one run, which started at most {NEAR // 60} minutes before or after. "
+            "Numbers are medians over an arm's runs that have such a run. The other arms have none.\n",
             Table.of(("arm", "runs", *PHASES), near).markdown(),
             "## Parts of generation, experience and training together\n",
-            "What slows a whole run alike cancels here.\n",
+            "What slows all parts of a run in the same way cancels here.\n",
             Table.of(("arm", *PHASES[:3]), parts).markdown(),
             "## What was fitted\n",
             Table.of(("runs", "a response", "a sample, forward", "a sample, training", "a sync"), costs).markdown(),
-            "Shares of groups of the GRPO runs, by the thresholds of BAPO-GRPO; the command's defaults are these:\n",
+            "These shares of groups are from the GRPO runs, by the thresholds of BAPO-GRPO. They are the command's "
+            "defaults:\n",
             Table.of(
                 ("share", "value"), [(name, f"{value:.3f}") for name, value in result["shares"].items()]
             ).markdown(),
-            "## Beside the paper, mathematics on 8 A100\n",
-            f"`{PRESET.relative_to(ROOT)}`, {PAPER_STEPS} steps, the command's default constants; predicted / paper "
-            f"(Table 1 (a), Table 2). DAPO's ratio is 1 / signal_share: the paper's says that {signal:.2f} of its "
-            "groups had a signal.\n",
-            Table.of(("method", "rollouts to GRPO", "seconds a step", "time to GRPO"), published).markdown(),
+            "## Compared with the paper, mathematics on 8 A100\n",
+            f"`{PRESET.relative_to(ROOT)}`, {PAPER_STEPS} steps, with the command's default constants; predicted / "
+            f"paper (Table 1 (a), Table 2). DAPO's ratio is 1 / signal_share, so the paper's ratio means that "
+            f"{signal:.2f} of its groups had a signal.\n",
+            Table.of(
+                ("method", "ratio of rollouts to GRPO's", "seconds a step", "ratio of time to GRPO's"), published
+            ).markdown(),
             REMARKS,
         ]
     )
@@ -316,25 +320,25 @@ def markdown(result: Mapping[str, Any]) -> str:
 REMARKS = """\
 ## Where it is wrong, and why
 
-- **Seconds of most arms: about twice too many, of their weight syncs up to three times.** Most plain runs, which the
-  costs were fitted to, were made first and beside more other work. Arms that ran at that time too (BAPO-GRPO, BA-PPO)
-  are met within 30 %, those that ran later are not. For the same work, the runs of one arm differ by as much: the last
-  column. Predicted from a plain run of the same half-hour, steps are met within a fifth; and the parts of a step, where
-  a busy machine cancels, within five points for most arms.
+- **Seconds of most arms are about twice too many, and those of their weight syncs up to three times.** The costs were
+  fitted to the plain runs. Most of these were made first, when the machine had more other work. Arms that ran at that
+  time too (BAPO-GRPO, BA-PPO) are right within 30 %; those that ran later are not. For the same work, the runs of one
+  arm differ by as much (the last column). Predicted from a plain run of the same half-hour, steps are right within a
+  fifth. The effect of a busy machine cancels in the parts of a step, which are right within five points for most arms.
 - **DAPO generates more than predicted**, and so takes longer. Its ratio is 1 / signal_share with GRPO's share. DAPO
-  passes the data five times instead of twice, and its own share was lower. It also waits for one replacement after
-  another, which seconds in proportion to responses leave out; `plan` counts these rounds on a GPU.
-- **v = 8, the gaussian filter and BA-PPO train on other batches than predicted** by about a tenth to a fifth: shares
-  are those of a plain run, and the policy that an arm makes has others.
-- **A fixed part of a phase cannot be told apart**, for all steps of a plain run are of one size. In the arms with
-  smaller batches experience takes up to 40 % more than predicted, which hints at one. Their generation takes 5 to 40 %
-  more; it may be that their rewards come from processes of their own, which plain runs have not.
-- **The paper's BAPO is slower than GRPO in mathematics; predicted is faster.** The prediction takes half of the batch
-  to be empty, as in the study here, and hard prompts to have responses as long as any. The paper says of its
-  mathematics runs that re-evaluation costs more than the smaller batches save (A.5). On its other two tasks BAPO took
-  0.89 and 0.74 of GRPO's time (Table 2).
-- That GRPO's step is met within an eighth says little: utilisations and mean length are assumptions, and their errors
-  may cancel.
+  passes over the data five times instead of twice, and its own share was lower. It also waits for one replacement
+  after another. Seconds in proportion to responses leave this out; `plan` counts these rounds on a GPU.
+- **v = 8, the gaussian filter and BA-PPO train on other batches than predicted**, by about a tenth to a fifth. The
+  shares are those of a plain run, but the policy of another arm has other shares.
+- **A fixed part of a phase cannot be distinguished**, because all steps of a plain run have one size. In the arms with
+  smaller batches, experience takes up to 40 % more than predicted, which suggests that there is one. Their generation
+  takes 5 to 40 % more, perhaps because their rewards come from processes of their own, which plain runs do not have.
+- **The paper's BAPO is slower than GRPO in mathematics, but the prediction is faster.** The prediction assumes that
+  half of the batch is empty, as in the study here, and that responses to hard prompts are as long as others. The paper
+  says of its mathematics runs that re-evaluation costs more than the smaller batches save (A.5). On its other two tasks
+  BAPO took 0.89 and 0.74 of GRPO's time (Table 2).
+- GRPO's step is right within an eighth, but this says little: utilisations and mean length are assumptions, and their
+  errors may cancel.
 """
 
 

@@ -243,17 +243,17 @@ def markdown(result: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"{BATCH} prompts a step, G = {SIZE}, {RESPONSE_TOKENS // 2} to {RESPONSE_TOKENS} tokens a response, v = "
-        f"{DELAY}, m = {AGAIN}, the other flags at their defaults. Memory is what the process has beyond its start, "
-        "with the made-up world's arrays and a step's groups in it. `solved` is the mean success probability over all "
-        "prompts.",
+        f"{DELAY}, m = {AGAIN}, the other flags at their defaults. Memory is the growth of the process since its "
+        "start. It includes the arrays of the made-up world and the groups of a step. `solved` is the mean success "
+        "probability over all prompts.",
         "",
         f"The last columns are about {first['ranks']:,} data-parallel ranks. Every step deals its whole batch to them, "
         f"and plans their micro-batches of {MICRO} sample and optimizer steps of {first['train_batch']:,} samples. A "
-        "filler is a micro-batch without a sample: a rank takes it in the last optimizer step if others have a sample "
-        "more. Every step checks that the ranks' shares differ by at most one sample, that every sample is in exactly "
-        "one share, that all ranks have equally many micro-batches, and that every optimizer step but the last has "
-        "exactly its samples. A group is left out if a sample of it is not trained on, or if it is cut while the batch "
-        "has room.",
+        "filler is a micro-batch without a sample: a rank takes it in the last optimizer step if other ranks have one "
+        "sample more. Every step checks that the ranks' shares differ by at most one sample, that every sample is in "
+        "exactly one share, that all ranks have equally many micro-batches, and that every optimizer step but the last "
+        "has exactly its samples. A group is left out if a sample of it is not trained on, or if it is cut although "
+        "the batch has room.",
         "",
         "![BAPO's buffers, thresholds and memory over the steps](simulation.png)",
         "",

@@ -69,8 +69,8 @@ def markdown(result: dict) -> str:
     lines = [
         "# A start on the CPU",
         "",
-        f"`configs/quickstart.yaml` until its first step is recorded; median of {result['rounds']} rounds, in brackets "
-        f"the smallest and the largest. {result['machine']}; commit {result['commit']}.",
+        f"`configs/quickstart.yaml` until its first step is recorded. Numbers are medians of {result['rounds']} "
+        f"rounds, with the smallest and the largest in brackets. {result['machine']}; commit {result['commit']}.",
         "",
         f"`{result['command']}`",
         "",

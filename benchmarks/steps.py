@@ -239,9 +239,9 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         "# A step of the real stack",
         "",
-        f"Means over the steps of a run after the first {WARM_UP}, of {result['steps']}; median over "
-        f"{result['rounds']} rounds, in brackets the smallest and the largest. Each ratio is to the plain run of the "
-        "same round. "
+        f"A run has {result['steps']} steps, and its numbers are means over the steps after the first {WARM_UP}. The "
+        f"table has the median over {result['rounds']} rounds, with the smallest and the largest in brackets. Each "
+        "ratio is to the plain run of the same round. "
         f"{result['machine']}; commit {result['commit']}.",
         "",
         f"`{result['command']}`",
@@ -262,9 +262,9 @@ def markdown(result: dict[str, Any]) -> str:
         options = ", ".join(f"{name} {value}" for name, value in result["trl"].items())
         lines += [
             "",
-            f"TRL {result['trl_version']}: transformers generates (vLLM under TRL needs a GPU), {options}; both have "
-            "bf16 forward passes, and the KL and entropy terms of configs/quickstart.yaml. TRL no longer has a trainer "
-            "with a replay buffer.",
+            f"TRL {result['trl_version']} generates with transformers, because vLLM under TRL needs a GPU; {options}. "
+            "OpenRLHF and TRL both have bf16 forward passes, and the KL and entropy terms of configs/quickstart.yaml. "
+            "TRL no longer has a trainer with a replay buffer.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -273,12 +273,12 @@ def accuracy_lines(result: Mapping[str, Any], kinds: Sequence[Kind]) -> list[str
     """What each kind needs to reach the accuracy, and its last accuracy."""
     target = result["target"]
     lines = [
-        f"To a held-out accuracy of {100 * target:g} %: evaluated every {result['evaluate_every']} steps "
-        f"(`{HELD_OUT}`, {EVALUATED['n_samples_per_prompt']} responses a problem at temperature "
-        f"{EVALUATED['temperature']}), straight lines in between, no evaluation timed. A round's seed is its number. "
-        "Medians over the runs that come to it.",
+        f"The next table shows what a run needs to reach a held-out accuracy of {100 * target:g} %. Runs are evaluated "
+        f"every {result['evaluate_every']} steps (`{HELD_OUT}`, {EVALUATED['n_samples_per_prompt']} responses a "
+        f"problem at temperature {EVALUATED['temperature']}), with straight lines in between, and no evaluation is "
+        "timed. The seed of a round is its number. Numbers are medians over the runs that reach the accuracy.",
         "",
-        "| | runs that come to it | seconds | responses | tokens trained | last accuracy, % |",
+        "| | runs that reach it | seconds | responses | tokens trained | last accuracy, % |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for kind in kinds:

@@ -53,7 +53,7 @@ def test_a_tiny_run(measured):
     for name in names:
         assert f"| {'a step' if name == 'layer' else name} | " in page
     assert "16 groups | 32 groups | 64 groups" in page
-    assert "of 20 responses of 30 tokens" in page and "| float16 | 0." in page
+    assert "in 20 responses of 30 tokens" in page and "| float16 | 0." in page
     assert "| 8.25 (7.5 to 9) | 0.375 (0.25 to 0.5) |" in page  # the ratio is within a round
     assert "a measured step (2.5 s)" in page and "the paper's step (313 s)" in page
     share = sorted(100 * seconds / 2.5 for seconds in step["layer"])

@@ -326,7 +326,7 @@ def test_each_whole_round_is_written(gpu, cards, tmp_path, monkeypatch):
     assert plain[0]["mfu"] == pytest.approx(operations / (4.0 * 2 * 989e12))  # of both GPUs
     assert result["model"] == "Qwen3-0.6B" and "2 x NVIDIA H100 80GB HBM3, driver 570.1" in result["machine"]
     assert result["command"] == "python benchmarks/gpu.py --model 0.6b --gpus 2 --ds.zero_stage 2"
-    assert "median over 2 rounds" in (tmp_path / "gpu.md").read_text()
+    assert "the median over 2 rounds" in (tmp_path / "gpu.md").read_text()
 
 
 @pytest.mark.parametrize(
