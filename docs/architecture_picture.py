@@ -44,6 +44,29 @@ class Station(NamedTuple):
 
 LANES = ("Rollout engines (vLLM)", "Trainer (one process)", "Actor and critic workers (DeepSpeed)")
 STATIONS = [
+    Station(1, "Draw prompts, send them to the engines", "training/rollout.py",
+            "AdaptedSamplesGenerator.generate_samples", "prompts"),
+    Station(0, "Generate G responses for each prompt and get their rewards", "training/engines.py",
+            "RolloutEngine.generate_responses", "responses, rewards"),
+    Station(1, "Make a sample of each response, with the log-probs it was drawn with", "training/rollout.py",
+            "AdaptedSamplesGenerator._process_response_into_experience", "samples"),
+    Station(1, "Make fresh groups of the samples", "training/trainer.py", "AdaptedPPOTrainer._groups", "fresh groups"),
+    Station(1, "Re-evaluate hard prompts with today's weights", "training/trainer.py",
+            "AdaptedPPOTrainer._reevaluate", "re-evaluated groups"),
+    Station(1, "Ask the method for the batch", "training/trainer.py", "AdaptedPPOTrainer._build_batch", "groups"),
+    Station(1, "X1, X2 and X3: filter, choose, store, replay", "methods/bapo.py", "BAPO.build_batch", "Batch"),
+    Station(1, "Get today's log-probs and values from the workers", "training/experience.py",
+            "AdaptedExperienceMaker.forward", "log-probs, values"),
+    Station(1, "Take out groups that are not finite or too far", "adapt/review.py", "review", "kept groups"),
+    Station(1, "Set importance ratios and the KL penalty", "training/experience.py",
+            "AdaptedExperienceMaker.finish", "experience"),
+    Station(1, "Compute advantages (OpenRLHF calls this)", "training/experience.py",
+            "AdaptedExperienceMaker.compute_advantages_and_returns", "experience, dealt to the ranks"),
+    Station(2, "Train on every micro-batch of the batch", "training/workers.py",
+            "WholeBatchActorTrainer.training_step", "new weights"),
+    Station(0, "Take the weights, every v steps", "training/rollout_weights.py", "RolloutWeights.sync", "done"),
+    Station(1, "Count what became of each group", "adapt/ledger.py", "Ledger.settle", "states"),
+    Station(1, "Write metrics, groups and answers", "training/recorder.py", "StepRecorder.add_groups", ""),
 ]  # fmt: skip
 
 
@@ -150,7 +173,8 @@ def step_picture() -> str:
         x = left[station.lane]
         says, below = lines(f"{number}. {station.what}", 46, x + 14, y + 24, DARK)
         where, below = lines(station.file, 48, x + 14, below + 4, f"{GREY} {SMALL}")
-        name, below = lines(station.function, 48, x + 14, below, f"{BLUE} {SMALL}")
+        function = station.function.replace(".", ". ") if len(station.function) > 44 else station.function
+        name, below = lines(function, 44, x + 14, below, f"{BLUE} {SMALL}")
         if before is not None:
             at, bottom = before
             middle, target = left[at] + 180, x + 180
