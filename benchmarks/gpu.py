@@ -184,7 +184,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         "training, which include moving states to the GPU and away. It is relative to "
         f"{result['peak_tflops']:g} TFLOP/s a GPU. Memory is what the fullest GPU has in use, measured by nvidia-smi "
         "twice a second. The planned memory is what `bapo-openrlhf plan` predicts.",
-        *(["", f"Left out, because they do not fit by the plan: {', '.join(left_out)}."] if left_out else []),
+        *(["", f"Left out, because by the plan they do not fit: {', '.join(left_out)}."] if left_out else []),
     ]
     return "\n".join(lines) + "\n"
 

@@ -34,7 +34,7 @@ def run(folder: Path) -> None:
                 continue
             flags = {
                 "algorithm": algorithm,
-                "train.micro_batch_size": 8 // ranks,  # whole groups for every rank, so that version 0.1 cuts nothing
+                "train.micro_batch_size": 8 // ranks,  # whole groups for every rank, so that nothing was cut before
                 "rollout.micro_batch_size": 8 // ranks,
                 "train.batch_size": 8,
                 "rollout.batch_size": 12,

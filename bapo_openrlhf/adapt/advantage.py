@@ -8,19 +8,19 @@ import numpy as np
 def group_relative_advantages(rewards: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     """Eq. 2: A_i = (r_i - mean(r)) / sqrt(var(r) + eps), within each group.
 
-    var is the population variance (divided by G), for it is the variance that the theorem's sigma speaks of (Eq. 37).
-    OpenRLHF's own `group_norm` divides by the sample standard deviation + 1e-9: the same up to the factor
+    var is the population variance (divided by G), because sigma in the theorem (Eq. 37) is the population standard
+    deviation. OpenRLHF's own `group_norm` divides by the sample standard deviation + 1e-9. The two differ by the factor
     sqrt((G - 1) / G).
 
     Args:
-        rewards: (groups, G).
-        eps: smoothing of the variance.
+        rewards: Rewards of the responses, shape (groups, G).
+        eps: Smoothing of the variance.
 
     Returns:
-        (groups, G), float64. A group of equal rewards gives zeros.
+        Advantages, float64 of shape (groups, G). A group of equal rewards has zeros.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
-    # A mean that is rounded would give equal rewards a tiny advantage.
+    # Rounding of the mean would otherwise give equal rewards a tiny advantage.
     equal = (rewards == rewards[..., :1]).all(axis=-1, keepdims=True)
     centred = np.where(equal, 0.0, rewards - rewards.mean(axis=-1, keepdims=True))
     variance = (centred**2).mean(axis=-1, keepdims=True)

@@ -2,8 +2,8 @@
 
 A batch may hold any number of groups, and a model may have any number of ranks. Each model's samples are dealt to its
 ranks in shares that differ by at most one. All ranks must make the same number of forward passes and train on the same
-number of micro-batches, because they meet in collective calls. A *filler* stands in where a rank would have one less:
-a fully masked sample, which changes no gradient and is counted in no metric.
+number of micro-batches, because they meet in collective calls. If a rank would have one less, it gets a *filler*: a
+fully masked sample, which changes no gradient and is counted in no metric.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class BatchArithmetic:
     """Counts that follow from a configuration.
 
     Attributes:
-        group_size: G, responses a prompt.
-        capacity: B, groups a training batch holds at most.
-        rollout_groups: prompts of a rollout batch.
-        train_batch: samples of an optimizer step.
-        ranks: data-parallel ranks of actor, critic and reference, by name.
-        micro_train: samples of a micro-batch in training, on one rank.
-        micro_rollout: samples of a forward pass when experience is made, on one rank.
+        group_size: G, responses for each prompt.
+        capacity: B, groups that a training batch holds at most.
+        rollout_groups: Prompts of a rollout batch.
+        train_batch: Samples of an optimizer step.
+        ranks: Number of data-parallel ranks of actor, critic and reference, by name.
+        micro_train: Samples of a micro-batch in training, on one rank.
+        micro_rollout: Samples of a forward pass when experience is made, on one rank.
     """
 
     group_size: int
@@ -37,22 +37,22 @@ class BatchArithmetic:
     micro_rollout: int
 
     def micro_batches(self, groups: int, model: str = "actor") -> int:
-        """Micro-batches that each rank trains on, for a batch of `groups` groups; the last one may be smaller."""
+        """Micro-batches that each rank trains on, for a batch of `groups` groups. The last one may be smaller."""
         share = math.ceil(groups * self.group_size / self.ranks[model])
         return math.ceil(share / self.micro_train)
 
     def optimizer_steps(self, groups: int) -> int:
-        """Optimizer steps for a batch of `groups` groups and one epoch; the last one may be smaller."""
+        """Optimizer steps for a batch of `groups` groups and one epoch. The last one may be smaller."""
         return math.ceil(groups * self.group_size / self.train_batch)
 
     def left_over(self, samples: int, *, dynamic: bool) -> int:
-        """Samples of a batch that OpenRLHF by itself does not train on.
+        """Samples of a batch that plain OpenRLHF does not train on.
 
-        Each rank trains on whole micro-batches; with dynamic batching all train on whole optimizer steps.
+        Each rank trains on whole micro-batches. With dynamic batching all ranks train on whole optimizer steps.
 
         Args:
-            samples: of the batch; fewer than usual where the data ends.
-            dynamic: whether `--train.dynamic_batch_enable` is on.
+            samples: Samples of the batch. There are fewer than usual at the end of the data.
+            dynamic: Whether `--train.dynamic_batch_enable` is on.
         """
         if dynamic:
             full = self.rollout_groups * self.group_size // self.train_batch
@@ -64,29 +64,26 @@ class BatchArithmetic:
 
 
 def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Positions of the samples that each rank gets; the numbers of two ranks differ by at most one.
+    """Positions of the samples that each rank gets. The numbers of two ranks differ by at most one.
 
     The samples are dealt by length, so that ranks get about equally many tokens. Each share is in order of length, so
-    that its neighbours need little padding.
+    that neighbours need little padding.
 
     Args:
-        lengths: tokens of each sample.
-        ranks: data-parallel ranks.
+        lengths: Number of tokens of each sample.
+        ranks: Number of data-parallel ranks.
     """
     by_length = sorted(range(len(lengths)), key=lambda position: lengths[position])
     return [by_length[rank::ranks] for rank in range(ranks)]
 
 
 def in_parts(share: Sequence[int], size: int) -> list[list[int]]:
-    """A rank's share in parts of `size` samples; the last part has what is left."""
+    """A rank's share in parts of `size` samples. The last part has what is left."""
     return [list(share[start : start + size]) for start in range(0, len(share), size)]
 
 
 def in_step(parts: Sequence[list[list[int]]]) -> list[list[list[int]]]:
-    """The parts of each rank, filled up with empty parts so that all ranks have equally many.
-
-    An empty part stands for a filler.
-    """
+    """The parts of each rank, with empty parts added so that all ranks have equally many. Each stands for a filler."""
     most = max(map(len, parts))
     return [own + [[]] * (most - len(own)) for own in parts]
 
@@ -96,10 +93,10 @@ class MicroBatch:
     """A micro-batch of one rank, and the optimizer step that it belongs to.
 
     Attributes:
-        samples: samples of the batch in it; 0 means that it is a filler.
-        closes: whether the optimizer steps after it.
-        step_samples: samples of the optimizer step, on all ranks.
-        step_parts: micro-batches of the optimizer step, on all ranks, without fillers.
+        samples: Samples of the batch in it. 0 means that it is a filler.
+        closes: Whether the optimizer steps after it.
+        step_samples: Samples of the optimizer step, on all ranks.
+        step_parts: Micro-batches of the optimizer step, on all ranks, without fillers.
     """
 
     samples: int
@@ -109,28 +106,22 @@ class MicroBatch:
 
 
 def step_totals(total: int, train_batch: int) -> list[int]:
-    """Samples of each optimizer step, on all ranks: `train_batch` in all but the last.
-
-    Args:
-        total: samples of the batch.
-        train_batch: samples of an optimizer step.
-    """
+    """Samples of each optimizer step, on all ranks, for a batch of `total`: `train_batch` in all steps but the last."""
     return [min(total - start, train_batch) for start in range(0, total, train_batch)]
 
 
 def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: int) -> list[MicroBatch]:
     """The micro-batches of one rank for one epoch, in order.
 
-    A rank takes `train_batch / ranks` of its samples in each optimizer step but the last, and what is left in the last.
-    So every optimizer step except the last holds exactly `train_batch` samples. The order in which a rank takes its
-    samples does not matter.
+    In each optimizer step but the last, a rank takes `train_batch / ranks` of its samples, so that the step holds
+    exactly `train_batch` samples. In the last step it takes what is left. The order of its samples does not matter.
 
     Args:
-        total: samples of the batch, on all ranks.
-        own: samples of this rank: total / ranks, rounded down or up.
-        ranks: data-parallel ranks.
-        size: samples of a micro-batch.
-        train_batch: samples of an optimizer step; a multiple of ranks x size.
+        total: Samples of the batch, on all ranks.
+        own: Samples of this rank: total / ranks, rounded down or up.
+        ranks: Number of data-parallel ranks.
+        size: Samples of a micro-batch.
+        train_batch: Samples of an optimizer step, a multiple of ranks x size.
     """
     plan = []
     for step, samples in enumerate(step_totals(total, train_batch)):

@@ -1,6 +1,6 @@
 """Fresh filters: which freshly generated groups become X1 (Definition 3.1, first term; Appendix A.3).
 
-A filter maps the fresh groups of one step to a mask; True keeps the group.
+A filter maps the fresh groups of one step to a mask. True keeps the group.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FreshFilter = Callable[[Sequence[Group], np.random.Generator], list[bool]]
 def has_signal(group: Group) -> bool:
     """Whether the group's mean is informative: 1/G <= mu <= (G-1)/G for 0/1 rewards (Eq. 5, first term).
 
-    For other rewards the same question is whether they differ at all: variance > 0.
+    For other rewards, a mean is informative if the rewards differ at all: variance > 0.
     """
     if group.is_binary:
         return Fraction(1, group.size) <= group.mean <= Fraction(group.size - 1, group.size)
@@ -27,12 +27,12 @@ def has_signal(group: Group) -> bool:
 
 
 def range_filter(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
-    """Mode 1 of A.3, the paper's default: drops the groups that are all right or all wrong."""
+    """Mode 1 of A.3, the paper's default. It drops the groups that are all right or all wrong."""
     return [has_signal(group) for group in groups]
 
 
 def gaussian_filter(mean: float = 0.5, std: float = 0.2) -> FreshFilter:
-    """Mode 2 of A.3: keeps a group with probability N(mu | mean, std^2) / N(mean | mean, std^2).
+    """Mode 2 of A.3. It keeps a group with probability N(mu | mean, std^2) / N(mean | mean, std^2).
 
     All-right and all-wrong groups are always dropped, as the proof of Theorem A.2 (step 2) requires.
     """
@@ -46,7 +46,7 @@ def gaussian_filter(mean: float = 0.5, std: float = 0.2) -> FreshFilter:
 
 
 def uniform_filter(fraction: float = 0.6) -> FreshFilter:
-    """Mode 3 of A.3: keeps a random `fraction` of the groups (rounded to the nearest count), whatever their rewards."""
+    """Mode 3 of A.3. It keeps a random `fraction` of the groups, rounded to a whole number, whatever their rewards."""
 
     def keep(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
         count = math.floor(fraction * len(groups) + 0.5)
@@ -65,7 +65,7 @@ def make_filter(name: str, *, mean: float = 0.5, std: float = 0.2, fraction: flo
     """The fresh filter called `name`: range, gaussian, uniform or none.
 
     Raises:
-        KeyError: unknown name.
+        KeyError: There is no filter of this name.
     """
     return {
         "range": range_filter,

@@ -1,4 +1,4 @@
-"""What the loss makes of each source's tokens before the step's first update: clip, advantages, values."""
+"""The tokens of each source before the first update of a step: clipped share, advantages, errors of the critic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP
 
 @dataclass(frozen=True)
 class Clip:
-    """Where PPO clips a ratio rho: to [1 - low, 1 + high]; with a negative advantage also to at most `dual`."""
+    """PPO clips a ratio rho to [1 - low, 1 + high]. With a negative advantage, dual clip limits it to `dual` too."""
 
     low: float
     high: float
@@ -24,9 +24,9 @@ class SourceTokens:
     """The generated tokens of one source, all responses in one row.
 
     Attributes:
-        log_ratios: (N,), log rho: the policy that the step starts from against the loss's old log-probs.
-        advantages: (N,), as the loss takes them.
-        value_errors: (N,), value minus return; None without a critic.
+        log_ratios: log rho, shape (N,): log-probs of the policy that the step starts from minus the loss's old ones.
+        advantages: Advantages as the loss takes them, shape (N,).
+        value_errors: Value minus return, shape (N,). None without a critic.
     """
 
     log_ratios: np.ndarray
@@ -35,10 +35,10 @@ class SourceTokens:
 
 
 def clipped(log_ratios: np.ndarray, advantages: np.ndarray, clip: Clip) -> np.ndarray:
-    """Which tokens get no gradient because their ratio is clipped; bool (N,).
+    """Which tokens get no gradient because their ratio is clipped, bool of shape (N,).
 
-    -min(rho A, clip(rho) A) is constant in rho where A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low. Dual clip
-    (arXiv 1912.09729) bounds it by -c A where A < 0: constant where rho > c, too.
+    -min(rho A, clip(rho) A) is constant in rho if A > 0 and rho > 1 + high, or if A < 0 and rho < 1 - low. If A < 0,
+    dual clip (arXiv 1912.09729) bounds it by -c A, so it is also constant if rho > c.
     """
     ratios = np.exp(np.minimum(log_ratios, LOG_RATIO_CAP))
     found = ((advantages > 0) & (ratios > 1 + clip.high)) | ((advantages < 0) & (ratios < 1 - clip.low))
@@ -51,7 +51,8 @@ def first_update(tokens: Mapping[str, SourceTokens], clip: Clip) -> dict[str, fl
     """Share of clipped tokens, mean |A|, and the critic's error (root mean square) and bias (mean), by source.
 
     Args:
-        tokens: of each source; one without tokens has no numbers.
+        tokens: Tokens of each source. A source without tokens has no numbers.
+        clip: The clip range.
     """
     metrics: dict[str, float] = {}
     for source, of_source in tokens.items():

@@ -1,7 +1,7 @@
 """A group: one prompt with its G responses, rewards and behaviour log-probs (Eq. 4).
 
-The unit that the layer selects and stores. Tokens and log-probs are kept in compact arrays (4 bytes a token id, 4 bytes
-a log-prob), so that a stored token costs at most 8 bytes, and 12 where there is a reference model.
+It is the unit that this layer selects and stores. Tokens and log-probs are in compact arrays (4 bytes for a token id,
+4 for a log-prob), so a stored token takes at most 8 bytes, or 12 with a reference model.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-# In a response's extras, once they were computed: (name of the reference model, its float32 (A,) log-probs of the
-# generated tokens).
+# Key in a response's extras. Its value, once computed, is the name of the reference model and its log-probs of the
+# generated tokens, float32 of shape (A,).
 REFERENCE = "reference"
 
 
 def as_fraction(value: Fraction | float | str) -> Fraction:
     """Exact value of a threshold as the user wrote it: "1/8", 0.1 and 0.125 become 1/8, 1/10 and 1/8.
 
-    Floats go through their shortest decimal form, so 0.1 means one tenth and not its nearest binary float.
+    A float is read by its shortest decimal form, so 0.1 means one tenth and not the nearest binary float.
 
     Raises:
-        ValueError: when the value is no finite number.
+        ValueError: The value is not a finite number.
     """
     if isinstance(value, Fraction):
         return value
@@ -39,7 +39,7 @@ def as_fraction(value: Fraction | float | str) -> Fraction:
 
 
 def exact_reward(reward: float) -> Fraction:
-    """A reward as the number its author meant: 0.1 is one tenth, also after a trip through a float32 tensor."""
+    """A reward as the number its author meant: 0.1 is one tenth, even after conversion to a float32 tensor and back."""
     reward = float(reward)
     if reward in (0.0, 1.0):
         return Fraction(int(reward))
@@ -49,7 +49,7 @@ def exact_reward(reward: float) -> Fraction:
 
 
 def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
-    """Their sum; over one common denominator, for added one by one they took most of the layer's time."""
+    """Their sum. One common denominator is used, because adding them one by one took most of this layer's time."""
     ratios = [number.as_integer_ratio() for number in numbers]
     common = math.lcm(*(denominator for _, denominator in ratios))
     return Fraction(sum(numerator * (common // denominator) for numerator, denominator in ratios), common)
@@ -60,9 +60,9 @@ class Prompt:
     """A prompt of the dataset.
 
     Attributes:
-        text: the prompt as sent to the rollout engine.
-        label: what the reward function compares with (OpenRLHF's label column).
-        images: image paths or URLs of a vision-language prompt, else None.
+        text: The prompt as sent to the rollout engine.
+        label: What the reward function compares with (OpenRLHF's label column).
+        images: Image paths or URLs of a vision-language prompt, otherwise None.
     """
 
     text: str
@@ -71,7 +71,7 @@ class Prompt:
 
     @cached_property
     def id(self) -> str:
-        """u_i of Eq. 4: 16 hex digits, the same in every run, for equal text, label and images."""
+        """u_i of Eq. 4: 16 hex digits that depend only on text, label and images, so they are the same in every run."""
         payload = repr((self.text, self.label, self.images)).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(payload, digest_size=8).hexdigest()
 
@@ -81,16 +81,17 @@ class Response:
     """One response y to a prompt x, as the behaviour policy alpha generated it.
 
     Attributes:
-        token_ids: int32 (T,), prompt and response tokens.
-        action_spans: (start, end) positions in token_ids that the policy generated; one pair for a single turn.
-        log_probs: float32 (A,), log alpha of the generated tokens, in order; A is the total length of action_spans.
+        token_ids: Prompt and response tokens, int32 of shape (T,).
+        action_spans: Pairs (start, end) of positions in token_ids that the policy generated, one pair for each turn.
+        log_probs: log alpha of the generated tokens in order, float32 of shape (A,). A is the total length of the
+            action spans.
         reward: r(x, y), a plain float.
-        extras: whatever else travels with the response (info scalars, image tensors, log-probs under the reference
-            model); the layer never reads it. A copy of the response shares it.
-        policy_step: updates behind the weights that generated it, where its group's does not say so: in a group whose
-            responses stem from several policies. None: its group's.
-        external: written by no policy of this run. Its log_probs are then zeros: whoever wrote it is taken to have
-            been certain of each token, as LUFFY does (arXiv 2504.14945).
+        extras: Other data of the response (info scalars, image tensors, log-probs under the reference model). This
+            layer never reads it. A copy of the response shares it.
+        policy_step: Number of updates behind the weights that generated it, if it is not the group's. This is so in a
+            group whose responses were generated by several policies. None stands for the group's.
+        external: Whether no policy of this run wrote it. Its log_probs are then zeros: its author is taken to have been
+            certain of each token, as in LUFFY (arXiv 2504.14945).
     """
 
     token_ids: np.ndarray
@@ -119,7 +120,7 @@ class Response:
 
     @property
     def sampled_nbytes(self) -> int:
-        """Bytes of tokens and log-probs as they were sampled: what the reference model adds later is left out."""
+        """Bytes of tokens and log-probs as they were sampled, without what the reference model adds later."""
         return self.token_ids.nbytes + self.log_probs.nbytes
 
 
@@ -128,15 +129,15 @@ class Group:
     """One prompt with its G responses (Eq. 4).
 
     Attributes:
-        uid: number of this group among all generated ones, increasing; the order of generation.
-        prompt: the prompt x.
-        responses: the G responses.
-        step: trainer step t in which the group was generated.
-        policy_step: number of updates behind the weights that generated it; equal to `step` when on-policy. A response
-            with a `policy_step` of its own, one stored in an earlier step, goes by that one.
+        uid: Number of this group among all generated ones, in the order of generation.
+        prompt: The prompt x.
+        responses: The G responses.
+        step: Trainer step t in which the group was generated.
+        policy_step: Number of updates behind the weights that generated it. It equals `step` if the group is on-policy.
+            A stored response of an earlier step has its own `policy_step`.
 
     Raises:
-        ValueError: no responses, or a reward that is not finite.
+        ValueError: There are no responses, or a reward is not finite.
     """
 
     uid: int
@@ -178,7 +179,7 @@ class Group:
         return all(reward in (0, 1) for reward in self.rewards)
 
     def policy_step_of(self, response: Response) -> int:
-        """Updates behind the weights that generated one of its responses."""
+        """Number of updates behind the weights that generated one of its responses."""
         return self.policy_step if response.policy_step is None else response.policy_step
 
     def is_on_policy(self, step: int) -> bool:
@@ -186,20 +187,21 @@ class Group:
         return all(self.policy_step_of(response) == step for response in self.responses)
 
     def standalone(self, response: Response) -> Response:
-        """One of its responses as it can be put into another group: it says itself which weights generated it."""
+        """One of its responses in a form that can be put into another group: with its own `policy_step`."""
         return replace(response, policy_step=self.policy_step_of(response))
 
     def exchange(self, position: int, stored: Response) -> Group:
         """This group with a stored response of the same prompt in the place of one of its own.
 
-        It keeps its uid, and so its state in the ledger, its step and its policy_step, which are the other responses'.
+        It keeps its uid, and so its state in the ledger. It also keeps its step and policy_step, which are those of the
+        other responses.
 
         Args:
-            position: of the response that gives way.
-            stored: as `standalone` gives it.
+            position: Position of the response that is replaced.
+            stored: A response from `standalone`.
 
         Raises:
-            ValueError: the stored response does not say which weights generated it.
+            ValueError: The stored response has no `policy_step` of its own.
         """
         if stored.policy_step is None:
             raise ValueError(f"a response to prompt {self.prompt.text!r} has no policy_step of its own")
@@ -214,11 +216,11 @@ class Group:
 
     @property
     def sampled_nbytes(self) -> int:
-        """The same without those under the reference model: a number that never changes."""
+        """The same without the log-probs under the reference model. This number never changes."""
         return sum(response.sampled_nbytes for response in self.responses)
 
 
 def mean_reward(groups: Iterable[Group]) -> Fraction | None:
-    """Exact mean reward over all responses of the groups; None when there are none."""
+    """Exact mean reward over all responses of the groups. None if there are none."""
     rewards = [reward for group in groups for reward in group.rewards]
     return exact_sum(rewards) / len(rewards) if rewards else None

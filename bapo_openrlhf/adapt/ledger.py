@@ -1,7 +1,7 @@
 """The ledger: every group that was generated ends in exactly one counted state.
 
-This is what became of it in the step that generated it. A group may be stored as well, and replayed in later steps: the
-buffers count what they hold and what left them.
+The state says what became of a group in the step that generated it. A group may also be stored and replayed in later
+steps. The buffers count what they hold and what left them.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Ledger:
         """Enter one step, and check that each of its groups is in the batch exactly once.
 
         Args:
-            generated: all groups of this step, fresh and re-evaluated.
-            batch: as trained on.
-            failed: prompts that were generated for but gave no group, because a reward was missing.
+            generated: All groups of this step, fresh and re-evaluated.
+            batch: The batch that was trained on.
+            failed: Number of prompts that were generated for but gave no group, because a reward was missing.
 
         Returns:
             This step's count of each state, and `generated`.
 
         Raises:
-            RuntimeError: naming a group that is in no state or in several, or that this step did not generate.
+            RuntimeError: A group is in no state or in several, or this step did not generate it. The message names it.
         """
         made = Counter(group.uid for group in generated)
         places = {name: [group.uid for group in getattr(batch, name)] for name in (*STATES, *EARLIER)}

@@ -1,4 +1,4 @@
-"""What a step's batch is made of, and what it says of staleness and of Theorem 3.2: the numbers of the log."""
+"""Metrics of a batch for the log: what it is made of, how old it is, and the terms of Theorem 3.2."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     """How full the batch is, why groups were filtered, and how long responses are, by source.
 
-    Of the filtered groups, those with a signal were dropped by the filter's draw. The others have equal rewards: of at
-    least 1 (all right), or below (none right).
+    Filtered groups with a signal were dropped by the filter's draw. The others have equal rewards, either at least 1
+    (all right) or below 1 (none right).
 
     Args:
-        batch: as trained on.
-        capacity: groups that it holds at most.
-        attempts: hard prompts that were generated again.
+        batch: The batch that was trained on.
+        capacity: Groups that it holds at most.
+        attempts: Number of hard prompts that were generated again.
     """
     without = [group for group in batch.filtered if not has_signal(group)]
     right = sum(group.mean >= 1 for group in without)
@@ -42,18 +42,18 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
 
 
 def staleness(batch: Batch, step: int, delay: int) -> dict[str, float]:
-    """Age of the replayed groups: in trainer steps since they were generated, and in syncs of their policy.
+    """Age of the replayed groups, in trainer steps since they were generated and in weight syncs since their policy.
 
-    A group's own step and policy_step count. Of a replayed group whose responses stem from several steps, these are the
-    oldest response's; a stored response in a group of this step is not counted here, but in its method's metrics.
+    The age of a group follows from its own step and policy_step. If its responses are from several steps, these are
+    those of the oldest one. A stored response in a group of this step is not counted here, but by its method.
 
     Args:
-        batch: the batch of this step.
-        step: trainer step.
+        batch: The batch of this step.
+        step: Trainer step.
         delay: v, steps between two syncs.
 
     Returns:
-        Nothing where nothing is replayed.
+        The metrics. There are none if nothing is replayed.
     """
     metrics: dict[str, float] = {}
     if batch.replayed:
@@ -71,14 +71,15 @@ def off_policy(
     """Distance to today's policy by source, and the terms of Theorem 3.2, before the step's first update.
 
     The bound is the sum of the sources' terms, each weighted by its share of the groups. In a group whose responses
-    stem from several policies, each response's log-ratio is that to its own; the source is the group's. Responses that
-    another model wrote have no behaviour policy of this run, and are left out.
+    several policies generated, the log-ratio of each response is that to its own policy, and the source is the group's.
+    Responses that another model wrote are left out, because they have no behaviour policy of this run.
 
     Args:
-        batch: the batch of this step.
-        log_ratios: log pi_today(y|x) - log alpha(y|x) of its responses, (N,), in the order of `Batch.with_sources`.
+        batch: The batch of this step.
+        log_ratios: log pi_today(y|x) - log alpha(y|x) of its responses, shape (N,), in the order of
+            `Batch.with_sources`.
         constants: K1, K2 and K3 (Eq. 11-13).
-        eps: smoothing of the variance in Eq. 2.
+        eps: Smoothing of the variance in Eq. 2.
     """
     sources = dict(zip(SOURCES, constants, strict=True))
     metrics = {f"theory/k{number}": constant for number, constant in enumerate(constants, 1)}
@@ -107,5 +108,5 @@ def off_policy(
 
 
 def _lengths(groups: Sequence[Group]) -> list[int]:
-    """Generated tokens of each response."""
+    """Number of generated tokens of each response."""
     return [len(response.log_probs) for group in groups for response in group.responses]

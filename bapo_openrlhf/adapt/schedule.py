@@ -1,6 +1,6 @@
 """When the rollout engines get the actor's weights (Algorithm 1, lines 3-5, 13), as pure arithmetic on steps.
 
-Steps count from 0; the weights of step t are those after t updates. The rollout policy of step t is the actor of step
+Steps count from 0. The weights of step t are those after t updates. The rollout policy of step t is the actor of step
 t - t mod v.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 def due(step: int, every: int) -> bool:
-    """Whether what happens every so many steps happens in `step`: not in step 0, and never where `every` is 0."""
+    """Whether something that happens every `every` steps happens in `step`. Never in step 0, or if `every` is 0."""
     return every > 0 and step > 0 and step % every == 0
 
 
@@ -20,8 +20,8 @@ class RolloutSchedule:
 
     Attributes:
         delay: v, steps between two syncs.
-        reevaluate_every: m, steps between two re-evaluations; 0 for none.
-        evaluate_every: steps between two evaluations on held-out prompts, which use today's weights too; 0 for none.
+        reevaluate_every: m, steps between two re-evaluations. 0 means none.
+        evaluate_every: Steps between two evaluations on held-out prompts, which use today's weights too. 0 means none.
     """
 
     delay: int
@@ -33,7 +33,7 @@ class RolloutSchedule:
         return step % self.delay == 0
 
     def rollout_step(self, step: int) -> int:
-        """Step of the weights that generate the fresh groups of `step`."""
+        """The step whose weights generate the fresh groups of `step`."""
         return step - step % self.delay
 
     def reevaluation_due(self, step: int) -> bool:
@@ -45,10 +45,10 @@ class RolloutSchedule:
         return due(step, self.evaluate_every)
 
     def must_keep(self, step: int) -> bool:
-        """Whether the weights synced at `step` will be needed again, after others took their place in the engines.
+        """Whether the weights synced at `step` will be needed again after others have replaced them in the engines.
 
-        True when a re-evaluation or an evaluation falls strictly between this sync and the next, and a rollout with the
-        delayed weights follows it.
+        This is so if a re-evaluation or an evaluation falls strictly between this sync and the next, and a rollout with
+        the delayed weights follows it.
         """
         between = range(step + 1, step + self.delay)
         after_reevaluation = any(self.reevaluation_due(t) for t in between[:-1])

@@ -8,12 +8,12 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response
 
 
 def prompt_state(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as plain data; `Prompt(**state)` is the inverse."""
+    """A prompt as plain data. `Prompt(**state)` is the inverse."""
     return {"text": prompt.text, "label": prompt.label, "images": prompt.images}
 
 
 def group_state(group: Group) -> dict[str, Any]:
-    """Everything of a group as plain data."""
+    """A group with all its data, as plain data."""
     return {
         "uid": group.uid,
         "step": group.step,

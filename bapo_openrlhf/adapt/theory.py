@@ -1,4 +1,4 @@
-"""What Theorem 3.2 says of a batch: the constants K1, K2, K3 (Eq. 11-13), sampled TV distances, the bound's terms.
+"""Theorem 3.2 for a batch: the constants K1, K2, K3 (Eq. 11-13), sampled TV distances, the terms of the bound.
 
 The theorem needs every reward in [0, 1] and TV distances that stay small (Eq. 9, 10). Logged at every step, these
 numbers show whether its conditions hold during training.
@@ -15,37 +15,38 @@ def stability_constant(variance: float, eps: float = 1e-6) -> float:
     """K = (1 - sigma) / sigma with sigma = sqrt(variance + eps) (Eq. 36): how much a TV distance costs in the bound.
 
     Args:
-        variance: lower bound of the reward variance in a source, in [0, 1/4] for rewards in [0, 1].
+        variance: Lower bound of the reward variance in a source, in [0, 1/4] for rewards in [0, 1].
+        eps: Smoothing of the variance in Eq. 2.
     """
     sigma = math.sqrt(variance + eps)
     return (1 - sigma) / sigma
 
 
 def k1(group_size: int, eps: float = 1e-6) -> float:
-    """K1 of X1 (Eq. 11): the least variance of an informative group of G 0/1 rewards is (G - 1) / G^2."""
+    """K1 of X1 (Eq. 11). The least variance of an informative group of G 0/1 rewards is (G - 1) / G^2."""
     return stability_constant((group_size - 1) / group_size**2, eps)
 
 
 def k2(c1: float, eps: float = 1e-6) -> float:
-    """K2 of X2 (Eq. 12): c1 (1 - c1)."""
+    """K2 of X2 (Eq. 12), from the variance c1 (1 - c1)."""
     return stability_constant(c1 * (1 - c1), eps)
 
 
 def k3(c2: float, c3: float, eps: float = 1e-6) -> float:
-    """K3 of X3 (Eq. 13): min(c2 (1 - c2), c3 (1 - c3))."""
+    """K3 of X3 (Eq. 13), from the variance min(c2 (1 - c2), c3 (1 - c3))."""
     return stability_constant(min(c2 * (1 - c2), c3 * (1 - c3)), eps)
 
 
 def sampled_tv(log_ratios: np.ndarray) -> float:
     """Sampled TV(pi(.|x), alpha(.|x)) over whole responses (Eq. 9, 10), in [0, 1].
 
-    TV = E_{y ~ alpha} max(0, 1 - pi(y|x) / alpha(y|x)): unbiased, and bounded however large a ratio gets.
+    TV = E_{y ~ alpha} max(0, 1 - pi(y|x) / alpha(y|x)). The estimate is unbiased, and bounded for any ratio.
 
     Args:
-        log_ratios: (N,), log pi(y|x) - log alpha(y|x) of responses drawn from alpha, summed over tokens.
+        log_ratios: log pi(y|x) - log alpha(y|x) of responses drawn from alpha, summed over tokens, shape (N,).
 
     Returns:
-        The mean over the N responses; nan for none.
+        The mean over the N responses. nan if there are none.
     """
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     if log_ratios.size == 0:
@@ -59,8 +60,8 @@ def bound_term(surrogate: float, k: float, tv: float) -> float:
     L_i = L_alpha(pi_theta) - 2 K_i TV(pi_theta, alpha_i) - 2 TV(pi_theta_t, alpha_i), where both distances are `tv`.
 
     Args:
-        surrogate: sampled L_alpha(pi_theta_t) = E_{y ~ alpha}[pi_theta_t(y|x) / alpha(y|x) A_alpha(x, y)] (Eq. 22, 23).
-        k: the source's constant.
-        tv: the source's sampled TV distance.
+        surrogate: Sampled L_alpha(pi_theta_t) = E_{y ~ alpha}[pi_theta_t(y|x) / alpha(y|x) A_alpha(x, y)] (Eq. 22, 23).
+        k: Constant of the source.
+        tv: Sampled TV distance of the source.
     """
     return surrogate - 2 * k * tv - 2 * tv

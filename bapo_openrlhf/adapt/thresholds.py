@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a threshold moves: [low, high]. low == high is a fixed threshold."""
+    """The interval [low, high] in which a threshold moves. If low == high, the threshold is fixed."""
 
     low: Fraction
     high: Fraction
@@ -23,31 +23,31 @@ class AdaptiveThresholds:
     """c2 and c3 as linear functions of the average reward r (Eq. 8).
 
     Eq. 8 as printed moves both up when r rises ("eq8"). The sentence above it ("from easier to harder instances") reads
-    like the opposite; "text" puts 1 - r in the place of r.
+    like the opposite. "text" uses 1 - r instead of r.
 
     Args:
-        c2, c3: where each threshold moves.
+        c2, c3: The interval of each threshold.
         direction: "eq8" or "text".
-        ema: weight of the past in r, in [0, 1); 0 takes today's fresh batch alone.
+        ema: Weight of the past in r, in [0, 1). With 0, r is the mean of only today's fresh batch.
     """
 
     def __init__(self, c2: Interval, c3: Interval, *, direction: str = "eq8", ema: float = 0.0) -> None:
         if direction not in ("eq8", "text"):
-            raise ValueError(f"direction {direction!r} is not eq8 or text")
+            raise ValueError(f"direction is {direction!r}; it must be eq8 or text")
         self._c2, self._c3 = c2, c3
         self._direction = direction
         self._ema = Fraction(str(ema))
         self.average_reward: Fraction | None = None
 
     def update(self, batch_reward: Fraction | None) -> None:
-        """Take in the mean reward of a fresh batch; None (no fresh groups) changes nothing."""
+        """Take in the mean reward of a fresh batch. None (no fresh groups) changes nothing."""
         if batch_reward is None:
             return
         clipped = min(max(batch_reward, Fraction(0)), Fraction(1))
         if self.average_reward is None or self._ema == 0:
             self.average_reward = clipped
         else:
-            # Rounded, for the denominator of an exact running average grows without bound.
+            # Rounded, because the denominator of an exact running average grows without bound.
             mixed = self._ema * self.average_reward + (1 - self._ema) * clipped
             self.average_reward = mixed.limit_denominator(10**9)
 

@@ -1,7 +1,7 @@
 """V-trace (Espeholt et al. 2018, arXiv 1802.01561): the critic path on responses that an earlier policy generated.
 
-GAE on a replayed response speaks of the policy that generated it. V-trace weighs each token by pi / alpha, truncated,
-so that the critic's targets speak of today's policy, or of one close to it.
+GAE on a replayed response estimates values of the policy that generated it. V-trace weights each token by the truncated
+ratio pi / alpha, so that the critic's targets are those of today's policy, or of one close to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def vtrace(
     rho_max: float = 1.0,
     c_max: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """V-trace targets (Eq. 1 there) and the advantages that go with them, for a PPO loss that has the ratio pi / alpha.
+    """V-trace targets (its Eq. 1) and their advantages, for a PPO loss with the ratio pi / alpha.
 
     With rho_s = min(rho_max, pi / alpha), c_s = lambda min(c_max, pi / alpha) and
     delta_s = r_s + gamma V_{s+1} - V_s, V = 0 after the last position:
@@ -28,28 +28,33 @@ def vtrace(
         v_s = V_s + rho_s delta_s + gamma c_s (v_{s+1} - V_{s+1})
         A_s = delta_s + gamma lambda (v_{s+1} - V_{s+1})
 
-    A_s does not carry rho_s, because the loss multiplies it by the ratio. With lambda = 1 it is the paper's
-    r_s + gamma v_{s+1} - V_s. Where all log-ratios are 0 (and c_max is at least 1), both are GAE(gamma, lambda).
+    A_s does not contain rho_s, because the loss multiplies it by the ratio. With lambda = 1 it is the paper's
+    r_s + gamma v_{s+1} - V_s. If all log-ratios are 0 (and c_max is at least 1), both are GAE(gamma, lambda).
 
-    A masked position counts as in OpenRLHF's GAE: its value and reward are 0; its ratio is 1. Between two turns that is
-    Eq. 1 with these positions left out, but for their discount, as long as lambda = 1 and rho_max = c_max >= 1.
+    A masked position counts as in OpenRLHF's GAE: its value and reward are 0, and its ratio is 1. If lambda = 1 and
+    rho_max = c_max >= 1, this is Eq. 1 without the positions between two turns, except for their discount.
 
-    rho_max decides what the values converge to: those of today's policy for infinity, else those of a policy between
-    alpha and today's, proportional to min(rho_max alpha, pi). c_max decides how fast, and how much the targets vary:
-    with 1, what a token learns from a later one fades by 1 - TV(pi, alpha) for each token between them, on average.
+    rho_max decides what the values converge to. With infinity these are the values of today's policy, otherwise those
+    of a policy between alpha and today's, proportional to min(rho_max alpha, pi). c_max decides how fast they converge
+    and how much the targets vary. With 1, what a token learns from a later one fades on average by 1 - TV(pi, alpha)
+    for each token between them.
 
     Args:
-        values: V, (rows, A), of today's critic.
-        rewards: r, (rows, A), at each position.
-        log_ratios: log pi - log alpha of each token, (rows, A). 0 for what today's weights generated: the rounding
-            that engine and actor differ by would otherwise end every trace after some hundred tokens.
-        mask: (rows, A), whether a position is a token that the policy generated.
+        values: V of today's critic, shape (rows, A).
+        rewards: r at each position, shape (rows, A).
+        log_ratios: log pi - log alpha of each token, shape (rows, A). It must be 0 for tokens of today's weights.
+            Otherwise the rounding difference between engine and actor would end every trace after some hundred tokens.
+        mask: Whether a position is a token that the policy generated, shape (rows, A).
+        gamma: Discount.
+        lambd: lambda.
+        rho_max: Truncation of the ratio in delta.
+        c_max: Truncation of the ratio in the trace.
 
     Returns:
-        A and v, both (rows, A), float64.
+        A and v, both float64 of shape (rows, A).
 
     Raises:
-        ValueError: unless 0 < c_max <= rho_max.
+        ValueError: c_max is not above 0, or it is above rho_max.
     """
     if not 0 < c_max <= rho_max:
         raise ValueError(f"c_max is {c_max} and rho_max is {rho_max}; c_max must be above 0 and at most rho_max")
@@ -57,7 +62,7 @@ def vtrace(
     values, rewards, log_ratios = (
         np.where(generated, np.asarray(numbers, dtype=np.float64), 0.0) for numbers in (values, rewards, log_ratios)
     )
-    rho = np.exp(np.minimum(log_ratios, np.log(rho_max)))  # truncated first: a large log-ratio would overflow
+    rho = np.exp(np.minimum(log_ratios, np.log(rho_max)))  # truncated first, because a large log-ratio would overflow
     c = lambd * np.minimum(rho, c_max)
     next_values = np.zeros_like(values)
     next_values[:, :-1] = values[:, 1:]

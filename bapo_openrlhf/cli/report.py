@@ -11,7 +11,7 @@ from bapo_openrlhf.errors import ConfigError, refuse
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
-    """Parse, read the runs, write the page."""
+    """Parse the arguments, read the runs and write the page."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="One HTML page that shows and compares runs: reward, batches, cost, theory, hard prompts. It needs "
@@ -19,7 +19,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; the first is compared with")
+    parser.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; others are compared with the first"
+    )
     parser.add_argument(
         "--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder"
     )
@@ -39,7 +41,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
 
 
 def charts_bar(charts: Iterable, total: int) -> Iterable:
-    """A bar while a page's charts are drawn."""
+    """Show a progress bar while the charts of a page are drawn."""
     from tqdm import tqdm
 
     return tqdm(charts, total=total, desc="charts", leave=False)

@@ -1,4 +1,4 @@
-"""Methods: how a batch is made of groups. One file a method."""
+"""Methods: how a batch is made from groups. Each method is one file."""
 
 from bapo_openrlhf.methods.bapo import BAPO, BAPOConfig
 from bapo_openrlhf.methods.base import Method

@@ -1,7 +1,7 @@
-"""Methods by name or by file, and what their constructors are given.
+"""Methods by name or by file, and what their constructors get.
 
-A method is a class. Its constructor takes, by name, what the batch is like (capacity, group_size, seed) and any of
-the --adapt flags; every other parameter is an option of its own, has a default, and is set by --adapt.options.
+A method is a class. Its constructor can take `capacity`, `group_size`, `seed` and any --adapt flag, by name. Every
+other parameter is an option of the method. It has a default, and --adapt.options sets it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def method_class(name: str) -> type[Method]:
     """The class that --adapt.method stands for.
 
     Args:
-        name: one of METHODS, or FILE.py:CLASS.
+        name: One of METHODS, or FILE.py:CLASS.
 
     Raises:
-        ConfigError: there is none, or it is no method.
+        ConfigError: There is no such class, or it is not a method.
     """
     place, colon, attribute = METHODS.get(name, name).rpartition(":")
     if name not in METHODS and not (colon and place.endswith(".py") and attribute):
@@ -62,13 +62,12 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
     """A method for this run.
 
     Args:
-        kind: as `method_class` gives it.
+        kind: The class of the method.
         given: capacity, group_size, seed and the --adapt flags, by name.
-        options: NAME=VALUE each.
+        options: The method's options, each as NAME=VALUE.
 
     Raises:
-        ConfigError: an option that it does not have, a value that it does not take, or a constructor that still asks
-            for `quantum`.
+        ConfigError: The method has no such option or refuses its value, or its constructor still asks for `quantum`.
     """
     if "quantum" in kind.parameters():
         raise ConfigError(

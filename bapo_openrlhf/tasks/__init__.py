@@ -1,4 +1,4 @@
-"""Tasks, one file each: published data, prompt, reward function."""
+"""The tasks. Each is one file with its published data, its prompts and its reward function."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TASKS = ("math", "countdown", "geometry")
 
 
 def get_task(name: str) -> Task:
-    """The task of that name, or the TASK of a Python file.
+    """The task with a name, or the TASK of a Python file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: There is no such task or file, or the file has no TASK.
     """
     if name.endswith(".py"):
         return _task_of_file(Path(name))
@@ -32,7 +32,7 @@ def task_of(benchmark: str) -> Task:
     """The task that a benchmark belongs to.
 
     Raises:
-        ConfigError: no task has a benchmark of that name.
+        ConfigError: No task has a benchmark with that name.
     """
     tasks = [get_task(name) for name in TASKS]
     for task in tasks:
@@ -47,5 +47,5 @@ def task_of(benchmark: str) -> Task:
 def _task_of_file(path: Path) -> Task:
     module = user_file.load("task", path)
     if not hasattr(module, "TASK"):
-        raise ConfigError(f"task {path} defines no TASK")
+        raise ConfigError(f"task is {path}; the file must define a TASK")
     return module.TASK

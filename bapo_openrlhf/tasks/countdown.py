@@ -1,11 +1,11 @@
 """Countdown: reach a target with + - * / from given numbers, each used exactly once (paper: Section 4, Table 4).
 
     3 5 7:22           a problem: source numbers, target
-    3*5+7              a right answer, reward 1; anything else gets 0
+    3*5+7              a right answer, reward 1; any other answer has reward 0
 
-The answer is parsed and computed with exact fractions, never evaluated as code. Problems are published, or made here:
-seeded, from an expression that solves them, so each one is solvable. The file is light, for it is the reward function
-too: OpenRLHF loads it by its path (`--reward.remote_url bapo_openrlhf/tasks/countdown.py`).
+The answer is parsed and computed with exact fractions. It is never run as code. Problems are published or generated. A
+generated problem is solvable because it is made from its solution. The file imports little because it is also the
+reward file: OpenRLHF loads it by its path (`--reward.remote_url bapo_openrlhf/tasks/countdown.py`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from __future__ import annotations
 import ast
 import hashlib
 import itertools
+import operator
 import random
 import re
 import reprlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, vector
 
 # ---------------------------------------------------------------------------------------------------- published data
 
@@ -31,7 +31,7 @@ COLUMNS = ("nums", "target")
 
 
 def format_problem(numbers: Sequence[int], target: int) -> str:
-    """Source numbers and target in one text, e.g. "3 5 7:22"."""
+    """Source numbers and target in one text, for example "3 5 7:22"."""
     return f"{' '.join(map(str, numbers))}:{target}"
 
 
@@ -42,26 +42,26 @@ def parse_problem(text: str) -> tuple[list[int], int]:
     """The source numbers and the target.
 
     Raises:
-        ValueError: the text is not what `format_problem` writes.
+        ValueError: The text does not have the form that `format_problem` writes.
     """
     found = _PROBLEM.fullmatch(text)
     if not found:
-        raise ValueError(f"label is {text!r}; a Countdown problem looks like '3 5 7:22'")
+        raise ValueError(f"label is {text!r}; it must be a Countdown problem such as '3 5 7:22'")
     numbers, target = found.groups()
     return [int(number) for number in numbers.split(" ")], int(target)
 
 
 def make_problem(numbers: Sequence[int], target: int) -> Problem:
-    """The problem with its numbers in the given order; the order makes no other problem of it, so the key has none."""
+    """The problem with its numbers in the given order. The key does not depend on the order."""
     canonical = format_problem(sorted(numbers), target)
     return Problem(text=format_problem(numbers, target), label=canonical, key=canonical)
 
 
 def problem(row: Mapping[str, Any]) -> Problem:
-    """A published row, {"nums": [44, 19, 35], "target": 98}.
+    """The problem of a published row such as {"nums": [44, 19, 35], "target": 98}.
 
     Raises:
-        BadRow: not at least two numbers, or anything but positive integers.
+        BadRow: There are fewer than two numbers, or a value is not a positive integer.
     """
     numbers, target = require(row, COLUMNS)
     if not isinstance(numbers, list) or not all(map(_is_positive, numbers)):
@@ -74,14 +74,14 @@ def problem(row: Mapping[str, Any]) -> Problem:
 
 
 def _is_positive(value: Any) -> bool:
-    return type(value) is int and value > 0  # True is no number here
+    return type(value) is int and value > 0  # This excludes True.
 
 
 # ----------------------------------------------------------------------------------------------------------- prompts
 
 
 def words_prompt(problem: Problem) -> str:
-    """The problem in words, for language models."""
+    """The problem in words, for a language model."""
     numbers, target = parse_problem(problem.text)
     listed = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
     return (
@@ -92,15 +92,15 @@ def words_prompt(problem: Problem) -> str:
 
 
 def short_prompt(problem: Problem) -> str:
-    """ "3 5 7:22=", for the small model that the quickstart makes; its whole response is the answer."""
+    """A prompt such as "3 5 7:22=" for the quickstart's small model. The whole response is the answer."""
     return f"{problem.text}="
 
 
-# ------------------------------------------------------------------------------------------------- problems made here
+# ------------------------------------------------------------------------------------------------- generated problems
 
 
 class Level(NamedTuple):
-    """How hard a problem is: `size` source numbers of 1..max_number, a target of min_target..max_target."""
+    """A level of difficulty: `size` source numbers within 1..max_number, a target within min_target..max_target."""
 
     size: int
     max_number: int
@@ -109,26 +109,26 @@ class Level(NamedTuple):
 
 
 LEVELS: dict[str, Level] = {
-    # Fewer numbers come from a wider range, so that every level holds enough different problems.
+    # A level with fewer numbers takes them from a wider range, so that each level has enough different problems.
     "easy": Level(size=2, max_number=25),
     "medium": Level(size=3, max_number=12),
     "hard": Level(size=4, max_number=9),
-    # As in the published data.
+    # These two levels are those of the published data.
     "three": Level(size=3, max_number=99, min_target=10),
     "four": Level(size=4, max_number=99, min_target=10),
 }
 DEFAULT_MIX: dict[str, float] = {"easy": 0.25, "medium": 0.5, "hard": 0.25}
-# generator -> part -> level -> its share.
+# The share of each level, by generator and part.
 GENERATORS: dict[str, dict[str, dict[str, float]]] = {
     "published": {"train": {"three": 0.5, "four": 0.5}, "cd34": {"three": 0.5, "four": 0.5}, "cd4": {"four": 1.0}},
     "small": {"train": DEFAULT_MIX, "cd34": {"medium": 0.5, "hard": 0.5}, "cd4": {"hard": 1.0}},
 }
-TEST_SHARE = 8  # one problem in eight belongs to the test split
-MISSES = 20_000  # attempts without a new problem after which a level counts as exhausted
+TEST_SHARE = 8  # One problem in eight belongs to the test split.
+MISSES = 20_000  # After so many attempts without a new problem a level counts as exhausted.
 
 
 class Puzzle(NamedTuple):
-    """Source numbers in ascending order, the target, and one expression that reaches it."""
+    """Source numbers in ascending order, the target, and one expression that reaches the target."""
 
     numbers: tuple[int, ...]
     target: int
@@ -141,7 +141,7 @@ class Puzzle(NamedTuple):
 
     @property
     def split(self) -> str:
-        """ "train" or "test", decided by the problem alone: no seed or size can make the two overlap."""
+        """Either "train" or "test". Only the problem decides, so the two never overlap for any seed or size."""
         return "test" if hashlib.sha256(short_prompt(self.problem).encode()).digest()[0] % TEST_SHARE == 0 else "train"
 
 
@@ -149,7 +149,7 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 class _Term(NamedTuple):
-    """A partial expression: its value, its text, and the precedence of its outermost operator (3: a number)."""
+    """A partial expression: its value, its text, and the precedence of its outermost operator (3 for a number)."""
 
     value: int
     text: str
@@ -157,9 +157,9 @@ class _Term(NamedTuple):
 
 
 def _join(left: _Term, op: str, right: _Term) -> _Term | None:
-    """`left op right` with only the parentheses it needs; None where the value is no positive integer.
+    """`left op right` with only the necessary parentheses. None means that the value is not a positive integer.
 
-    The larger operand of + and * stands first: fewer ways to write the same thing are easier to learn.
+    The larger operand of + and * comes first, because fewer forms of the same expression are easier to learn.
     """
     if op == "/":
         if left.value % right.value:
@@ -172,7 +172,7 @@ def _join(left: _Term, op: str, right: _Term) -> _Term | None:
     if op in "+*" and left.value < right.value:
         left, right = right, left
     mine = _PRECEDENCE[op]
-    # a-(b-c) and a/(b*c) need theirs on the right even where the precedence is equal.
+    # a-(b-c) and a/(b*c) need parentheses on the right although the precedence is equal.
     right_needs = right.precedence < mine or (right.precedence == mine and op in "-/")
     left_text = f"({left.text})" if left.precedence < mine else left.text
     right_text = f"({right.text})" if right_needs else right.text
@@ -180,7 +180,7 @@ def _join(left: _Term, op: str, right: _Term) -> _Term | None:
 
 
 def random_expression(rng: random.Random, numbers: Sequence[int]) -> tuple[str, int]:
-    """A random expression that uses each number once, and its value; every partial value is a positive integer."""
+    """A random expression that uses each number once, and its value. All partial values are positive integers."""
     terms = [_Term(number, str(number), 3) for number in numbers]
     while len(terms) > 1:
         i, j = rng.sample(range(len(terms)), 2)
@@ -191,10 +191,10 @@ def random_expression(rng: random.Random, numbers: Sequence[int]) -> tuple[str, 
 
 
 def solve(numbers: Sequence[int], target: int) -> str | None:
-    """An expression that uses each number once and has the target as its value; None where none is found.
+    """An expression that uses each number once and reaches the target. None means that none was found.
 
-    As in the problems made here, every partial value is a positive integer: a published problem may have only solutions
-    that this does not find.
+    All partial values are positive integers, as in generated problems. So this may miss the only solution of a
+    published problem.
     """
     return _solve([_Term(number, str(number), 3) for number in numbers], target)
 
@@ -213,7 +213,7 @@ def _solve(terms: Sequence[_Term], target: int) -> str | None:
 
 
 def make_puzzle(rng: random.Random, level: str) -> Puzzle:
-    """One puzzle of a level, solvable by construction."""
+    """A puzzle of a level. It is solvable because it is made from its solution."""
     size, max_number, max_target, min_target = LEVELS[level]
     while True:
         numbers = sorted(rng.randint(1, max_number) for _ in range(size))
@@ -223,25 +223,25 @@ def make_puzzle(rng: random.Random, level: str) -> Puzzle:
 
 
 def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
-    """`n` different puzzles in random order; those of train are of the train split, all others of the test split.
+    """`n` different puzzles in random order. The part train takes the train split, and all others the test split.
 
     Raises:
-        ConfigError: n < 1, an unknown generator or part, or more puzzles than there are.
+        ConfigError: The generator or part is unknown, n is below 1, or there are fewer than n puzzles.
     """
     mixes = GENERATORS.get(generator)
     if mixes is None or part not in mixes:
         known = ", ".join(f"{name}/{part}" for name, parts in GENERATORS.items() for part in parts)
         raise ConfigError(f"generator and part are {generator}/{part}; they must be one of {known}")
     if n < 1:
-        raise ConfigError(f"{generator}/{part}: {n} problems were asked for; it must be at least 1")
+        raise ConfigError(f"{generator}/{part}: the number of problems is {n}; it must be at least 1")
     puzzles = []
     for level, count in _shares(n, mixes[part]).items():
         rng = random.Random(f"{seed}/{part}/{level}")
         found = _different(rng, level, "train" if part == "train" else "test", count)
         if len(found) < count:
             raise ConfigError(
-                f"{generator}/{part}: {n} problems were asked for, {count} of level {level}, which has no more than "
-                f"{len(found)} different ones; ask for {int(len(found) / mixes[part][level])} at most"
+                f"{generator}/{part}: the number of problems is {n}, {count} of them of level {level}, which has only "
+                f"{len(found)} different ones; it must be at most {int(len(found) / mixes[part][level])}"
             )
         puzzles += found
     random.Random(f"{seed}/{part}").shuffle(puzzles)
@@ -249,7 +249,7 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
 
 
 def _shares(n: int, mix: Mapping[str, float]) -> dict[str, int]:
-    """`n` split over the levels in proportion to their shares, by largest remainder."""
+    """`n` divided among the levels in proportion to their shares, by largest remainder."""
     exact = {level: n * share for level, share in mix.items()}
     counts = {level: int(amount) for level, amount in exact.items()}
     by_remainder = sorted(mix, key=lambda level: counts[level] - exact[level])
@@ -259,7 +259,7 @@ def _shares(n: int, mix: Mapping[str, float]) -> dict[str, int]:
 
 
 def _different(rng: random.Random, level: str, split: str, count: int) -> list[Puzzle]:
-    """Puzzles of one level and split, no problem twice; fewer than `count` where the level is nearly exhausted."""
+    """Different puzzles of one level and split. There are fewer than `count` if the level is nearly exhausted."""
     found: dict[str, Puzzle] = {}
     misses = 0
     while len(found) < count and misses < MISSES:
@@ -274,37 +274,38 @@ def _different(rng: random.Random, level: str, split: str, count: int) -> list[P
 
 
 def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
-    """`n` different, solvable problems; training problems are never test problems.
+    """`n` different, solvable problems. Equal arguments give equal problems.
 
-    Same arguments, same problems. cd34 and cd4 may share some.
+    Training problems are never test problems. cd34 and cd4 may share some.
 
     Raises:
-        ConfigError: as `make_puzzles`.
+        ConfigError: As in `make_puzzles`.
     """
     return iter([puzzle.problem for puzzle in make_puzzles(generator, part, n, seed)])
 
 
 # ------------------------------------------------------------------------------------------------------ verification
 
-MAX_LENGTH = 64  # characters of an expression; four two-digit numbers with all parentheses need less than 20
-MAX_DEPTH = 8  # parentheses within parentheses
+MAX_LENGTH = 64  # Characters of an expression. Four two-digit numbers with all parentheses need less than 20.
+MAX_DEPTH = 8  # Depth of nested parentheses.
 
-_ALLOWED = re.compile(r"[0-9+\-*/()]+")  # ASCII digits only: no blanks, dots, letters, underscores
+_ALLOWED = re.compile(r"[0-9+\-*/()]+")  # Only ASCII digits: no blanks, dots, letters or underscores.
 _LEADING_ZERO = re.compile(r"(?<![0-9])0[0-9]")
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 class ExpressionError(ValueError):
-    """An answer that is no expression of the task; the message says why."""
+    """An answer is not an expression of the task. The message says why."""
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """The exact value of an expression and the numbers in it, from left to right.
+    """The exact value of an expression, and its numbers from left to right.
 
-    Allowed are non-negative decimal integers, + - * / with two operands, and parentheses. The text is parsed (`ast`,
-    eval mode) and the tree is walked; nothing is compiled or run.
+    Only non-negative decimal integers, + - * / with two operands, and parentheses are allowed. The text is parsed with
+    `ast` in eval mode, and the value is computed from the tree. Nothing is compiled or run.
 
     Raises:
-        ExpressionError: anything else, a division by zero, or text beyond MAX_LENGTH or MAX_DEPTH.
+        ExpressionError: The text is not such an expression, divides by zero, or exceeds MAX_LENGTH or MAX_DEPTH.
     """
     if len(expression) > MAX_LENGTH:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters")
@@ -326,48 +327,48 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
 
 
 def _value(node: ast.expr, numbers: list[int]) -> Fraction:
-    """The value of a parsed node; appends its numbers. Recursion is bounded by MAX_LENGTH."""
+    """The value of a parsed node. Appends its numbers. MAX_LENGTH bounds the recursion."""
     match node:
         case ast.Constant(value=int() as number):
             numbers.append(number)
             return Fraction(number)
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as op, right=right):
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             a, b = _value(left, numbers), _value(right, numbers)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-            if b == 0:
-                raise ExpressionError("division by zero")
-            return a / b
+            try:
+                return _OPERATIONS[type(op)](a, b)
+            except ZeroDivisionError:
+                raise ExpressionError("division by zero") from None
     raise ExpressionError(f"{type(node).__name__} is not allowed")
 
 
 def verify(expression: str, numbers: Sequence[int], target: int) -> float:
-    """1.0 when the expression uses each source number exactly once and equals the target exactly, else 0.0."""
+    """1.0 if the expression uses each source number exactly once and exactly equals the target, otherwise 0.0."""
+    value = _value_over(expression, numbers)
+    return float(value is not None and value == target)
+
+
+def _value_over(expression: str, numbers: Sequence[int]) -> Fraction | None:
+    """The value of an expression. None means that it is not an expression with exactly these numbers."""
     try:
         value, used = evaluate(expression)
     except ExpressionError:
-        return 0.0
-    return float(value == target and sorted(used) == sorted(numbers))
+        return None
+    return value if sorted(used) == sorted(numbers) else None
 
 
-# A whole response that is an expression, with special tokens after it and nothing else.
+# A whole response that is only an expression and special tokens after it.
 _RESPONSE = re.compile(r"([0-9+\-*/()]+)(?:<eos>|<pad>|</s>|<\|[a-z_]+\|>)*")
-# What stands in <answer>, without blanks: an expression, and perhaps its value.
+# The content of <answer> without blanks: an expression, and optionally its value.
 _TAGGED = re.compile(r"([0-9+\-*/()]+)(?:=[0-9]+)?")
-_TWO_NUMBERS = re.compile(r"[0-9]\s+[0-9]")  # "3 5" must not become 35
+_TWO_NUMBERS = re.compile(r"[0-9]\s+[0-9]")  # "3 5" must not become 35.
 
 
 def answer(response: str) -> str | None:
-    """The expression that a response gives as its answer, without blanks; None where there is none.
+    """The expression that a response gives as its answer, without blanks. None means that there is none.
 
-    That is the last <answer>...</answer>, in which blanks, surrounding dollar signs, LaTeX's \\times and \\div and a
-    final "= value" are allowed. A response without these tags must be an expression from its first character on, with
-    special tokens after it and nothing else. Work and memory are linear in the text.
+    It is the content of the last <answer>...</answer>. Blanks, surrounding dollar signs, LaTeX's \\times and \\div
+    and a final "= value" are allowed there. A response without these tags must be an expression and special tokens after it.
+    Time and memory are linear in the length of the text.
     """
     before, closed, _ = response.rpartition("</answer>")
     if not closed:
@@ -382,47 +383,34 @@ def answer(response: str) -> str | None:
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs) -> dict:
-    """OpenRLHF's reward function: 1.0 for a right answer, 0.0 for any other.
+    """OpenRLHF's reward function: 1.0 for a right answer, otherwise 0.0.
 
     Args:
-        queries: prompt and response in one text each, with special tokens.
-        prompts: the prompts, of any wording.
-        labels: the problems, e.g. "3 5 7:22".
+        queries: Prompt and response in one text each, with special tokens.
+        prompts: The prompts. Their words do not matter.
+        labels: The problems, for example "3 5 7:22".
 
     Returns:
-        "rewards" and "scores", (len(queries),); "extra_logs" with "well_formed" of the same shape: 1.0 where the
-        answer is an expression over exactly the source numbers, whatever its value.
+        "rewards" and "scores" of shape (len(queries),), and "extra_logs" with "well_formed" of the same shape. It is
+        1.0 if the answer is an expression with exactly the source numbers, whatever its value.
 
     Raises:
-        ValueError: a label that is not of this task (never for what a model wrote).
+        ValueError: A label is not of this task. A response never raises it.
     """
     rewards, well_formed = [], []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         numbers, target = parse_problem(label)
-        # A tokenizer may put a token before the prompt, so the prompt is looked for, not cut off by its length.
+        # The prompt is searched for because a tokenizer may put a token before it.
         _, found, response = query.partition(prompt)
         expression = answer(response) if found else None
-        rewards.append(0.0 if expression is None else verify(expression, numbers, target))
-        well_formed.append(0.0 if expression is None else _well_formed(expression, numbers))
+        value = None if expression is None else _value_over(expression, numbers)
+        rewards.append(float(value is not None and value == target))
+        well_formed.append(float(value is not None))
     return {
-        "rewards": _vector(rewards),
-        "scores": _vector(rewards),
-        "extra_logs": {"well_formed": _vector(well_formed)},
+        "rewards": vector(rewards),
+        "scores": vector(rewards),
+        "extra_logs": {"well_formed": vector(well_formed)},
     }
-
-
-def _vector(numbers: list[float]) -> Any:
-    """A float tensor, as OpenRLHF's own engine wants it; a list in a process that has no torch and need not load it."""
-    torch = sys.modules.get("torch")
-    return numbers if torch is None else torch.tensor(numbers, dtype=torch.float32)
-
-
-def _well_formed(expression: str, numbers: Sequence[int]) -> float:
-    try:
-        _, used = evaluate(expression)
-    except ExpressionError:
-        return 0.0
-    return float(sorted(used) == sorted(numbers))
 
 
 # ---------------------------------------------------------------------------------------------------------- the task
@@ -434,7 +422,7 @@ HELD_OUT = 200
 TASK = Task(
     name="countdown",
     file=Path(__file__),
-    # Training begins where the test problems of the same source end.
+    # The training problems come after the test problems of the same source.
     train=Part("Countdown-Tasks-3to4", _CD34, first=HELD_OUT, count=10_000, shuffled=True),
     benchmarks={
         "cd34": Part("CD-34", _CD34, count=HELD_OUT, shuffled=True),
@@ -444,12 +432,12 @@ TASK = Task(
     prompts={"words": words_prompt, "short": short_prompt},
     generate=generate,
     generators={
-        "published": "like the published data: 3 or 4 numbers of 1 to 99, targets of 10 to 99",
-        "small": "2 to 4 small numbers, for the model that the quickstart makes",
+        "published": "as the published data: 3 or 4 numbers of 1 to 99, targets of 10 to 99",
+        "small": "2 to 4 small numbers, for the quickstart's model",
     },
     sizes={
         "published": {"train": 10_000, "cd34": HELD_OUT, "cd4": HELD_OUT},
-        # 48 steps of 32 prompts; of train there are about 2850.
+        # The train part is 48 steps of 32 prompts. There are about 2850 different problems.
         "small": {"train": 1536, "cd34": HELD_OUT, "cd4": HELD_OUT},
     },
 )

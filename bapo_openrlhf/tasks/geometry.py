@@ -1,11 +1,11 @@
-r"""Visual geometry: problems with a figure, a final answer in \boxed{} (the paper's Geometry3K runs, Section 4).
+r"""Visual geometry: problems with a figure and a final answer in \boxed{} (the paper's Geometry3K runs, Section 4).
 
-A problem's text has one <image> for each of its images. OpenRLHF puts them there with the model's chat template
-(`--data.apply_chat_template --data.max_images_per_prompt 1`) and opens the files that `prepare` wrote. Answers are
-judged as mathematics, by tasks/math.py.
+A problem's text has one <image> for each of its images. OpenRLHF puts the images there with the model's chat template
+(`--data.apply_chat_template --data.max_images_per_prompt 1`). It opens the files that `prepare` wrote. tasks/math.py
+judges the answers.
 
-Images are opened here to find the broken ones: OpenRLHF would leave those out with a warning. Without any data,
-`generate` draws figures whose numbers are in the image alone.
+Images are opened here to find broken ones, because OpenRLHF would only warn and leave them out. `generate` needs no
+data: it draws figures whose numbers are only in the image.
 """
 
 from __future__ import annotations
@@ -14,36 +14,34 @@ import hashlib
 import io
 import math
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import math as mathematics
-from bapo_openrlhf.tasks.math import answer as answer  # for majority votes
-from bapo_openrlhf.tasks.math import score
+from bapo_openrlhf.tasks.math import answer as answer  # Majority votes need it.
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task
 
-if TYPE_CHECKING:  # Pillow is imported where an image is opened: the reward function needs none
+if TYPE_CHECKING:  # Functions import Pillow when they need it, because the reward function does not.
     from PIL.Image import Image
 
 # ---------------------------------------------------------------------------------------------------- published data
 
-TAG = "<image>"  # stands where an image belongs
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other decoders of Pillow may start programs, or are rarely used
-MAX_PIXELS = 2**24  # 64 MiB once decoded; the published figures have less than a million
-MAX_BYTES = 2**26
+TAG = "<image>"  # The place of an image in a text.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # Other decoders of Pillow may start programs, or are rarely used.
+MAX_PIXELS = 2**24  # 64 MiB when decoded. The published figures have less than a million pixels.
+MAX_BYTES = 2**26  # Of an image file.
 
 
 def problem(row: Mapping[str, Any]) -> Problem:
-    """A published row: `images`, `problem` with one <image> for each of them, `answer`.
+    """The problem of a published row with `images`, `problem` (which has one <image> for each of them) and `answer`.
 
-    An image may be a file's content and path as `datasets` stores it, a path, or a Pillow image.
+    An image may be the content and path of a file as `datasets` stores them, a path, or a Pillow image.
 
     Raises:
-        BadRow: no image, one that is missing, broken or too large, another number of <image> tags, or text or answer
-            that is none of mathematics (tasks/math.py).
+        BadRow: There is no image, an image is missing, broken or too large, the numbers of images and <image> tags
+            differ, or tasks/math.py does not accept the text or the answer.
     """
     images = row["images"]
     if isinstance(images, (str, bytes, Mapping)) or hasattr(images, "tobytes"):
@@ -54,13 +52,13 @@ def problem(row: Mapping[str, Any]) -> Problem:
     words = mathematics.problem(row)
     if words.text.count(TAG) != len(opened):
         raise BadRow(f"another number of tags than of images: {words.text.count(TAG)} {TAG}, {len(opened)} images")
-    # "Find x." asks about a different figure each time.
+    # The key includes the images because "Find x." is about a different figure each time.
     key = "/".join([words.key, *(digest for _, digest in opened)])
     return Problem(words.text, words.label, key, tuple(content for content, _ in opened))
 
 
 def _content(image: Any) -> bytes:
-    """The content of an image's file."""
+    """The content of an image file."""
     if isinstance(image, Mapping):
         image = image.get("path") if image.get("bytes") is None else image["bytes"]
     if image is None:
@@ -79,7 +77,7 @@ def _read(path: Path) -> bytes:
         size = path.stat().st_size
         if size <= MAX_BYTES:
             return path.read_bytes()
-    except (OSError, ValueError):  # a path with a null character is a ValueError
+    except (OSError, ValueError):  # A path with a null character raises a ValueError.
         raise BadRow(f"image missing: {path}") from None
     raise BadRow(f"image too large: {path} has {size} bytes, at most {MAX_BYTES}")
 
@@ -88,15 +86,15 @@ def _png(image: Image) -> bytes:
     file = io.BytesIO()
     try:
         image.save(file, "PNG")
-    except Exception as error:  # Pillow opens lazily: the file behind it may be broken
+    except Exception as error:  # Pillow opens a file only now, and the file may be broken.
         raise BadRow(f"image broken: {_words(error)}") from None
     return file.getvalue()
 
 
 def _opened(content: bytes) -> tuple[bytes, str]:
-    """The content to keep, after a look at every pixel, and a digest of the picture, however it is encoded.
+    """The content to keep after all pixels were decoded, and a digest of the pixels.
 
-    What is transparent becomes white: vision models drop transparency, and black lines would be left on black.
+    Transparent pixels become white. Vision models ignore transparency and would see black lines on black.
     """
     from PIL import Image
 
@@ -112,9 +110,9 @@ def _opened(content: bytes) -> tuple[bytes, str]:
         pixels = image.convert("RGB").tobytes()
     except BadRow:
         raise
-    except Image.DecompressionBombError as error:  # far too large for Pillow itself
+    except Image.DecompressionBombError as error:  # The image exceeds Pillow's own limit.
         raise BadRow(f"image too large: {_words(error)}") from None
-    except Exception as error:  # Pillow's decoders raise about everything on a broken file
+    except Exception as error:  # Pillow's decoders raise errors of many kinds for a broken file.
         raise BadRow(f"image broken: {_words(error)}") from None
     return content, hashlib.blake2b(pixels, digest_size=16, person=b"%dx%d" % image.size).hexdigest()
 
@@ -124,26 +122,26 @@ def _words(error: Exception) -> str:
 
 
 def boxed_prompt(problem: Problem) -> str:
-    r"""The problem with its <image>, and where to put the answer."""
+    r"""The problem with its <image>, and the request for an answer in a box."""
     return f"{problem.text}\n\nReason step by step, and write the final answer within \\boxed{{}}."
 
 
 # ---------------------------------------------------------------------------------------------------- drawn problems
 
-SIZE = 252  # pixels of both sides: a multiple of 28, which is one token of Qwen's vision models
-_SHARES = {0: "geo3k_test", 1: "geo3k_val"}  # one figure in eight each; the others are for training
+SIZE = 252  # Pixels of each side. It is a multiple of 28, the side of one token in Qwen's vision models.
+_SHARES = {0: "geo3k_test", 1: "geo3k_val"}  # One figure in eight for each. The others are for training.
 
 
 class Figure(NamedTuple):
-    """A polygon with labels, and what is asked about it.
+    """A polygon with labels, and a question about it.
 
     Attributes:
-        name: what it shows, e.g. "right triangle 3 4 5, find 5".
-        text: the question; the numbers are in the image alone.
-        answer: a positive integer.
-        corners: (x, y), in any unit, counter-clockwise.
-        sides: label of the side from each corner to the next, "" for none.
-        angles: label at each corner, "" for none.
+        name: What it shows, for example "right triangle (3, 4, 5), find 5".
+        text: The question. The numbers are only in the image.
+        answer: A positive integer.
+        corners: Points (x, y) in any unit, counter-clockwise.
+        sides: The label of the side from each corner to the next; empty for none.
+        angles: The label at each corner; empty for none.
     """
 
     name: str
@@ -155,12 +153,12 @@ class Figure(NamedTuple):
 
     @property
     def part(self) -> str:
-        """Decided by the name alone, so that no seed or size makes training and test problems overlap."""
+        """The part that the figure belongs to. Only the name decides, so parts never overlap for any seed or size."""
         return _SHARES.get(hashlib.sha256(self.name.encode()).digest()[0] % 8, "train")
 
 
 def figures() -> Iterator[Figure]:
-    """All that can be drawn: 381 right triangles, 741 rectangles, 930 angle sums."""
+    """All figures that can be drawn: 381 right triangles, 741 rectangles, 930 angle sums."""
     for triple in _triples(200):
         for asked, length in enumerate(triple):
             a, b, c = ("x" if place == asked else str(side) for place, side in enumerate(triple))
@@ -176,7 +174,7 @@ def figures() -> Iterator[Figure]:
             )
     for alpha in range(30, 61):
         for beta in range(61, 91):
-            # The base is 1; law of sines
+            # The base has length 1, and the law of sines gives the side.
             side = math.sin(math.radians(beta)) / math.sin(math.radians(alpha + beta))
             tip = (side * math.cos(math.radians(alpha)), side * math.sin(math.radians(alpha)))
             name = f"angles {alpha} {beta}"
@@ -186,7 +184,7 @@ def figures() -> Iterator[Figure]:
 
 
 def _triples(longest: int) -> Iterator[tuple[int, int, int]]:
-    """Right triangles with whole sides a < b < c."""
+    """Right triangles with integer sides a < b < c."""
     for a in range(1, longest):
         for b in range(a + 1, longest):
             c = math.isqrt(a * a + b * b)
@@ -195,17 +193,17 @@ def _triples(longest: int) -> Iterator[tuple[int, int, int]]:
 
 
 def draw(figure: Figure, turned: float) -> bytes:
-    """The figure as a PNG, to scale, turned by an angle in degrees."""
+    """The figure as a PNG, drawn to scale and rotated by an angle in degrees."""
     from PIL import Image, ImageDraw, ImageFont
 
     corners = [complex(x, y) * complex(math.cos(math.radians(turned)), math.sin(math.radians(turned)))
                for x, y in figure.corners]  # fmt: skip
     left, low = min(z.real for z in corners), min(z.imag for z in corners)
     width, height = max(z.real for z in corners) - left, max(z.imag for z in corners) - low
-    margin = 48 if any(figure.sides) else 16  # sides have their labels on the outside
+    margin = 48 if any(figure.sides) else 16  # The labels of sides are outside the figure.
     scale = (SIZE - 2 * margin) / max(width, height)
     middle = complex(left + width / 2, low + height / 2)
-    # Images count rows from the top.
+    # In an image the rows are counted from the top.
     corners = [((z - middle) * scale).conjugate() + complex(SIZE / 2, SIZE / 2) for z in corners]
     image = Image.new("RGB", (SIZE, SIZE), "white")
     brush, font = ImageDraw.Draw(image), ImageFont.load_default(size=16)
@@ -225,14 +223,14 @@ def draw(figure: Figure, turned: float) -> bytes:
 
 
 def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
-    """`n` different drawn problems. Same arguments, same problems; no two parts share one.
+    """`n` different drawn problems. Equal arguments give equal problems. No two parts share a problem.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: There are fewer than `n`.
     """
     found = [figure for figure in figures() if figure.part == part]
     if n > len(found):
-        raise ConfigError(f"{n} problems were asked for; {len(found)} different ones can be drawn of {part}")
+        raise ConfigError(f"the number of problems is {n}; it must be at most {len(found)}, all that {part} has")
     rng = random.Random(f"{seed}/{part}")
     for figure in rng.sample(found, n):
         image = draw(figure, turned=rng.uniform(0, 360))
@@ -243,11 +241,11 @@ def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
 
 
 def response_of(query: str, prompt: str) -> str:
-    """What follows the prompt in a query.
+    """The part of a query after the prompt.
 
-    OpenRLHF decodes the query from tokens: where the prompt has one placeholder, the query has all tokens of the image.
-    So the longest end of the prompt that is in the query is looked for, by bisection: what comes after the last image,
-    or the whole prompt where there is none.
+    OpenRLHF decodes the query from tokens. So the query has all tokens of an image where the prompt has one
+    placeholder. This function finds, by bisection, the longest end of the prompt that is in the query. That is the text
+    after the last image, or the whole prompt if there is no image.
     """
     shortest, longest = 0, len(prompt)
     while shortest < longest:
@@ -261,26 +259,18 @@ def response_of(query: str, prompt: str) -> str:
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs: Any) -> dict[str, Any]:
-    """OpenRLHF's reward function: 1.0 for a right answer, 0.0 for any other.
+    """OpenRLHF's reward function: 1.0 for a right answer, otherwise 0.0.
 
     Args:
-        queries: prompt and response in one text each, with special tokens.
-        prompts, labels: the prompt, with one placeholder for an image, and the reference answer of each query.
+        queries: Prompt and response in one text each, with special tokens.
+        prompts: The prompts, with one placeholder for each image.
+        labels: The reference answers.
 
     Returns:
-        "rewards" and "scores", (len(queries),); "extra_logs" with "boxed" of the same shape: 1.0 where there is an
-        answer in a box, right or wrong.
+        As `rewards_of` of tasks/math.py.
     """
     responses = [response_of(query, prompt) for query, prompt in zip(queries, prompts, strict=True)]
-    rewards = _vector([score(response, label) for response, label in zip(responses, labels, strict=True)])
-    boxed = _vector([float(answer(response) is not None) for response in responses])
-    return {"rewards": rewards, "scores": rewards, "extra_logs": {"boxed": boxed}}
-
-
-def _vector(numbers: list[float]) -> Any:
-    """A float tensor, as OpenRLHF's own engine wants it; a list in a process that has no torch and need not load it."""
-    torch = sys.modules.get("torch")
-    return numbers if torch is None else torch.tensor(numbers, dtype=torch.float32)
+    return mathematics.rewards_of(responses, labels)
 
 
 # --------------------------------------------------------------------------------------------------------------- task

@@ -1,10 +1,10 @@
 r"""Mathematics with a final answer in \boxed{}: the paper's math runs (Section 4, Table 4, A.7).
 
-The last box of a response is compared with the label by math-verify, which reads both as mathematics, with sympy. It is
-called with care; benchmarks/results/math_verifiers.md has what that brings, and what is still judged wrongly. In doubt
-an answer is wrong: a policy learns to write what is rewarded by mistake, and of a right answer it has other samples.
+math-verify compares the last box of a response with the label. It reads both as mathematics with sympy. This file
+prepares the texts for it; benchmarks/results/math_verifiers.md shows what that improves and what is still judged
+wrongly. An answer in doubt is wrong, because a policy learns to write what is rewarded by mistake.
 
-The file is light until something has to be compared, for it is the reward function too: OpenRLHF loads it by its path
+The file imports little before it compares something, because it is also the reward file: OpenRLHF loads it by its path
 (`--reward.remote_url bapo_openrlhf/tasks/math.py`).
 """
 
@@ -14,42 +14,41 @@ import logging
 import math
 import re
 import reprlib
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key, vector
 
 # ---------------------------------------------------------------------------------------------------- published data
 
-TEXT = ("problem", "Problem", "question")  # what the column is called, in one source or another
+TEXT = ("problem", "Problem", "question")  # The names of this column in different sources.
 LABEL = ("answer", "Answer", "final_answer")
 
 
 def problem(row: Mapping[str, Any]) -> Problem:
-    """A published row.
+    """The problem of a published row.
 
-    Columns other than text and answer are not read, but for OlympiadBench's `is_multiple_answer`: its `unit` (7 of 674
-    rows) may be written or left out in an answer anyway, and its `error`, a tolerance, is there in one row.
+    Only text, answer and OlympiadBench's `is_multiple_answer` are read. OlympiadBench also has `unit` (7 of 674 rows),
+    which an answer may have or not, and `error`, a tolerance (1 row).
 
     Raises:
-        BadRow: text or answer is empty, or the answer is nothing that a response could be equal to.
+        BadRow: Text or answer is empty, or no response could equal the answer.
     """
     text, answer = require(row, [next(filter(row.__contains__, names), names[0]) for names in (TEXT, LABEL)])
     if not isinstance(text, str):
         raise BadRow(f"the text is no string: {reprlib.repr(text)}")
     label = _label(answer)
     if row.get("is_multiple_answer"):
-        label = re.sub(r",\s*", ", ", label)  # with a blank, "312, 123, 231" cannot be one number
+        label = re.sub(r",\s*", ", ", label)  # With blanks, "312, 123, 231" cannot be one number.
     if boxed(rf"\boxed{{{label}}}") != label or not equal(label, label):
         raise BadRow(f"label does not parse: {reprlib.repr(answer)}")
     return Problem(text=text.strip(), label=label, key=text_key(text))
 
 
 def _label(answer: Any) -> str:
-    """An answer as published: a text, a number (AMC has floats, 142.0), or a list of these, one for each value."""
+    """The text of a published answer: a text, a number (AMC has floats such as 142.0), or a list of these."""
     if isinstance(answer, (list, tuple)):
         return ", ".join(map(_label, answer))
     if isinstance(answer, float) and answer.is_integer():
@@ -58,30 +57,30 @@ def _label(answer: Any) -> str:
 
 
 def boxed_prompt(problem: Problem) -> str:
-    r"""The problem, and where to put the answer."""
+    r"""The problem, and the request for an answer in a box."""
     return f"{problem.text} Let's think step by step and output the final answer within \\boxed{{}}."
 
 
 # ------------------------------------------------------------------------------------------------------ verification
 
-MAX_LENGTH = 1000  # characters of an answer; the longest label of the benchmarks has less than 300
-SECONDS = 5  # for reading an answer, and for comparing two; whole ones, for they become an alarm
-TOLERANCE = 1e-5  # of two decimals, relative; math-verify compares them to six places, where 1.6e-19 is 9.1e-31
+MAX_LENGTH = 1000  # Characters of an answer. The longest label of the benchmarks has less than 300.
+SECONDS = 5  # Limit for reading an answer, and for comparing two. It is an integer because an alarm needs one.
+TOLERANCE = 1e-5  # Relative tolerance. math-verify compares six places, where 1.6e-19 would equal 9.1e-31.
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace opens nothing
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # An escaped brace does not open anything.
 
 _INVISIBLE = re.compile(r"\\(?:left|right)(?![a-zA-Z])\.?|\\displaystyle(?![a-zA-Z])|\\!|\\?\$")
 _END = " .,;"
-_SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}) ?(?=[0-9]{3})")  # a comma that LaTeX sets as part of a number
-_BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|~|\s)+")  # two backslashes end the row of a matrix
-_NEEDLESS_BLANK = re.compile(r"(?<!,) (?![^\W_])|(?<![^\W_])(?<!,) ")  # between no two letters or digits
+_SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}) ?(?=[0-9]{3})")  # A comma within a number in LaTeX.
+_BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|~|\s)+")  # Two backslashes end the row of a matrix.
+_NEEDLESS_BLANK = re.compile(r"(?<!,) (?![^\W_])|(?<![^\W_])(?<!,) ")  # A blank that is not between letters or digits.
 _COMMA = re.compile(r",(?! )(?![0-9]{3}(?![0-9]))")
 _AND = re.compile(r",? ?\\(?:text|textrm|mathrm|mbox)\{,? ?(?:and|or) ?\} ?")
 _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol) ?\{([^{}]*)\}")
 _EXPONENT = re.compile(r"(?<![\w.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]+)(?!\w)")
 _THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?")
-_UNIT = re.compile(  # e and i are numbers
+_UNIT = re.compile(  # It excludes e and i because they are numbers.
     r"(?<=[^\W_]|[})\]])(?:\\?(?P<percent>%)|\^(?:\\circ|\{\\circ\})"
     r"|\\(?:text|textrm|mathrm|mbox)\{(?P<words>(?![ei]\})[^{}0-9,;=]*)\}(?:\^\{?(?P<power>-?[0-9])\}?)?"
     r"|(?<=[0-9])_\{?(?P<base>[0-9]+)\}?)\Z"
@@ -89,7 +88,7 @@ _UNIT = re.compile(  # e and i are numbers
 
 
 def boxed(response: str) -> str | None:
-    r"""What the last \boxed{} or \fbox{} holds; None without one, and where the last one does not end."""
+    r"""The content of the last \boxed{} or \fbox{}. None: there is none, or the last one is not closed."""
     start = None
     for box in _BOX.finditer(response):
         start = box.end()
@@ -104,7 +103,7 @@ def boxed(response: str) -> str | None:
 
 
 def answer(response: str) -> str | None:
-    """The answer of a response without layout and unit, None without one. Equal ones may differ still: 1/2 and 0.5."""
+    """The answer of a response without layout and unit, or None. Equal answers may still differ, as 1/2 and 0.5."""
     content = boxed(response)
     if content is None or len(content) > MAX_LENGTH:
         return None
@@ -112,7 +111,7 @@ def answer(response: str) -> str | None:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """An answer in one way of writing it, and its unit or the base of its digits; "" for what is not there."""
+    """An answer in a uniform notation, and its unit or the base of its digits. A missing part is empty."""
     text = _INVISIBLE.sub("", _SEPARATOR.sub("", text)).replace("−", "-")
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\varnothing", "\\emptyset")
     text = _BLANK.sub(" ", text).strip(" ").rstrip(_END)
@@ -137,10 +136,10 @@ def _name(unit: re.Match[str]) -> str:
 
 
 def equal(given: str, label: str) -> bool:
-    r"""Whether an answer, the content of its box, is equal to the label.
+    r"""Whether an answer, which is the content of a box, equals the label.
 
-    Several values are separated by commas and have no order; those of a tuple have. A unit or percent sign may be
-    written or left out, but where both have one it must be the same. 50\% is also 0.5, while 50 is not.
+    Commas separate several values. Their order matters only in a tuple. A unit or percent sign may be left out, but if
+    both have one, the two must be equal. 50\% also equals 0.5, but 50 does not.
     """
     if max(len(given), len(label)) > MAX_LENGTH:
         return False
@@ -155,33 +154,33 @@ def equal(given: str, label: str) -> bool:
 
 
 def _same(value: str, reference: str) -> bool:
-    """By math-verify; an answer that it cannot read or compare within the time is wrong.
+    """Whether math-verify finds two answers equal. An answer that it cannot read or compare in time is wrong.
 
-    Its alarm works in the main thread only. In others nothing bounds the time; `--verifier.*` does.
+    Its alarm works only in the main thread. For other threads `--verifier.*` limits the time.
     """
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of each timeout
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # Otherwise it warns of each timeout.
     seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
-    # Its own units would be any last letters: 6m is 6 to it, and a + b + c is a + b.
+    # Its handling of units is off because any last letters are a unit for it: 6m equals 6, and a + b + c equals a + b.
     config = LatexExtractionConfig(
         boxed_match_priority=0,
         try_extract_without_anchor=False,
         normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="last"),
     )
     ours, theirs = (parse(rf"\boxed{{{text}}}", [config], parsing_timeout=seconds) for text in (reference, value))
-    # The reference first: which of them may leave out "x =" depends on it.
+    # The reference comes first, because only the other one may leave out "x =".
     if not verify(ours, theirs, allow_set_relation_comp=True, timeout_seconds=seconds):
         return False
     try:
         return math.isclose(float(ours[0]), float(theirs[0]), rel_tol=TOLERANCE)
     except (TypeError, ValueError, OverflowError):
-        return True  # no real numbers
+        return True  # They are not real numbers.
 
 
 def score(response: str, label: str) -> float:
-    r"""r(x, y): 1.0 when the answer in the last box of the response is equal to the label, else 0.0."""
+    r"""r(x, y): 1.0 if the answer in the last box of the response equals the label, otherwise 0.0."""
     content = boxed(response)
     return float(content is not None and equal(content, str(label)))
 
@@ -190,31 +189,32 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     """OpenRLHF's reward function.
 
     Args:
-        queries: prompt and response in one text each.
-        prompts, labels: prompt and reference answer of each query.
+        queries: Prompt and response in one text each.
+        prompts: The prompts.
+        labels: The reference answers.
 
     Returns:
-        "rewards" and "scores", (len(queries),); "extra_logs" with "boxed" of the same shape: 1.0 where there is an
-        answer in a box, right or wrong.
+        As `rewards_of`.
     """
-    # A tokenizer may put a token before the prompt, so the prompt is looked for, not cut off by its length. One that
-    # writes the prompt in another way leaves it there: its box is not the last one.
+    # The prompt is searched for because a tokenizer may put a token before it. If the decoded prompt differs, it stays
+    # in the response. Its box does not matter then because the response's own box is the last one.
     responses = [
         query.partition(prompt)[2] if prompt and prompt in query else query
         for query, prompt in zip(queries, prompts, strict=True)
     ]
-    rewards = _vector([score(response, label) for response, label in zip(responses, labels, strict=True)])
-    return {
-        "rewards": rewards,
-        "scores": rewards,
-        "extra_logs": {"boxed": _vector([float(answer(response) is not None) for response in responses])},
-    }
+    return rewards_of(responses, labels)
 
 
-def _vector(numbers: list[float]) -> Any:
-    """A float tensor, as OpenRLHF's own engine wants it; a list in a process that has no torch and need not load it."""
-    torch = sys.modules.get("torch")
-    return numbers if torch is None else torch.tensor(numbers, dtype=torch.float32)
+def rewards_of(responses: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    """The result of a reward function for responses without their prompts.
+
+    Returns:
+        "rewards" and "scores" of shape (len(responses),), and "extra_logs" with "boxed" of the same shape. It is 1.0 if
+        there is an answer in a box, right or wrong.
+    """
+    rewards = vector([score(response, label) for response, label in zip(responses, labels, strict=True)])
+    boxed = vector([float(answer(response) is not None) for response in responses])
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {"boxed": boxed}}
 
 
 # ---------------------------------------------------------------------------------------------------------- the task

@@ -1,13 +1,14 @@
-"""What a task is made of: where its data is published, how a row becomes a problem, how a response is judged.
+"""The parts of a task: where its data is published, how a row becomes a problem, and how a response is judged.
 
-Each task is one file, of the same shape: its published data, its prompt, its reward function, and a `TASK` that names
-them. `bapo-openrlhf prepare` turns the published rows into files that OpenRLHF reads, `bapo-openrlhf evaluate` runs its
+Each task is one file with its published data, its prompts, its reward function, and a `TASK` that names them.
+`bapo-openrlhf prepare` turns published rows into files that OpenRLHF reads. `bapo-openrlhf evaluate` runs the
 benchmarks. Nothing here needs torch, a network or a tokenizer.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +16,18 @@ from typing import Any
 
 
 class BadRow(ValueError):
-    """A published row that is no problem of the task. The message is the reason, in words that can be counted."""
+    """A published row that is not a problem of the task. The message is the reason. Equal reasons are counted."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem, before it is put into a prompt.
+    """One problem before it is put into a prompt.
 
     Attributes:
-        text: what is asked.
-        label: what the reward function is given; a string, for OpenRLHF's loader wants one type in a column.
-        key: equal for problems that are the same one, however they are written: duplicates, and overlap of training and
-            test data, are found by it.
-        images: contents of the image files, in the order in which the text refers to them.
+        text: The question.
+        label: The input of the reward function. It is a string because OpenRLHF's loader needs one type in a column.
+        key: Equal for two forms of the same problem. It shows duplicates, and overlap of training and test data.
+        images: Contents of the image files, in the order in which the text refers to them.
     """
 
     text: str
@@ -41,10 +41,10 @@ class Source:
     """A table of a published data set.
 
     Attributes:
-        hub: its name on the model hub.
-        columns: the columns that are read, as they are called there.
-        split, config: of the data set.
-        rows: how many rows it was published with; another number is reported.
+        hub: Name of the data set on the model hub.
+        columns: The published names of the columns that are read.
+        split, config: Split and configuration of the data set.
+        rows: The published number of rows. A different number is reported.
     """
 
     hub: str
@@ -59,11 +59,12 @@ class Part:
     """Training data or a benchmark: some of the different problems of a source.
 
     Attributes:
-        title: as the paper's tables call it.
-        source: where it is published.
-        first, count: which of the source's problems; `count` None means all from `first` on.
-        shuffled: whether they are put in an order given by the seed before these are taken, so that several parts
-            share out one source.
+        title: Name in the paper's tables.
+        source: Where it is published.
+        first, count: The part takes `count` problems of the source, beginning with number `first`. A count of None
+            means all the rest.
+        shuffled: Whether the seed shuffles the source before the problems are taken. Then several parts can divide one
+            source.
     """
 
     title: str
@@ -78,17 +79,17 @@ class Task:
     """One task.
 
     Attributes:
-        name: as `bapo-openrlhf prepare` calls it.
-        file: the task's file, which is its reward function too (`--reward.remote_url`).
-        train: the training data.
-        benchmarks: by name, in the order of the paper's Table 1.
-        problem: published row -> Problem.  Raises BadRow.
-        prompts: by name, ways to put a problem into a prompt, without chat markup. The first is the default.
-        generate: (generator's name, part's name, how many, seed) -> problems, for tasks that need no published data.
-        generators: names that `generate` takes, with what they are in words.
-        sizes: by generator and part, problems that `generate` makes unless told otherwise.
-        compare_texts: whether words tell problems apart, so that training problems whose words are nearly a test
-            problem's are worth looking for.
+        name: Name for `bapo-openrlhf prepare`.
+        file: The file of the task. It is also the reward file (`--reward.remote_url`).
+        train: The training data.
+        benchmarks: The benchmarks by name, in the order of the paper's Table 1.
+        problem: Makes a Problem from a published row. It raises BadRow if that is impossible.
+        prompts: Functions that make a prompt without chat markup, by name. The first is the default.
+        generate: Makes problems from (generator, part, number, seed), for tasks that need no published data.
+        generators: The names of generators, each with a description.
+        sizes: The default number of generated problems by generator and part.
+        compare_texts: Whether different problems have different words. Then training problems with nearly the words of
+            a test problem are searched for.
     """
 
     name: str
@@ -104,15 +105,15 @@ class Task:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """The training data, called train, and the benchmarks."""
+        """The training data under the name train, and the benchmarks."""
         return {"train": self.train, **self.benchmarks}
 
 
 def require(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
-    """The values of some columns of a published row.
+    """The values of some columns of a published row. `prepare` has checked that the columns exist.
 
     Raises:
-        BadRow: one is empty. (That a column is missing altogether is found before the first row is read.)
+        BadRow: A value is empty.
     """
     values = [row[column] for column in columns]
     for column, value in zip(columns, values, strict=True):
@@ -125,5 +126,11 @@ _LAYOUT = re.compile(r"\s+|\$|\\[,;:! ]|\\(?:left|right|quad|qquad|displaystyle)
 
 
 def text_key(text: str) -> str:
-    """Key of a problem in words: its text without case and what is layout only: blanks, dollar signs, LaTeX spacing."""
+    """The key of a text: the text without case and layout, which is blanks, dollar signs and LaTeX spacing."""
     return _LAYOUT.sub("", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").lower().rstrip(".")
+
+
+def vector(numbers: list[float]) -> Any:
+    """A float tensor, which OpenRLHF's own engine needs. It is a list if the process has not loaded torch."""
+    torch = sys.modules.get("torch")
+    return numbers if torch is None else torch.tensor(numbers, dtype=torch.float32)

@@ -174,7 +174,7 @@ def intervals(
     Args:
         rows: Columns name, value, low, high and colour, from above. Without an interval low and high are NaN.
         x: Title of the axis, with its unit.
-        domain: Ends of the axis, or within them.
+        domain: The range that the axis covers at least.
         reference: A value to compare with, drawn as a line across.
         single: Columns name and value.
     """

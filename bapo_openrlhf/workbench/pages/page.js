@@ -1,4 +1,5 @@
-// Reading a chart's values with mouse, finger or keyboard, and sorting tables. Everything is there without it, too.
+// Shows the values of a chart under the mouse, under a finger, or with a slider for the keyboard, and sorts tables.
+// The page is complete without this script.
 "use strict";
 
 for (const figure of document.querySelectorAll("figure[data-from]")) {
@@ -6,7 +7,7 @@ for (const figure of document.querySelectorAll("figure[data-from]")) {
   const to = Number(figure.dataset.to);
   const drawing = figure.querySelector(".drawing");
   const heads = [...figure.querySelectorAll("thead th")].map((cell) => cell.textContent);
-  let rows = null; // read when first asked for: there may be many
+  let rows = null; // read at the first use, because there may be many
 
   const box = document.createElement("div");
   box.className = "readout";

@@ -1,1 +1,1 @@
-"""A first run from nothing: `python -m bapo_openrlhf.workbench.quickstart` makes its own model and data."""
+"""A first run without downloads: `python -m bapo_openrlhf.workbench.quickstart` makes its own model and data."""

@@ -1,6 +1,6 @@
 """`python -m bapo_openrlhf.workbench.quickstart`: a base model, data, BA-PPO on the real stack, a table and a picture.
 
-Run from the project's folder. Everything goes to runs/; the base model and the data are made once.
+Run it in the project's folder. All files go to runs/. The base model and the data are made only once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ PROMPTS = countdown.TASK.sizes["small"]["train"]
 
 
 def main() -> int:
-    """Make what is missing, train, show the result."""
+    """Make the missing files, train, and show the result."""
     parser = argparse.ArgumentParser(prog="python -m bapo_openrlhf.workbench.quickstart")
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="rows of the training data, 2500 at most")
-    parser.add_argument("--only-prepare", action="store_true", help="make the base model and the data, do not train")
-    given, flags = parser.parse_known_args()  # the rest are flags of `bapo-openrlhf train`
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of training prompts, at most 2500")
+    parser.add_argument(
+        "--only-prepare", action="store_true", help="make the base model and the data, but do not train"
+    )
+    given, flags = parser.parse_known_args()  # The other flags are those of `bapo-openrlhf train`.
     if not 1 <= given.prompts <= 2500:
-        parser.error(f"--prompts is {given.prompts}; it must be 1 to 2500: there are no more different easy problems")
+        parser.error(
+            f"--prompts is {given.prompts}; it must be 1 to 2500 because there are few different easy problems"
+        )
     console = Console()
 
     console.print("[bold]1/3[/] base model: a small Qwen3, taught Countdown imperfectly")
@@ -39,7 +43,7 @@ def main() -> int:
         return 0
 
     console.print("[bold]2/3[/] reinforcement learning on OpenRLHF: Ray, DeepSpeed, vLLM")
-    # In a process of its own: training changes its environment and imports gigabytes.
+    # Training runs in a process of its own because it changes its environment and imports large libraries.
     command = [sys.executable, "-m", "bapo_openrlhf.cli.train", "--config", "configs/quickstart.yaml", *flags]
     status = subprocess.run(command, check=False).returncode
     if status != 0:

@@ -1,9 +1,9 @@
-"""The quickstart's base model: a small Qwen3 made on the spot, taught Countdown badly on purpose.
+"""The quickstart's base model: a small Qwen3 that is made here and learns Countdown badly on purpose.
 
-Nothing is downloaded. A character-level tokenizer and a model of 0.8M parameters are made from a seed and taught, in
-under two minutes on two cores, on solutions of which a known share is wrong. The result writes well-formed answers,
-solves easy problems nearly always and hard ones seldom, and knows more than it samples: the spread of all-right,
-all-wrong and mixed groups that batch adaptation works on, with room for reinforcement learning to gain.
+Nothing is downloaded. A character-level tokenizer and a model with 0.8M parameters are made from a seed. The model is
+trained for less than two minutes on two cores, on solutions of which a known share is wrong. It then writes well-formed
+answers, nearly always solves easy problems, and seldom solves hard ones. So there are all-right, all-wrong and mixed
+groups, which batch adaptation needs, and reinforcement learning can still improve the model.
 """
 
 from __future__ import annotations
@@ -28,30 +28,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 MANIFEST = "base_model.json"
-FORMAT = 1  # raise it when a change of this file makes another model of the same settings
+FORMAT = 1  # Increase it if a change of this file makes a different model from the same settings.
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
 CHARACTERS = "0123456789+-*/() :="
-VOCAB_MULTIPLE = 64  # the rollout engine pads to it; the ids between are reserved tokens, so that each id decodes
-POOL = 8  # batches drawn and sorted by length at a time
+VOCAB_MULTIPLE = 64  # The rollout engine pads the vocabulary to it. Reserved tokens fill it, so that each id decodes.
+POOL = 8  # Number of batches that are drawn and sorted by length at a time.
 
 
 @dataclass(frozen=True)
 class BaseModelSettings:
-    """All that the base model depends on; same settings, same model (on the same machine and versions).
+    """Everything that the base model depends on. Equal settings give equal models on one machine and equal versions.
 
     Attributes:
-        seed: of the weights, the problems and the order.
-        steps: optimizer steps; training ends by their number, never by the clock.
-        batch_size: solutions a step.
-        learning_rate: peak of AdamW's, after a linear warm-up of 5 % of the steps, before a cosine decay to 0.
-        mix: weight of each level among the solutions.
-        wrong: share of wrong solutions at each level in the second phase: the right numbers, another value.
-        clean: share of the steps, at the start, whose solutions are all right. What is learned there is what
-            reinforcement learning can bring back quickly.
-        hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, max_length: the architecture.
-        threads: torch's threads while training.
+        seed: Seed of the weights, the problems and their order.
+        steps: Number of optimizer steps.
+        batch_size: Number of solutions in a step.
+        learning_rate: Peak learning rate of AdamW, after a linear warm-up over 5 % of the steps and before a cosine
+            decay to 0.
+        mix: Weight of each level among the solutions.
+        wrong: Share of wrong solutions at each level in the second phase. They use the right numbers but miss the
+            target.
+        clean: Share of the steps that form the first phase. All its solutions are right, and reinforcement learning
+            can quickly restore what the model learns in it.
+        hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, max_length: The architecture.
+        threads: Number of torch's threads during training.
     """
 
     seed: int = 0
@@ -73,31 +75,31 @@ class BaseModelSettings:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "layers", "heads", "kv_heads", "threads"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)} must be at least 1")
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         weights = self.mix.values()
         if set(self.mix) - set(countdown.LEVELS) or min(weights, default=-1) < 0 or sum(weights) <= 0:
             raise ConfigError(
-                f"mix {dict(self.mix)} must give weights >= 0, not all 0, to levels of {sorted(countdown.LEVELS)}"
+                f"mix is {dict(self.mix)}; it must give weights >= 0, not all 0, to any of {sorted(countdown.LEVELS)}"
             )
         if set(self.mix) - set(self.wrong) or not all(0 <= share <= 1 for share in self.wrong.values()):
             raise ConfigError(
-                f"wrong {dict(self.wrong)} must give a share of 0..1 to each level of mix {sorted(self.mix)}"
+                f"wrong is {dict(self.wrong)}; it must give a share of 0..1 to each level of mix, {sorted(self.mix)}"
             )
         if not 0 <= self.clean <= 1:
-            raise ConfigError(f"clean {self.clean} must be a share of 0..1")
+            raise ConfigError(f"clean is {self.clean}; it must be within 0..1")
 
     @property
     def hash(self) -> str:
-        """A digest of all settings and of FORMAT."""
+        """A digest of all settings and FORMAT."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_tokenizer(size: int | None = None) -> PreTrainedTokenizerFast:
-    """One token a character of the task, plus <pad> <bos> <eos> <unk>; no token is added to a text.
+    """A tokenizer with a token for each character of the task, and <pad> <bos> <eos> <unk>. It adds none to a text.
 
     Args:
-        size: of the vocabulary, filled up with reserved tokens; None for the least multiple of VOCAB_MULTIPLE.
+        size: Size of the vocabulary, which reserved tokens fill. None means the least multiple of VOCAB_MULTIPLE.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -145,9 +147,9 @@ def make_model(settings: BaseModelSettings, vocab_size: int) -> Qwen3ForCausalLM
 
 
 def solutions(settings: BaseModelSettings) -> Iterator[list[tuple[str, str]]]:
-    """One batch of (prompt, solution) for each step, of the train split's problems only.
+    """A batch of pairs (prompt, solution) for each step. All problems are from the train split.
 
-    Batches are cut from a pool sorted by length, which saves a quarter of the padding.
+    Batches are cut from a pool that is sorted by length. That saves a quarter of the padding.
     """
     rng = random.Random(settings.seed)
     levels = [level for level, weight in settings.mix.items() if weight > 0]
@@ -171,7 +173,7 @@ def solutions(settings: BaseModelSettings) -> Iterator[list[tuple[str, str]]]:
 
 
 def _wrong(rng: random.Random, puzzle: countdown.Puzzle) -> str:
-    """An expression over the puzzle's numbers that misses its target."""
+    """An expression with the puzzle's numbers that misses the target."""
     while True:
         text, value = countdown.random_expression(rng, puzzle.numbers)
         if value != puzzle.target:
@@ -179,7 +181,7 @@ def _wrong(rng: random.Random, puzzle: countdown.Puzzle) -> str:
 
 
 def _batch(pairs: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels (B, T), padded on the right; labels are -100 outside the solution and its <eos>."""
+    """Token ids and labels, shape (B, T), padded on the right. Labels are -100 outside the solution and its <eos>."""
     import torch
 
     ids = {character: i for i, character in enumerate(CHARACTERS, start=len(SPECIAL_TOKENS))}
@@ -194,7 +196,7 @@ def _batch(pairs: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor
 
 
 def train(model: Qwen3ForCausalLM, settings: BaseModelSettings, *, progress: bool = True) -> list[float]:
-    """Supervised training on imperfect solutions; returns the loss (nats a token) of each step."""
+    """Train the model on imperfect solutions. Returns the loss of each step in nats per token."""
     import torch
     from tqdm import tqdm
 
@@ -211,7 +213,7 @@ def train(model: Qwen3ForCausalLM, settings: BaseModelSettings, *, progress: boo
     bar = tqdm(solutions(settings), total=settings.steps, desc="base model", unit="step", disable=not progress)
     for pairs in bar:
         tokens, labels = _batch(pairs)
-        # Padding is on the right and attention is causal: no real token sees it, so no mask is needed.
+        # No mask is needed: padding is on the right and attention is causal, so no real token sees it.
         loss = model(input_ids=tokens, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -224,7 +226,7 @@ def train(model: Qwen3ForCausalLM, settings: BaseModelSettings, *, progress: boo
 
 
 def is_current(directory: str | os.PathLike, settings: BaseModelSettings) -> bool:
-    """Whether the folder holds a whole model of these settings: same hash, and its files as they were written."""
+    """Whether the folder holds a complete model of these settings, with all files as they were written."""
     directory = Path(directory)
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
@@ -237,27 +239,24 @@ def is_current(directory: str | os.PathLike, settings: BaseModelSettings) -> boo
 def build(
     directory: str | os.PathLike, settings: BaseModelSettings | None = None, *, progress: bool = True
 ) -> tuple[Path, bool]:
-    """The base model in `directory`, made now or reused.
+    """Make the base model in `directory`, or reuse it.
 
-    Written beside its place and moved there when whole, so that an interrupted build leaves nothing that looks like a
-    model. A folder with other settings (or damaged) is rebuilt.
+    The model is written to a folder next to its place and moved there when it is complete. So an interrupted build
+    leaves nothing that looks like a model. A damaged model, or one with other settings, is made again.
 
     Returns:
         The folder, in Hugging Face's layout with bf16 weights, and whether it was made now.
 
     Raises:
-        ConfigError: the folder holds something that this function did not write.
+        ConfigError: The folder holds something that this function did not write.
     """
     settings = settings or BaseModelSettings()
     directory = Path(directory)
     if is_current(directory, settings):
         return directory, False
-    if (
-        directory.exists()
-        and not (directory / MANIFEST).is_file()
-        and (directory.is_file() or any(directory.iterdir()))
-    ):
-        raise ConfigError(f"model directory {str(directory)!r} exists and is no base model; give a new or empty folder")
+    foreign = directory.is_file() or (directory.is_dir() and any(directory.iterdir()))
+    if foreign and not (directory / MANIFEST).is_file():
+        raise ConfigError(f"model directory is {directory}; it must be a new or empty folder, or hold a base model")
 
     import torch
 
@@ -281,7 +280,7 @@ def build(
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         }
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        unfinished.chmod(0o755)  # mkdtemp's own mode shuts other users out
+        unfinished.chmod(0o755)  # mkdtemp does not let other users read.
         if directory.exists():
             shutil.rmtree(directory)
         unfinished.replace(directory)

@@ -78,8 +78,8 @@ def _overview(page: Comparison) -> Section:
 def _accuracy(page: Comparison) -> Section:
     intro = (
         "The accuracy of a prompt is the mean reward of a group of G responses; it is in bin k/G when k of them were "
-        "right. A pass is as many fresh groups as there are different prompts. One group says little of a prompt: some "
-        "of the movement is chance."
+        "right. A pass is as many fresh groups as there are different prompts. One group says little about a prompt: "
+        "some of the movement is chance."
     )
     notes = []
     for run in page.runs:

@@ -96,7 +96,7 @@ def pairs(page: Comparison) -> list[Table]:
     found = {run.name: paired(base.groups, run.groups) for run in others if not why_no_bins(run)}
     rows = [_pair(name, compared) for name, compared in found.items() if compared]
     head = ["run", "prompts of both", "its mean", f"mean of {base.name}", "difference, 95 % interval"]
-    head += ["better / equal / worse", "solved by it alone", f"solved by {base.name} alone"]
+    head += ["better / equal / worse", "solved only by it", f"solved only by {base.name}"]
     title = (
         f"The latest group means of the same prompts, paired with {base.name}; interval by bootstrap over the prompts"
     )

@@ -1,4 +1,4 @@
-"""What the figures of metrics say: title, one plain sentence, unit."""
+"""The words of the figures that show metrics: a title, one plain sentence, and the unit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Words:
     """A figure's words.
 
     Attributes:
-        says: what it shows.
-        y: the y axis, with its unit.
-        paper: the figure of the paper that it corresponds to; empty for none.
-        why: why a run may lack it.
-        peaks: where a point stands for several steps, it is their largest value; else their mean.
+        says: What the figure shows.
+        y: Title of the y axis, with its unit.
+        paper: The figure of the paper that it corresponds to; empty if there is none.
+        why: Why a run may lack the metric.
+        peaks: Whether a point that stands for several steps is their largest value. Otherwise it is their mean.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Words:
     peaks: bool = False
 
 
-# By metric; {} stands for a source.
+# By metric. {} stands for a source.
 WORDS = {
     "rollouts/total": Words(
         "Responses generated", "Responses generated so far, re-evaluation included.", "responses", "Fig. 9"

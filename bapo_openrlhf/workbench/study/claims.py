@@ -62,7 +62,8 @@ def _judge(results: Results, claim: Claim, target: float | None) -> Verdict:
     if claim.measure == "rollouts_to":
         return _judge_reaching(results, claim, target or 0.0)
     verdict = _compare(claim, target, _pairs(results.measure(claim.measure), claim).dropna())
-    if claim.measure in DIFFERENCES and verdict.effect and _has_no_width(verdict.effect):
+    effect = verdict.effect
+    if claim.measure in DIFFERENCES and effect and effect.count > 1 and effect.high - effect.low < NO_WIDTH:
         return replace(verdict, holds=None, notes=["all pairs differ by the same amount, so their spread is unknown"])
     return verdict
 
@@ -103,7 +104,7 @@ def _judge_reaching(results: Results, claim: Claim, target: float) -> Verdict:
 
 
 def _compare(claim: Claim, target: float | None, pairs: pandas.DataFrame) -> Verdict:
-    """The verdict by the interval of the pairs' differences or ratios."""
+    """The verdict that the interval of the pairs' differences or ratios gives."""
     if claim.measure in DIFFERENCES:
         interval, effects, equal, sign = mean_interval, pairs["better"] - pairs["than"], 0.0, 1
     else:
@@ -130,10 +131,6 @@ def _holds(effect: Estimate | None, equal: float, sign: int, margin: float) -> b
     if low > 0:
         return True
     return False if high <= 0 else None
-
-
-def _has_no_width(effect: Estimate) -> bool:
-    return effect.low is not None and effect.high is not None and effect.high - effect.low < NO_WIDTH
 
 
 # ── in words ──

@@ -42,7 +42,7 @@ class Results:
     runs: Sequence[StudyRun]
 
     def __post_init__(self) -> None:
-        seen = Counter((found.arm.name, found.seed) for found in self.runs)
+        seen = Counter(found.key for found in self.runs)
         if twice := [key for key, count in seen.items() if count > 1]:
             raise ValueError(f"runs given more than once (arm, seed): {twice}")
 
@@ -143,28 +143,33 @@ class Results:
         group had no right response, the share that a later group solved.
         """
         by_run = self.steps.groupby(RUN)
-        last = by_run[[ROLLOUTS, TOKENS_TRAINED]].last()
-        prompts = self.prompts[self.prompts["first"] == 0]
-        about = {(found.arm.name, found.seed): (found.finished, epochs(found)) for found in self.runs}
-        table = pandas.DataFrame({
-            "rollouts": last[ROLLOUTS],
-            "tokens_trained": last[TOKENS_TRAINED],
+        hard = self.prompts[self.prompts["first"] == 0]
+        finished = {found.key: found.finished for found in self.runs}
+        trained = by_run[TOKENS_TRAINED].last()
+        return pandas.DataFrame({
+            "finished": [finished[key] for key in trained.index],
+            "rollouts": by_run[ROLLOUTS].last(),
+            "tokens_trained": trained,
+            "update_tokens": self.times_epochs(trained),
             "seconds": by_run[ALL_SECONDS].sum(min_count=1),
             "reward_end": by_run[REWARD].agg(_end_mean),
-            "solved": (prompts["best"] > 0).groupby(RUN).mean(),
-        })  # fmt: skip
-        table["finished"] = [about[key][0] for key in table.index]
-        table["update_tokens"] = table["tokens_trained"] * [about[key][1] for key in table.index]
-        return table
+            "solved": (hard["best"] > 0).groupby(RUN).mean(),
+        }, index=trained.index)  # fmt: skip
+
+    def times_epochs(self, tokens: pandas.Series) -> pandas.Series:
+        """Numbers of tokens of runs, index (arm, seed), times the number of epochs that each run trains on a batch."""
+        flags = {found.key: found.run.config.get("train.max_epochs") for found in self.runs}
+        return tokens * [flags[key] if is_number(flags[key]) else 1 for key in tokens.index]
 
     @cached_property
     def final(self) -> pandas.DataFrame:
         """Final accuracy (pass@1) of each finished run on each benchmark; the index is (arm, seed).
 
-        A run without an accuracy on one of the benchmarks is left out.
+        A run without an accuracy on one of the benchmarks is left out. The rows are sorted, because the bootstrap
+        depends on their order.
         """
-        last = self.evaluations.drop_duplicates(RUN, keep="last").set_index(RUN)
-        return last.loc[self.numbers["finished"].reindex(last.index), list(self.study.evaluations)].dropna()
+        last = self.evaluations.drop_duplicates(RUN, keep="last").set_index(RUN).sort_index()
+        return last.loc[self.numbers["finished"].reindex(last.index), self.benchmarks].dropna()
 
     def scores(self, arm: Arm) -> np.ndarray:
         """Final accuracies of the arm's runs that have them, shape (runs, benchmarks)."""
@@ -182,22 +187,21 @@ class Results:
         ordered = [*filter(names.__contains__, PHASE_LABELS), *sorted({*names} - {*PHASE_LABELS})]
         return by_arm.sum(min_count=1).div(by_arm.size(), axis=0)[ordered].dropna(axis=1, how="all")
 
-    def measure(self, name: str, target: float | None = None) -> pandas.Series:
-        """The number of each run that a claim compares; the index is (arm, seed). Runs without it are left out.
+    def measure(self, name: str) -> pandas.Series:
+        """Final accuracy (the mean over the benchmarks), rollouts, or solved; the index is (arm, seed).
 
-        Args:
-            name: "accuracy" (the mean over the benchmarks), "rollouts", "solved", or "rollouts_to" with a target.
-            target: The accuracy to reach.
+        Runs that have not finished, or do not have this number, are left out.
         """
         if name == "accuracy":
             return self.final.mean(axis=1)
-        if name in ("rollouts", "solved"):
-            return self.numbers.loc[self.numbers["finished"], name].dropna()
-        if name == "rollouts_to" and target is not None:
-            return self.until(target, ROLLOUTS)
-        raise ValueError(f"measure is {name!r}; it may be accuracy, rollouts, solved or rollouts_to")
+        return self.numbers.loc[self.numbers["finished"], name].dropna()
 
     # ── accuracy during the run ──
+
+    @property
+    def benchmarks(self) -> list[str]:
+        """The columns of `evaluations` that hold pass@1 on a benchmark."""
+        return [f"eval_{name}_pass1" for name in self.study.evaluations]
 
     @cached_property
     def evaluations(self) -> pandas.DataFrame:
@@ -205,16 +209,10 @@ class Results:
 
         The accuracy is NaN if an evaluation lacks a benchmark.
         """
-        keys = {f"eval_{name}_pass1": name for name in self.study.evaluations}
-        rows = [
-            {**row, "arm": found.arm.name, "seed": found.seed}
-            for runs in self.by_arm.values()
-            for found in runs
-            for row in found.evaluations
-        ]
-        table = pandas.DataFrame(rows, columns=[*RUN, "step", *keys]).rename(columns=keys)
-        table[[*keys.values()]] = table[[*keys.values()]].apply(pandas.to_numeric, errors="coerce").astype(float)
-        return table.assign(accuracy=table[[*keys.values()]].mean(axis=1, skipna=False))
+        rows = [{**row, "arm": found.arm.name, "seed": found.seed} for found in self.runs for row in found.evaluations]
+        table = pandas.DataFrame(rows, columns=[*RUN, "step", *self.benchmarks])
+        found = table[self.benchmarks].apply(pandas.to_numeric, errors="coerce").astype(float)
+        return table.assign(**found, accuracy=found.mean(axis=1, skipna=False))
 
     @cached_property
     def accuracy(self) -> pandas.DataFrame:
@@ -251,12 +249,6 @@ class Results:
         groups = pandas.concat(frames) if frames else pandas.DataFrame(columns=[*RUN, "prompt", "mean"])
         by_prompt = groups.dropna(subset="mean").groupby([*RUN, "prompt"])["mean"]
         return by_prompt.agg(first="first", best="max", worst="min", latest="last").astype(float)
-
-
-def epochs(found: StudyRun) -> float:
-    """How many times a run trains on each batch; 1 if its flags do not say."""
-    value = found.run.config.get("train.max_epochs")
-    return float(value) if is_number(value) else 1.0
 
 
 def _end_mean(values: pandas.Series) -> float:

@@ -31,7 +31,7 @@ from bapo_openrlhf.workbench.study.data import PATHS, RUN, Results, band
 from bapo_openrlhf.workbench.study.definition import Arm
 from bapo_openrlhf.workbench.study.statistics import Estimate
 
-MAX_POINTS = 48  # of a curve, because there are many curves
+MAX_POINTS = 48  # points of a curve; few, because there are many curves
 FEW = 5  # arms in a chart, in addition to the baseline
 SMALL = 185  # height in pixels of a chart with one arm
 LINE = 29  # height in pixels of one arm in a chart with a line for each arm
@@ -124,7 +124,7 @@ def reward_kind(results: Results, spent: str = "") -> Kind:
         "Reward for responses generated" if spent else "Reward over the steps",
         "Mean reward of the fresh responses before the filter, smoothed.",
         "mean reward, smoothed",
-        {(found.arm.name, found.seed): smoothed(found.run.curve(REWARD)) for found in results.runs},
+        {found.key: smoothed(found.run.curve(REWARD)) for found in results.runs},
         spent,
         f"{REWARD} is not recorded",
     )
@@ -140,22 +140,17 @@ def against_baseline(results: Results, kind: Kind) -> list[Figure]:
     domain = (0.0, last or 1.0) if kind.spent else (min(1.0, first), max(results.last_step, last, 2.0))
     low, high = float(whole["low"].min()), float(whole["high"].max())
     y_domain = (low, high) if low < high else None
-    return [
-        _small_multiple(results, kind, arms, bands, domain, y_domain)
-        for path in results.paths
-        for arms in _with_baseline(results.of_path(path))
-    ]
-
-
-def _with_baseline(arms: Sequence[Arm]) -> list[Sequence[Arm]]:
-    """Each arm after its baseline. A baseline without other arms stands for itself."""
-    baseline, *others = arms
-    return [[baseline, arm] for arm in others] or [[baseline]]
+    drawn = []
+    for path in results.paths:
+        baseline, *others = results.of_path(path)
+        pairs = [[baseline, arm] for arm in others] or [[baseline]]
+        drawn += [_small_multiple(results, kind, pair, bands, domain, y_domain) for pair in pairs]
+    return drawn
 
 
 def _band(results: Results, kind: Kind, arm: Arm) -> pandas.DataFrame:
     """Median and quartiles of an arm over the steps, or over the median of what its seeds had spent by these steps."""
-    runs = [(arm.name, found.seed) for found in results.by_arm[arm.name]]
+    runs = [found.key for found in results.by_arm[arm.name]]
     curves = [kind.curves[run] for run in runs if run in kind.curves]
     # Over a running total, each curve has places of its own, and so rows of its own in the table.
     few = MAX_POINTS // 2
@@ -178,7 +173,7 @@ def _small_multiple(
     domain: Domain,
     y_domain: Domain | None,
 ) -> Figure:
-    """The figure of the last of these arms; before it comes its baseline."""
+    """The figure of the last of these arms. The baseline comes before it, unless the arm is the baseline itself."""
     name = results.labels[arms[-1].name]
     if bands[arms[-1].name].empty:
         return Figure(kind.title, kind.says, None, run=name, missing=[kind.why])
@@ -208,7 +203,7 @@ def _quartiles(curves: Sequence[Curve], x: str) -> Table:
     """The median and the quartiles of each curve, one row per x."""
     columns = {}
     for curve in curves:
-        found = curve.band[~curve.band.index.duplicated(keep="last")]  # type: ignore[union-attr,index]
+        found = curve.band[~curve.band.index.duplicated(keep="last")]
         columns[f"{curve.key.name}, median"] = found["median"]
         columns[f"{curve.key.name}, quartiles"] = found["low"].map(number) + " to " + found["high"].map(number)
     frame = pandas.DataFrame(columns).sort_index()
@@ -220,7 +215,7 @@ def _quartiles(curves: Sequence[Curve], x: str) -> Table:
 
 
 def few_arms(results: Results) -> list[tuple[str, list[Arm]]]:
-    """At most FEW arms of a path with its baseline before them, and what to call them."""
+    """The arms in parts for one chart each: the name of the part, then the baseline and at most FEW other arms."""
     found = []
     for path in results.paths:
         baseline, *others = results.of_path(path)
@@ -233,7 +228,7 @@ def few_arms(results: Results) -> list[tuple[str, list[Arm]]]:
 
 
 def compared(results: Results, metric: str) -> list[Figure]:
-    """A metric of WORDS, the mean over the seeds: at most FEW arms and the baseline of their path in a chart."""
+    """A metric of WORDS, as means over the seeds. A chart has at most FEW arms and the baseline of their path."""
     parts = [(name, arms_of(results, arms, baseline=True)) for name, arms in few_arms(results)]
     drawn = [binned(run.curve(metric), page.width, peaks=WORDS[metric].peaks) for _, page in parts for run in page.runs]
     ends = [end for values in drawn if len(values) for end in (values.min(), values.max())]
@@ -242,7 +237,7 @@ def compared(results: Results, metric: str) -> list[Figure]:
 
 
 def profiles(results: Results) -> list[Figure]:
-    """Performance profiles: at most FEW arms and the baseline of their path in a chart."""
+    """Performance profiles. A chart has at most FEW arms and the baseline of their path."""
     title = "Performance profile"
     says = "Share of all final accuracies, of every seed and benchmark, that are above a value; the higher, the better."
     scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}

@@ -31,6 +31,11 @@ class StudyRun:
     evaluations: Sequence[Mapping[str, Any]] = ()
 
     @property
+    def key(self) -> tuple[str, int]:
+        """The names of the arm and the seed, which are the index of tables of runs."""
+        return self.arm.name, self.seed
+
+    @property
     def finished(self) -> bool:
         """Whether all steps are there. The last accuracy of an interrupted run is not its final accuracy."""
         planned = self.run.about.get("total_steps")

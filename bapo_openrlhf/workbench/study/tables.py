@@ -15,7 +15,7 @@ from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import is_number, number
 from bapo_openrlhf.workbench.report.tables import different_flags
 from bapo_openrlhf.workbench.study import statistics
-from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, TOKENS_TRAINED, Results, epochs
+from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, TOKENS_TRAINED, Results
 from bapo_openrlhf.workbench.study.statistics import Estimate
 
 # ── at a glance ──
@@ -143,9 +143,7 @@ def targets(results: Results) -> list[Table]:
 
 
 def _target(results: Results, target: float) -> Table:
-    rollouts, tokens = (results.until(target, total) for total in (ROLLOUTS, TOKENS_TRAINED))
-    times = {(found.arm.name, found.seed): epochs(found) for found in results.runs}
-    tokens = tokens * [times[key] for key in tokens.index]
+    rollouts, tokens = results.until(target, ROLLOUTS), results.times_epochs(results.until(target, TOKENS_TRAINED))
     rows: list[list[Any]] = []
     for path in results.paths:
         baseline = results.of_path(path)[0]
