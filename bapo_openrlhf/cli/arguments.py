@@ -1,8 +1,8 @@
-"""From YAML files and a command line to OpenRLHF's arguments plus this project's.
+"""Read YAML files and a command line, and return OpenRLHF's arguments with this project's.
 
-A YAML file holds the same flags, nested at the dots or written with dots. Precedence, low to high: what the algorithm
-stands for, the YAML files in their order, command line. An `--algorithm` on the command line, or in a later file, also
-overrules a file written for another one.
+A YAML file holds the same flags, nested at the dots or written with dots. From low to high, the precedence is: what the
+algorithm stands for, the YAML files in their order, the command line. If the command line or a later file chooses
+another `--algorithm`, this also overrules the estimator and the method that a file has for its own algorithm.
 """
 
 from __future__ import annotations
@@ -20,30 +20,33 @@ from bapo_openrlhf import config
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.launch import openrlhf_cli, vision
 
-REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # where rewards come from
+REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # the sources of rewards
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """OpenRLHF's parser with `--config` and this project's flags added."""
     parser = openrlhf_cli.build_parser()
     parser.prog = prog
-    parser.add_argument("--config", metavar="YAML", nargs="+", action="extend", help="files of flags; a later one wins "
-                        "over an earlier one, the command line over all")  # fmt: skip
+    parser.add_argument("--config", metavar="YAML", nargs="+", action="extend", help="files of flags; a later "
+                        "file overrules an earlier one, the command line overrules all files")  # fmt: skip
     config.add_flags(parser)
     parser.error = refuse  # type: ignore[method-assign]
     return parser
 
 
 def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNamespace:
-    """Parsed and checked arguments: OpenRLHF's nested namespace, with `.adapt`, `.run` and `.algorithm` added.
+    """Parse and check the arguments.
+
+    Returns:
+        OpenRLHF's nested namespace, with `.algorithm`, `.adapt`, `.verifier` and `.run` added.
 
     Raises:
-        ConfigError: anything about the input that is wrong and can be known without data and models.
+        ConfigError: Something is wrong that can be known without data and models.
     """
     parser = build_parser(prog)
     given = parser.parse_args(list(argv))
     files = {path: dict(_settings(Path(path))) for path in given.config or []}
-    written = {name: path for path, settings in files.items() for name in settings}  # a later file has the last word
+    written = {name: path for path, settings in files.items() for name in settings}  # the last file that has the flag
     settings = {name: files[path][name] for name, path in written.items()}
     algorithm = given.algorithm or settings.get("algorithm")
     layers: list[str] = []
@@ -61,11 +64,12 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
 
 
 def _meaning(algorithm: config.Algorithm, settings: dict[str, Any], *, switched: bool) -> Iterator[str]:
-    """What the algorithm stands for, where the YAML files have not chosen another of its variants.
+    """The flags that the algorithm stands for, unless the YAML files chose another variant of it.
 
     Args:
-        settings: the YAML files'.
-        switched: whether the algorithm overrules that of a file: on the command line, or in a later file.
+        algorithm: The chosen algorithm.
+        settings: Flags of the YAML files.
+        switched: Whether the algorithm overrules that of a file, from the command line or from a later file.
     """
     estimator, method = settings.get("algo.advantage.estimator"), settings.get("adapt.method")
     if estimator is None or (switched and estimator not in algorithm.estimators):
@@ -75,7 +79,7 @@ def _meaning(algorithm: config.Algorithm, settings: dict[str, Any], *, switched:
 
 
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
-    """OpenRLHF's checks, then this project's."""
+    """Make OpenRLHF's checks, then this project's."""
     own = {prefix: {} for prefix in config.GROUPS}
     for key, value in list(vars(flat).items()):
         prefix, _, name = key.partition(".")
@@ -97,7 +101,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
 
 
 def _check_positive(flat: argparse.Namespace) -> None:
-    """Before OpenRLHF's checks, which divide by these."""
+    """Check the numbers by which OpenRLHF's own checks divide."""
     for name in (
         "rollout.n_samples_per_prompt",
         "rollout.batch_size",
@@ -112,7 +116,7 @@ def _check_positive(flat: argparse.Namespace) -> None:
 
 
 def _check_rewards(flat: argparse.Namespace) -> None:
-    """Before OpenRLHF takes a critic from the reward model's name, which need not be there."""
+    """Check that rewards have a source. Later, OpenRLHF takes the critic from the reward model's name if it has one."""
     if not any(getattr(flat, name) for name in REWARDS):
         raise ConfigError(
             f"reward.remote_url is not set; it must be a .py file with reward_func, or an endpoint ({REWARDS[1]} and "
@@ -137,13 +141,13 @@ def _check_algorithm(args: SimpleNamespace) -> None:
 
 
 def _settings(path: Path) -> Iterator[tuple[str, Any]]:
-    """The dotted flags of a YAML file."""
+    """The flags of a YAML file by dotted name."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path} is no valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
     yield from _dotted(content, "")
@@ -159,7 +163,7 @@ def _dotted(node: dict, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str) -> Iterator[str]:
-    """YAML settings as the words of a command line, so that argparse checks types and choices."""
+    """The words of a command line that say the same as YAML settings, so that argparse checks types and choices."""
     known = parser._option_string_actions
     for name, value in settings:
         action = known.get(f"--{name}")
@@ -179,12 +183,12 @@ def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
             yield f"--{name}"
             yield from map(str, value)
         elif value is not None:
-            # In one word, or argparse would take -1e-6 for a flag.
+            # It is one word, because otherwise argparse would take -1e-6 for a flag.
             yield from [f"--{name}={value}"] if action.nargs is None else [f"--{name}", str(value)]
 
 
 def _opposite(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
-    """The flag that undoes a switch that is on by default; None where leaving the switch out does."""
+    """The flag that turns off a switch which is on by default; None if the switch is off unless it is given."""
     if action.default == action.const:
         for other in parser._actions:
             if other.dest == action.dest and other.const == (not action.const):

@@ -1,4 +1,4 @@
-"""`bapo-openrlhf check`: validate a whole configuration without models or GPU, and print what would run."""
+"""`bapo-openrlhf check`: check a whole configuration without models or GPU, and print what would run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from bapo_openrlhf.config import Checked
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, registry
 
-# A stored response token costs 4 bytes of id and 4 of behaviour log-prob, a prompt token 4 (adapt/group.py).
-BYTES_PER_RESPONSE_TOKEN = 8
-BYTES_PER_PROMPT_TOKEN = 4
-BYTES_OF_REFERENCE = 4  # of a response token, where there is a reference model
+BYTES_PER_RESPONSE_TOKEN = 8  # 4 for the id and 4 for the behaviour log-prob of a stored token (adapt/group.py)
+BYTES_PER_PROMPT_TOKEN = 4  # for the id
+BYTES_OF_REFERENCE = 4  # in addition for each response token if there is a reference model
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     """Parse, check, print."""
     own = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    own.add_argument("--prompts", type=int, default=None, help="rows of the training data, when it is not here")
+    own.add_argument("--prompts", type=int, default=None, help="rows of the training data if it is not on this machine")
     mine, rest = own.parse_known_args(list(argv))
     args = arguments.parse(rest, prog)
 
@@ -47,7 +46,7 @@ def _is_here(datasets: str | None) -> bool:
 
 
 def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
-    """Name and value of each fact about the run."""
+    """Each fact about the run: its name and its value."""
     adapt, kl, arithmetic = args.adapt, args.algo.kl, checked.arithmetic
     rows = [
         ("algorithm", args.algorithm or "none given: OpenRLHF's flags as they are"),
@@ -76,7 +75,7 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     if adapt.enabled:
         rows += _adaptation(args, checked)
     if args.train.async_enable:
-        rows.append(("record", "run.json and OpenRLHF's own logs alone: its asynchronous trainer is used as it is"))
+        rows.append(("record", "only run.json and OpenRLHF's own logs: the asynchronous trainer is used as it is"))
     rows += _epoch(args, checked)
     return rows
 
@@ -120,7 +119,7 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
         ("hard buffer", f"{adapt.buffer_size} prompts"),
         ("replay buffer", f"at most {groups} groups, {size}"),
     ]
-    # Of another method, the layer knows what it draws; the rest is the method's own business.
+    # The other rows describe BAPO's buffers, which another method need not have.
     rows = sources if issubclass(registry.method_class(adapt.method), BAPO) else []
     if checked.candidates > 1:
         rows = [("prompts drawn", f"{checked.candidates} for each one that is generated for"), *rows]
@@ -138,7 +137,7 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
 def _verifier(args: SimpleNamespace) -> str:
     verifier, endpoints = args.verifier, args.reward.remote_url
     if not endpoints or endpoints == "agent" or not endpoints[0].endswith(".py"):
-        return "not a Python file: runs where it is"
+        return "not a Python file: it runs where it is"
     if not verifier.processes:
         return "within the rollout engine, without limits"
     limits = f"{verifier.timeout:g} s and {verifier.memory_gib:g} GiB a call"

@@ -1,4 +1,4 @@
-"""One Ray for several runs at a time, each in a process of its own that connects to it."""
+"""One Ray that several runs share. Each run has its own process, which connects to this Ray."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from bapo_openrlhf.cpu import stack as cpu
 
 @contextmanager
 def shared_ray(devices: int) -> Iterator[dict[str, str]]:
-    """A Ray on this machine for the time of the block; the environment with which a run's process connects to it.
+    """Start a Ray on this machine for the time of the block.
 
-    Where RAY_ADDRESS names a cluster that is up already, the runs go there and none is started.
+    If RAY_ADDRESS names a cluster that is already up, the runs go there and no Ray is started.
 
     Args:
-        devices: of all runs that go on at a time. On the CPU they exist only as bookkeeping; else they are this
-            machine's GPUs, and the number says nothing.
+        devices: Devices of all runs that train at the same time. On the CPU, Ray only counts them. With GPUs, Ray
+            counts this machine's GPUs and the number has no effect.
+
+    Yields:
+        The environment variables with which the process of a run connects to this Ray.
     """
     if os.environ.get("RAY_ADDRESS") and not cpu.active():
         yield {}

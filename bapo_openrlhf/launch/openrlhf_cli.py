@@ -1,10 +1,10 @@
 """OpenRLHF's own command line: its parser and its checks, without importing its stack.
 
 OpenRLHF builds its parser and validates the arguments under `if __name__ == "__main__"` of `cli/train_ppo_ray.py`,
-where nobody can import them. So that block is read from the installed file and its statements are run here in the same
-order: those before `parser.parse_args()` make the parser, those between it and `train(args)` check and complete the
-arguments.
-No line of it is repeated in this project, and all of OpenRLHF's flags keep their meaning.
+where no other module can import them. Therefore this module reads that block from the installed file and runs its
+statements in the same order. The statements before `parser.parse_args()` make the parser. The statements between it
+and `train(args)` check and complete the arguments. So this project repeats no line of the block, and all of OpenRLHF's
+flags keep their meaning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _installed_file(module: str) -> Path:
 
 
 def _package_file(relative: str) -> Path:
-    # The package's folder and not the module's spec: finding a submodule's spec would import its parents.
+    # The path is built from the package's folder, because finding the spec of a submodule would import its parents.
     return _installed_file("openrlhf").parent / relative
 
 
@@ -41,7 +41,7 @@ def _is_call(node: ast.stmt, target: str) -> bool:
 
 @cache
 def _main_block() -> tuple[list[ast.stmt], list[ast.stmt], str]:
-    """Statements before and after `args = parser.parse_args()` without the final `train(args)`, and the file's path."""
+    """The statements before and after `args = parser.parse_args()`, without the final `train(args)`, and the path."""
     require_version()
     path = _package_file("cli/train_ppo_ray.py")
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
@@ -61,7 +61,7 @@ def _run(statements: list[ast.stmt], path: str, names: dict[str, Any]) -> dict[s
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """OpenRLHF's argument parser, every flag as in `python -m openrlhf.cli.train_ppo_ray`."""
+    """OpenRLHF's argument parser, with every flag of `python -m openrlhf.cli.train_ppo_ray`."""
     from datetime import datetime
 
     before, _, path = _main_block()
@@ -69,16 +69,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def validate(flat: argparse.Namespace) -> SimpleNamespace:
-    """OpenRLHF's own checks and derived defaults on parsed arguments.
+    """Apply OpenRLHF's own checks and derived defaults to parsed arguments.
 
     Returns:
         The nested namespace (args.actor.adam.lr) that OpenRLHF's `train` takes.
 
     Raises:
-        ConfigError: one of OpenRLHF's assertions failed; its text is kept.
+        ConfigError: One of OpenRLHF's assertions failed; the message has its text.
     """
     _, after, path = _main_block()
-    # `openrlhf.utils.config` holds one function; its package would import DeepSpeed.
+    # The module is loaded from its file, because its package would import DeepSpeed.
     spec = importlib.util.spec_from_file_location("_openrlhf_config", _package_file("utils/config.py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Bad input found before any model loads: data, models, reward function, batch arithmetic."""
+"""Find bad input before any model loads: data, models, reward function and batch arithmetic."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool = True) -> Checked:
-    """Everything below, in order.
+    """Make all checks of this module.
 
     Args:
-        args: parsed arguments.
-        data: whether the data sets are read; False before they have been prepared.
-        call_reward: whether to import the reward function and call it once on the first row.
+        args: Parsed arguments.
+        data: Whether to read the data sets. They cannot be read before they are prepared.
+        call_reward: Whether to call the reward function once on the first row.
+
+    Returns:
+        What the checks worked out; the checkpoint is chosen later.
 
     Raises:
-        ConfigError: naming the flag, the value, and what is allowed.
+        ConfigError: The message names the flag, the value and what is allowed.
     """
     check_combinations(args)
     arithmetic = check_batch(args)
@@ -55,7 +58,7 @@ def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool 
 
 
 def check_batch(args: SimpleNamespace) -> BatchArithmetic:
-    """Group size, batch sizes and ranks fit together."""
+    """Check that group size, batch sizes and ranks fit together."""
     if (args.vllm.num_engines or 0) < 1:
         raise ConfigError(f"vllm.num_engines is {args.vllm.num_engines}; it must be at least 1")
     arithmetic = batch_arithmetic(args)
@@ -74,13 +77,13 @@ def check_batch(args: SimpleNamespace) -> BatchArithmetic:
 
 
 def check_model(flag: str, name: str | None) -> None:
-    """A model is a folder with a config.json, or a name on the model hub."""
+    """Check that a model is a folder with a config.json, or may be a name on the model hub."""
     if not name:
         raise ConfigError(f"{flag} is not set; it must be a model folder or a model hub name")
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is no model")
+            raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
         return
     looks_local = not _HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and path.parent.is_dir())
     if path.exists() or looks_local:
@@ -88,10 +91,10 @@ def check_model(flag: str, name: str | None) -> None:
 
 
 def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tuple[dict[str, Any] | None, int | None]:
-    """Local files exist, are not empty, and every row has the columns that are asked for, and images that open.
+    """Check that local files exist and have rows, and that each row has the requested columns and images that open.
 
     Returns:
-        The first row and the number of rows; None and None when the data is not local.
+        The first row and the number of rows; None and None if the data is not local.
     """
     if not datasets:
         raise ConfigError(f"{flag} is not set; it must be a file, a folder or a data set's hub name")
@@ -100,7 +103,7 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
     for dataset in datasets.split(","):
         path = Path(dataset.strip().split("@")[0]).expanduser()
         if path.suffix not in (".json", ".jsonl", ".parquet", ".csv"):
-            local = False  # a folder or hub name: OpenRLHF loads it
+            local = False  # a folder or a name on the hub, which OpenRLHF loads
             continue
         if not path.is_file():
             prepared = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", dataset.strip())
@@ -123,7 +126,7 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
 
 
 def _rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a local file."""
+    """The rows of a local file; ConfigError names the line that cannot be read."""
     if path.suffix == ".jsonl":
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -150,17 +153,17 @@ def _rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_traces(name: str, args: SimpleNamespace | None = None) -> dict[str, str]:
-    """The traces that a method asks for: the response to each prompt.
+    """Read a file of traces. A trace is a response of another model to a prompt, which a method trains on.
 
     Args:
-        name: the file.
-        args: where its prompts are to be compared with those of the (local) training data.
+        name: The file.
+        args: Parsed arguments if the prompts are to be compared with the local training data, otherwise None.
 
     Returns:
-        Responses by the prompt as JSON, for it may be a text or a list of messages.
+        The response to each prompt. The key is the prompt as JSON, because it may be a text or a list of messages.
 
     Raises:
-        ConfigError: there is no such file, a row is no trace, or no trace is of a prompt of the data.
+        ConfigError: There is no such file, a row is not a trace, or no trace has a prompt of the training data.
     """
     flag = "adapt.options traces"
     if not name:
@@ -181,7 +184,7 @@ def read_traces(name: str, args: SimpleNamespace | None = None) -> dict[str, str
 
 
 def _traces(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, str]:
-    """The rows of a file of that name; ConfigError names the first that is no trace, and why."""
+    """The traces in the rows of a file; ConfigError names the first row that is not a trace, and why."""
     traces: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         missing = [column for column in ("prompt", "response") if column not in row]
@@ -202,7 +205,7 @@ def _traces(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, str]:
 
 
 def check_checkpoints(args: SimpleNamespace) -> None:
-    """A crash while a checkpoint is written leaves an older one."""
+    """Check that there is an older checkpoint to use if a crash interrupts the writing of a new one."""
     ckpt = args.ckpt
     if args.adapt.enabled and ckpt.save_steps > 0 and not ckpt.disable_ds and ckpt.max_num < 2:
         raise ConfigError(
@@ -212,7 +215,7 @@ def check_checkpoints(args: SimpleNamespace) -> None:
 
 
 def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
-    """The reward function is there and, given a row, returns one finite reward for one response."""
+    """Check that the reward function exists. If a row is given, it must return one finite reward for one response."""
     endpoints = args.reward.remote_url
     if not endpoints or endpoints == "agent" or not endpoints[0].endswith(".py"):
         return

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, decided before anything loads."""
+"""Choose the checkpoint from which a run continues, before anything loads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from bapo_openrlhf.record.state_file import CheckpointError
 def choose_checkpoint(args: SimpleNamespace) -> str | None:
     """Point OpenRLHF to the newest whole checkpoint if `--ckpt.load_enable` asks for one, and return its tag.
 
-    What a crash left unfinished is deleted: it can never be loaded. A damaged checkpoint is named on standard error and
-    passed over. Without any checkpoint the run starts from its beginning, as OpenRLHF's does.
+    A checkpoint that a crash left unfinished is deleted, because it can never be loaded. A damaged checkpoint is named
+    on standard error and passed over. If there is no checkpoint at all, the run starts from the beginning, as in
+    OpenRLHF.
+
+    Returns:
+        The tag of the checkpoint; None if the run starts from the beginning.
 
     Raises:
-        ConfigError: there are checkpoints, but none is whole, or they were written without batch adaptation; or none is
-            asked for, and an earlier run's are there; or their folder cannot be read.
+        ConfigError: No checkpoint is whole; or the checkpoints were written without batch adaptation; or a new run
+            would write next to the checkpoints of an earlier run; or the folder cannot be read.
     """
     if not args.adapt.enabled:
         return None
@@ -54,12 +58,12 @@ def _choose(args: SimpleNamespace) -> str | None:
 
 
 def _require_no_others(args: SimpleNamespace) -> None:
-    """Raise ConfigError where a new run would write beside an older one's checkpoints: a resume might take those."""
+    """Raise ConfigError if the folder has checkpoints of an earlier run, because a later resume might take them."""
     tags = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path)).tags()
     if tags:
         raise ConfigError(
-            f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); go on from "
-            "there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+            f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); continue "
+            "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
         )
 
 

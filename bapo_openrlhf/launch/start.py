@@ -1,4 +1,4 @@
-"""Start a run: OpenRLHF's `train` on the real stack, with batch adaptation in its joints."""
+"""Start a run: OpenRLHF's `train` on the real stack, with this project's classes in place."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bapo_openrlhf.launch.resume import choose_checkpoint
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.progress import progress_bar
 
-SECRETS = ("logger.wandb.key",)  # flags whose values are not written down
+SECRETS = ("logger.wandb.key",)  # the values of these flags are not written to the record
 
 
 def logical_gpus(args: SimpleNamespace) -> int:
-    """Devices that the run's models take when each has its own."""
+    """The number of devices that the run takes if each model has its own."""
     models = [args.actor, args.ref, args.critic] + ([] if args.reward.remote_url else [args.reward])
     return (
         sum(m.num_nodes * m.num_gpus_per_node for m in models) + args.vllm.num_engines * args.vllm.tensor_parallel_size
@@ -31,20 +31,20 @@ def logical_gpus(args: SimpleNamespace) -> int:
 
 
 def launch(args: SimpleNamespace, checked: Checked) -> Path:
-    """Run to the end and write the summary.
+    """Train to the end and write the summary.
 
     Args:
-        args: checked arguments (`cli.arguments.parse`).
+        args: Arguments as `cli.arguments.parse` returns them.
         checked: What `preflight.check_inputs` worked out; the run gets it as `args.checked`.
 
     Returns:
-        The run's folder.
+        The folder of the run's record.
 
     Raises:
-        ConfigError: before anything loads.
-        RunError: the run failed.
+        ConfigError: The run cannot start. Nothing was loaded.
+        RunError: The run failed.
     """
-    config = flags_of(args)  # as they were given
+    config = flags_of(args)  # as the user gave them
     _check_device(args)
     set_openrlhf_flags(args)
     make_paths_absolute(args)
@@ -83,12 +83,12 @@ def _now() -> str:
 
 
 def _resumes(args: SimpleNamespace) -> bool:
-    """Whether there is a checkpoint to go on from; without batch adaptation OpenRLHF looks for it."""
+    """Whether the run continues from a checkpoint; without batch adaptation OpenRLHF itself looks for one."""
     return args.ckpt.load_enable and (args.adapt.enabled or (Path(args.ckpt.path) / "_actor").exists())
 
 
 def make_paths_absolute(args: SimpleNamespace) -> None:
-    """Make local paths mean the same in every process: Ray's workers may have another working directory."""
+    """Make local paths absolute, because Ray's workers may have another working directory."""
     written = ((args.run, "dir"), (args.ckpt, "path"), (args.ckpt, "output_dir"), (args.logger, "tensorboard_dir"))
     for owner, name in written:
         if getattr(owner, name):
@@ -108,13 +108,13 @@ def make_paths_absolute(args: SimpleNamespace) -> None:
 
 
 def _absolute(name: str) -> str:
-    """What is a file or a folder here becomes absolute; a name on the hub or an address stays."""
+    """The absolute path of a local file or folder. A name on the model hub and an address stay as they are."""
     path, at, inner = name.strip().partition("@")
     return f"{Path(path).resolve()}{at}{inner}" if path and Path(path).exists() else name
 
 
 def _check_device(args: SimpleNamespace) -> None:
-    """Raise ConfigError for settings that need a GPU, on a machine without one."""
+    """Raise ConfigError for a flag that needs a GPU if the machine has none."""
     if not cpu.active():
         return
     needed = {
@@ -130,8 +130,8 @@ def _check_device(args: SimpleNamespace) -> None:
             raise ConfigError(f"{name} is {found}; on a machine without a GPU it must be {allowed}")
 
 
-def _brief(error: Exception) -> str:
-    """What a worker's error says in one line, without the remote traceback that Ray puts into it."""
+def _last_line(error: Exception) -> str:
+    """The message of a worker's error in one line, without the remote traceback that Ray puts into it."""
     text = str(getattr(error, "cause", None) or error).strip()
     return " ".join((text.splitlines()[-1] if 'File "' in text else text).split())
 
@@ -141,7 +141,7 @@ def _label(args: SimpleNamespace) -> str:
 
 
 def _train(args: SimpleNamespace) -> None:
-    """OpenRLHF's `train` with this project's classes in place; on the CPU in a Ray of its own."""
+    """Run OpenRLHF's `train` with this project's classes in place. On the CPU it gets a Ray of its own."""
     cpu.prepare_environment()
     cpu.install()
 
@@ -157,8 +157,8 @@ def _train(args: SimpleNamespace) -> None:
             openrlhf.train(args)
     except ray.exceptions.RayError as error:
         traceback.print_exc()
-        raise RunError(_brief(error)) from error
+        raise RunError(_last_line(error)) from error
     finally:
         if own_ray:
-            time.sleep(0.5)  # for the last lines of the workers' logs, which come some tenths of a second late
+            time.sleep(0.5)  # the last lines of the workers' logs arrive some tenths of a second late
             ray.shutdown()

@@ -1,7 +1,7 @@
-"""Images: what OpenRLHF cannot train on, or would train on wrongly, found before a model loads.
+"""Find images that OpenRLHF cannot train on, or would train on wrongly, before a model loads.
 
-In a run, a file that does not open is left out with a warning, rows with images go to a model without vision as text
-alone, and a placeholder without its image ends the run at the step that draws the row.
+OpenRLHF itself leaves out a file that does not open, with a warning. It gives a model without vision only the text of a
+row with images. A placeholder without its image ends its run, at the step that draws the row.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 from bapo_openrlhf.errors import ConfigError
 
 NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
-TAG = "<image>"  # OpenRLHF puts an image where it stands, through the chat template
-NOT_FILES = ("http://", "https://", "data:image")  # OpenRLHF takes these too; they are not looked at here
+TAG = "<image>"  # the chat template puts an image in its place
+NOT_FILES = ("http://", "https://", "data:image")  # OpenRLHF takes these too; they are not checked here
 
 
 def check_flags(flat: argparse.Namespace) -> None:
-    """The flags of a run with images fit together.
+    """Check that the flags of a run with images fit together.
 
-    To be called before OpenRLHF's own checks: after it has refused packing with images, it may switch packing on.
+    Call this before OpenRLHF's own checks. They refuse packing with images, but may switch packing on afterwards.
 
     Raises:
-        ConfigError: naming the flags.
+        ConfigError: The message names the flags.
     """
     values = vars(flat)
     images = values["data.max_images_per_prompt"]
@@ -47,10 +47,10 @@ def check_flags(flat: argparse.Namespace) -> None:
 
 
 def check_model(flag: str, name: str, args: SimpleNamespace) -> None:
-    """A local model that is given images has vision, and its processor is with it.
+    """Check that a local model that gets images has vision and an image processor.
 
     Raises:
-        ConfigError: one of them is missing.
+        ConfigError: One of them is missing.
     """
     folder = Path(name).expanduser()
     if args.data.max_images_per_prompt < 1 or not folder.is_dir():
@@ -58,7 +58,7 @@ def check_model(flag: str, name: str, args: SimpleNamespace) -> None:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except ValueError:
-        raise ConfigError(f"{flag} is {name}; its config.json is no JSON") from None
+        raise ConfigError(f"{flag} is {name}; its config.json is not valid JSON") from None
     asked = f"data.max_images_per_prompt is {args.data.max_images_per_prompt}, and {flag} is {name}"
     if "vision_config" not in config:
         raise ConfigError(f"{asked}, a model without vision (no vision_config in its config.json)")
@@ -67,15 +67,17 @@ def check_model(flag: str, name: str, args: SimpleNamespace) -> None:
 
 
 def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None:
-    """A row's images open, are no more than allowed, and as many as the prompt has places for.
+    """Check that a row's images open, are not too many, and are as many as the prompt has places for.
 
-    Only the heads of the files are read.
+    Only the heads of the image files are read.
 
     Args:
-        where: file and row, for the message.
+        where: File and row, for the message.
+        row: One row of the data.
+        args: Parsed arguments.
 
     Raises:
-        ConfigError: naming the row and the image.
+        ConfigError: The message names the row and the image.
     """
     data = args.data
     images = row.get(data.image_key)
@@ -95,14 +97,14 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
     if data.apply_chat_template and places != len(images):
         raise ConfigError(
             f"{where}: {len(images)} images (data.image_key {data.image_key}) and {places} {TAG} in the prompt; "
-            "there must be as many"
+            "the two numbers must be equal"
         )
     for image in images:
         _check_image(where, image)
 
 
 def _places(prompt: Any) -> int:
-    """Places for images in a prompt: <image> in a text, or in the messages of a chat; image parts of a message."""
+    """Count the places for images in a prompt: each <image> in a text or message, and each image part of a message."""
     if isinstance(prompt, str):
         return prompt.count(TAG)
     if isinstance(prompt, Mapping):
@@ -121,5 +123,5 @@ def _check_image(where: str, image: Any) -> None:
         Image.open(image).close()
     except FileNotFoundError:
         raise ConfigError(f"{where}: there is no image {image}") from None
-    except Exception as error:  # no image, no permission, a name that is too long, too many pixels
+    except Exception as error:  # not an image, no permission, a name that is too long, too many pixels
         raise ConfigError(f"{where}: image {image:.200} does not open: {' '.join(str(error).split())[:200]}") from None

@@ -1,4 +1,4 @@
-"""Digests of weights, to compare what the actor trains with what a rollout engine samples from, tensor by tensor."""
+"""Digests of weights, to compare the actor's weights with those of a rollout engine, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-# vLLM holds these projections as one tensor, stacked along the output dimension.
+# vLLM stacks these projections in one tensor, in the output dimension.
 STACKED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -15,18 +15,18 @@ STACKED = {
 
 
 def digest(weight: torch.Tensor) -> str:
-    """Digest of a tensor's bytes."""
-    data = weight.detach().cpu().contiguous().flatten().view(torch.uint8)  # numpy knows no bfloat16
+    """The digest of a tensor's bytes."""
+    data = weight.detach().cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
     return hashlib.blake2b(data.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def digests(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-    """Digest of each named tensor."""
+    """The digest of each named tensor."""
     return {name: digest(weight) for name, weight in weights}
 
 
 def stacked(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights of a Hugging Face model under vLLM's names, with the projections stacked as vLLM has them."""
+    """The weights of a Hugging Face model under vLLM's names, with the projections stacked as in vLLM."""
     result: dict[str, torch.Tensor] = {}
     parts = {part: (whole, members) for whole, members in STACKED.items() for part in members}
     for name, weight in weights.items():

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 OPENRLHF_VERSION = "0.11.2"
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-EXTENDED: list[tuple[type, Callable[..., Any]]] = []  # each class of OpenRLHF with a method that overrides one of it
+EXTENDED: list[tuple[type, Callable[..., Any]]] = []  # a class of OpenRLHF, and our override
 
 
 def require_version() -> None:
@@ -28,7 +28,7 @@ def require_version() -> None:
 
 
 def require_name(module: ModuleType | type, name: str) -> Any:
-    """The attribute `name` of an OpenRLHF module or class; RuntimeError when this version has none."""
+    """The attribute `name` of an OpenRLHF module or class; RuntimeError if this version has none."""
     if not hasattr(module, name):
         raise RuntimeError(
             f"openrlhf {OPENRLHF_VERSION} should have {module.__name__}.{name}; the installed one has not"
@@ -37,12 +37,14 @@ def require_name(module: ModuleType | type, name: str) -> Any:
 
 
 def plain_class(ray_actor_class: Any) -> type:
-    """The class under a `@ray.remote` class, to inherit from."""
+    """The class that `@ray.remote` decorated, to inherit from."""
     return ray_actor_class.__ray_metadata__.modified_class
 
 
 def extends(base: type) -> Callable[[Method], Method]:
-    """Mark a method that overrides one of OpenRLHF's class `base`.
+    """Mark a method that overrides a method of OpenRLHF's class `base`.
+
+    tools/openrlhf_contract.py records the overridden methods, and tells what another version of OpenRLHF changes.
 
     Raises:
         RuntimeError: at import, if `base` has no method of this name, because OpenRLHF would never call the override.

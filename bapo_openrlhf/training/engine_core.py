@@ -1,6 +1,7 @@
-"""In the process that vLLM starts beside each rollout engine: end with the engine.
+"""End the process that vLLM starts for each rollout engine together with the engine.
 
-vLLM's engine core does not notice when the Ray actor that started it is killed. It would stay, with its GPU memory.
+This process, vLLM's engine core, does not notice that the Ray actor that started it is killed. Without this module it
+would stay, and keep its GPU memory.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import os
 
 from bapo_openrlhf.training.reward_worker import die_with
 
-ENGINE = "BAPO_OPENRLHF_ENGINE"  # process id of the rollout engine, set by it for the processes that it starts
+ENGINE = "BAPO_OPENRLHF_ENGINE"  # process id of the engine, which sets it for the processes it starts
 
 
 def vllm_plugin() -> None:
-    """vLLM's entry point, called in each of its processes. Acts in children of a rollout engine alone."""
+    """vLLM's entry point, called in each of its processes. It acts only in the children of a rollout engine."""
     if os.environ.get(ENGINE) == str(os.getppid()):
         die_with(os.getppid())

@@ -1,8 +1,8 @@
-"""The rollout engine (a Ray actor around vLLM): keeps delayed weights, seeds each request, runs rewards outside.
+"""The rollout engine, a Ray actor around vLLM. It keeps delayed weights, seeds requests and isolates rewards.
 
-The delayed weights of Algorithm 1 (line 3) stay where they are needed, in the engine: each vLLM worker copies its own
-tensors to host memory and later back, so that a restore is a local copy and neither the actor nor the network takes
-part (docs/reliability.md has the times beside a second broadcast).
+The delayed weights of Algorithm 1 (line 3) stay in the engine. Each vLLM worker copies its own tensors to host memory
+and later back. So a restore is a local copy, which needs neither the actor nor the network. docs/reliability.md
+compares its time with that of a second broadcast.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def _worker_digests(worker: Any) -> dict[str, str]:
 
 
 def _keep(worker: Any) -> int:
-    """Copy the worker's weights to host memory; returns the bytes that takes."""
+    """Copy the worker's weights to host memory, and return the number of bytes there."""
     weights = _parameters(worker)
     kept = getattr(worker, "kept_weights", None)
     if kept is None:
-        # Pinned, so that a GPU copies at full speed; made once and used again.
+        # The memory is pinned, so that a GPU copies at full speed. It is allocated once and used again.
         kept = {name: torch.empty_like(w, device="cpu", pin_memory=w.is_cuda) for name, w in weights.items()}
         worker.kept_weights = kept
     for name, weight in weights.items():
@@ -86,7 +86,7 @@ def _load(worker: Any, folder: str) -> None:
 
 
 def request_seed(seed: int, sample: int) -> int:
-    """Seed of one response, from the seed of its prompt and its number within the group."""
+    """The seed of one response, from the seed of its prompt and its number in the group."""
     digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits
 
@@ -95,26 +95,26 @@ Engine = plain_class(RolloutRayActor)
 
 
 class RolloutEngine(Engine):
-    """OpenRLHF's rollout engine, for batches that mix policies."""
+    """OpenRLHF's rollout engine, extended for batches that mix policies."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("full_determinism") and cpu.active():
-            # A response then does not depend on which others are in the batch: in bf16 another number of rows is
-            # another rounding. On a GPU, vLLM has kernels for that (VLLM_BATCH_INVARIANT=1).
+            # With one sequence at a time, a response does not depend on the others in the batch. In bf16, another
+            # number of rows rounds differently. On a GPU, vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
             kwargs["max_num_seqs"] = 1
         if kwargs.get("distributed_executor_backend") == "ray" and cpu.active():
-            kwargs["distributed_executor_backend"] = "mp"  # tensor parallel: vLLM has no Ray workers on the CPU
-        kwargs.setdefault("disable_log_stats", True)  # counted at each token, and read by nobody
+            kwargs["distributed_executor_backend"] = "mp"  # for tensor parallelism: vLLM has no Ray workers on the CPU
+        kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them
         os.environ[ENGINE] = str(os.getpid())
         await super().__init__(*args, **kwargs)
         self.rewards: RewardPool | None = None
 
     async def live(self) -> None:
-        """Never returns: a caller who waits for it hears at once when this engine dies."""
+        """Never return, so that a caller who waits for this call learns at once that the engine died."""
         await asyncio.Event().wait()
 
     def isolate_rewards(self, verifier: VerifierConfig) -> None:
-        """From now on, call the user's reward function in processes of its own. A reward server is one already."""
+        """Call the user's Python reward function in separate processes from now on."""
         endpoints = getattr(self.executor, "reward_endpoints", [])
         if verifier.processes and endpoints and endpoints[0].endswith(".py"):
             self.rewards = RewardPool(
@@ -127,7 +127,7 @@ class RolloutEngine(Engine):
         self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, seed: int | None = None,
         **kwargs: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """OpenRLHF's, with a seed for each response where one is given for the prompt."""
+        """Generate as OpenRLHF does. If the prompt has a seed, each response gets a seed of its own."""
         generate = super().generate_responses
         if seed is None:
             return await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
@@ -140,9 +140,10 @@ class RolloutEngine(Engine):
 
     @extends(Engine)
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        """OpenRLHF's, which reads the last output alone: vLLM need not make one, nor text, at each token.
+        """Generate as OpenRLHF does, without the outputs that it does not read.
 
-        OpenRLHF's own executor reads tokens and log-probs; one of the user's, and stop strings, may need the text.
+        OpenRLHF reads only the last output, so vLLM need not make one at each token. OpenRLHF's own executor reads only
+        tokens and log-probs, so vLLM need not make text. An executor of the user may need it, and so do stop strings.
         """
         last = copy(sampling_params)
         last.output_kind = RequestOutputKind.FINAL_ONLY
@@ -151,11 +152,11 @@ class RolloutEngine(Engine):
         return await super().generate(prompt_token_ids, last, *args, **kwargs)
 
     def reward_failures(self) -> dict[str, int]:
-        """Calls of the reward function that failed so far, by kind; empty where it runs in no process of its own."""
+        """The number of failed calls of the reward function so far, by kind; empty if the engine itself calls it."""
         return dict(self.rewards.failures) if self.rewards else {}
 
     async def weight_checksums(self) -> dict[str, str]:
-        """Digest of each weight tensor by vLLM's name, from the first worker of this engine."""
+        """The digest of each weight tensor by vLLM's name, from the first worker of this engine."""
         return (await self.llm.collective_rpc(_worker_digests))[0]
 
     async def start_trace(self) -> None:
@@ -163,7 +164,7 @@ class RolloutEngine(Engine):
         await self.llm.collective_rpc(profiling.start_in_engine)
 
     async def stop_trace(self, folder: str, number: int) -> list[profiling.Trace]:
-        """Stop it and write their traces, under this engine's number."""
+        """Stop torch's profiler and write the traces of the workers under this engine's number."""
         traces = await self.llm.collective_rpc(profiling.stop_in_engine, args=(folder, number))
         return [profiling.Trace(*trace) for trace in traces]
 
@@ -172,7 +173,7 @@ class RolloutEngine(Engine):
         await self.llm.collective_rpc(receive, args=(pieces, dtype))
 
     async def keep_weights(self) -> int:
-        """Keep today's weights in host memory, in the place of those kept before; returns their bytes."""
+        """Keep today's weights in host memory instead of those kept before, and return their bytes."""
         return sum(await self.llm.collective_rpc(_keep))
 
     async def restore_weights(self) -> None:
@@ -181,14 +182,14 @@ class RolloutEngine(Engine):
         await self.forget_caches()
 
     async def save_weights(self, folder: str) -> None:
-        """Write the weights that are sampled from now: one safetensors file for each tensor-parallel rank."""
+        """Write the weights that the engine holds now: one safetensors file for each tensor-parallel rank."""
         await self.llm.collective_rpc(_save, args=(folder,))
 
     async def load_weights(self, folder: str) -> None:
         """Sample from saved weights.
 
         Raises:
-            ValueError: they are of another model or another tensor-parallel size.
+            ValueError: The weights are of another model or of another tensor-parallel size.
         """
         await self.llm.collective_rpc(_load, args=(folder,))
         await self.forget_caches()
@@ -196,8 +197,8 @@ class RolloutEngine(Engine):
     async def forget_caches(self) -> None:
         """Forget what other weights computed: keys and values of prompts, and embeddings of images.
 
-        To be called after every change of weights: vLLM leaves it to whoever makes it, and OpenRLHF asks for the first
-        alone. A prompt that is generated again would be answered with an image seen by weights of steps ago.
+        Call this after every change of weights, because vLLM does not do it, and OpenRLHF resets only the first cache.
+        Otherwise a response to a prompt that is generated again would use image embeddings of much older weights.
         """
         await self.llm.reset_prefix_cache()
         await self.llm.reset_encoder_cache()

@@ -1,11 +1,11 @@
-"""Where the time of a few steps goes (`--run.profile_steps`): traces of a run's processes, and a page of shares.
+"""Measure where the time of a few steps goes (`--run.profile_steps`).
 
     DIR/NAME/profile/calls.json.gz                    Ray's time line: each call of each process
     DIR/NAME/profile/{actor,critic,reference,reward}_rank*.json.gz, engine*_rank*.json.gz
                                                       torch's trace of each model process: operators, and GPU kernels
     DIR/NAME/profile/summary.md                       shares of the window, and the operators that took longest
 
-The traces are in Chrome's format, which Perfetto opens.
+The window is the time of the profiled steps. The traces are in Chrome's format, which Perfetto opens.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import torch
 logger = logging.getLogger(__name__)
 
 FOLDER = "profile"
-WARM_UP = 2  # steps before the window: the first have what happens once
-OPERATORS = 12  # rows of a process in the summary
+WARM_UP = 2  # steps before the window, because the first steps have work that happens only once
+OPERATORS = 12  # rows of each process in the summary
 
 
 class Trace(NamedTuple):
     """What one process did.
 
     Attributes:
-        process: file name of its trace, without ending.
-        operators: (name, seconds in itself, calls), longest first.
+        process: File name of its trace without the ending.
+        operators: Name, seconds without the operators that it calls, and number of calls; longest first.
     """
 
     process: str
@@ -53,48 +53,48 @@ def start_trace() -> Any:
 
 
 def stop_trace(profiler: Any, folder: str, process: str) -> Trace:
-    """Stop it, write FOLDER/PROCESS.json.gz and return the operators that took longest."""
+    """Stop the profiler, write FOLDER/PROCESS.json.gz and return the operators that took longest."""
     profiler.stop()
     profiler.export_chrome_trace(f"{folder}/{process}.json.gz")
     rows = []
     for event in profiler.key_averages():
-        # On a GPU a kernel's time is what counts; the CPU's own is that of launching it.
+        # On a GPU only the time of the kernel counts, because the CPU only launches it.
         seconds = (event.self_device_time_total or event.self_cpu_time_total) / 1e6
         rows.append((event.key, seconds, event.count))
     rows.sort(key=lambda row: -row[1])
     return Trace(process, rows[:OPERATORS])
 
 
-class Traced:
-    """Mixed into OpenRLHF's workers: they can be traced."""
+class Profiled:
+    """A mixin for OpenRLHF's workers, which lets them be profiled."""
 
     def start_trace(self) -> None:
         """Start torch's profiler."""
         self._profiler = start_trace()
 
     def stop_trace(self, folder: str, model: str) -> Trace:
-        """Stop it and write the trace of this rank."""
+        """Stop the profiler and write the trace of this rank."""
         return stop_trace(self._profiler, folder, f"{model}_rank{torch.distributed.get_rank()}")
 
 
 def start_in_engine(worker: Any) -> None:
-    """The same in a vLLM worker."""
+    """Start torch's profiler in a vLLM worker."""
     worker.profiler_of_run = start_trace()
 
 
 def stop_in_engine(worker: Any, folder: str, engine: int) -> Trace:
-    """The same in a vLLM worker."""
+    """Stop the profiler in a vLLM worker and write the trace of its rank."""
     return stop_trace(worker.profiler_of_run, folder, f"engine{engine}_rank{worker.rank}")
 
 
 class Profile:
-    """The window of a run: starts and stops the traces, from the trainer's process.
+    """Starts and stops the traces of a run, from the trainer's process.
 
     Args:
-        folder: of the run's record.
-        steps: in the window; 0 for no profile.
-        groups: OpenRLHF's actor groups by model; None for one that the run has not.
-        engines: rollout engines that can be traced.
+        folder: Folder of the run's record.
+        steps: Number of steps in the window; 0 means no profile.
+        groups: OpenRLHF's actor groups by model; None for a model that the run does not have.
+        engines: Rollout engines that can be profiled.
     """
 
     def __init__(self, folder: Path, steps: int, groups: Mapping[str, Any], engines: Sequence[Any]) -> None:
@@ -102,10 +102,10 @@ class Profile:
         self.groups = {model: group for model, group in groups.items() if group is not None}
         self.engines = engines
         self.ended = 0  # steps since this process began
-        self.since: float | None = None  # time.time() of the window's start
+        self.since: float | None = None  # time.time() at the start of the window; None outside the window
 
     def step_ended(self) -> None:
-        """To be called after each step."""
+        """Open or close the window. Call this after each step."""
         if not self.steps:
             return
         self.ended += 1
@@ -122,7 +122,7 @@ class Profile:
         self.since = time.time()
 
     def finish(self) -> None:
-        """Stop and write, where the window is open; the end of a run closes it early."""
+        """Close the window if it is open, and write the profile. The end of a run may close it early."""
         if self.since is None:
             return
         window, self.since = (self.since, time.time()), None
@@ -141,8 +141,8 @@ class Profile:
 
 
 def ray_timeline() -> list[dict[str, Any]]:
-    """Ray's time line of all processes so far, as events in Chrome's format: ts and dur in microseconds."""
-    time.sleep(2)  # workers report their calls to Ray's server about once a second
+    """Ray's time line of all processes so far, as events in Chrome's format with ts and dur in microseconds."""
+    time.sleep(2)  # because workers report their calls to Ray's server about once a second
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         ray.timeline(filename=file.name)
         events: list[dict[str, Any]] = json.loads(Path(file.name).read_text(encoding="utf-8"))
@@ -150,11 +150,12 @@ def ray_timeline() -> list[dict[str, Any]]:
 
 
 def calls_within(events: Iterable[dict[str, Any]], start: float, end: float) -> list[dict[str, Any]]:
-    """The events with a duration that overlap the window, cut to it.
+    """The events with a duration that overlap the window, cut to the window.
 
     Args:
-        events: in Chrome's format.
-        start, end: of the window, in seconds since the epoch.
+        events: Events in Chrome's format.
+        start: Start of the window in seconds since the epoch.
+        end: End of the window in seconds since the epoch.
     """
     within = []
     for event in events:
@@ -167,7 +168,7 @@ def calls_within(events: Iterable[dict[str, Any]], start: float, end: float) -> 
 
 
 def busy_seconds(calls: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Seconds in which at least one call of a name was running in at least one process, longest first."""
+    """For each name, the seconds in which any process was running a call of this name; longest first."""
     spans = defaultdict(list)
     for call in calls:
         spans[call["name"]].append((call["ts"], call["ts"] + call["dur"]))
@@ -188,12 +189,12 @@ def summary(window: tuple[float, float], steps: int, calls: Sequence[dict[str, A
     lines = [
         f"# Profile of {steps} steps",
         "",
-        f"{seconds:.3g} s{each}, traced: tracing itself takes time. Open the `.json.gz` files beside this page in "
-        "Perfetto, or in Chrome's tracing.",
+        f"{seconds:.3g} s{each}. Profiling itself takes a part of this time. Open the `.json.gz` files next to this "
+        "page in Perfetto, or in Chrome's tracing.",
         "",
         "## Calls of processes",
         "",
-        "Share of the window in which a call of that name was running anywhere. Calls nest and overlap.",
+        "Share of the window in which a call of that name was running in any process. Calls nest and overlap.",
         "",
         "| call | seconds | share |",
         "| --- | --- | --- |",

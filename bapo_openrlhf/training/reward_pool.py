@@ -1,12 +1,13 @@
-"""A reward function in processes of its own: one that hangs, crashes or eats memory costs one reward, not the engine.
+"""Calls a reward function in separate processes.
 
 OpenRLHF calls `reward_func` in threads of its rollout engine. A thread cannot be stopped, an endless regular expression
-holds the interpreter's lock, and a segmentation fault takes the engine along; a process can be killed. The reward file
-stays what it is, `reward_func(queries, prompts, labels, **kwargs)`.
+holds the interpreter's lock, and a segmentation fault ends the engine. A process can be killed. So a call that hangs,
+crashes or takes too much memory costs one reward and not the engine. The reward file stays as it is,
+`reward_func(queries, prompts, labels, **kwargs)`.
 
-It contains accidents and is no sandbox: the function may do what this user may. The memory limit holds for each process
-separately. Programs that the function starts are killed with it, unless they run in a session of their own or this
-process is itself killed from outside.
+This limits accidents and is not a sandbox: the function may do everything that the user may do. The memory limit holds
+for each process separately. A program that the function starts is killed with it, unless it runs in a session of its
+own or this process is itself killed from outside.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from typing import Any
 
 from bapo_openrlhf.training.reward_worker import encode
 
-MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error cut to some 3,000 characters
+MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most about 3,000 characters
 
 
 class RewardFailure(Exception):
-    """A reward function gave no reward for a response; the message says why, and for which file.
+    """A reward function gave no reward for a response. The message says why, and names the file.
 
     `kind` is
-        raised   the function, or loading its file, raised
-        timeout  it took longer than allowed, and its process was killed
-        crashed  its process ended
-        memory   it asked for more memory than allowed
-        invalid  it returned something else than one finite number
+        raised   The function raised an exception, or loading its file did.
+        timeout  The function took longer than allowed, and its process was killed.
+        crashed  The process of the function ended.
+        memory   The function asked for more memory than allowed.
+        invalid  The function did not return one finite number.
     """
 
     def __init__(self, kind: str, message: str) -> None:
-        super().__init__(kind, message)  # both: Ray pickles exceptions by their arguments
+        super().__init__(kind, message)  # both, because Ray pickles exceptions by their arguments
         self.kind = kind
 
     def __str__(self) -> str:
@@ -54,18 +55,18 @@ class RewardFailure(Exception):
 
 
 class RewardPool:
-    """Calls the `reward_func` of a file in up to `processes` processes, one response a call; thread-safe.
+    """Calls the `reward_func` of a file in up to `processes` processes, one response per call. It is thread-safe.
 
-    A process is started when a call finds none free, and serves one call after another. After a timeout, a crash or
-    a memory error the next call gets a new one. `failures` counts by kind.
+    A process is started when a call finds no free process. It serves one call after another. After a timeout, a crash
+    or a memory error the next call gets a new process. `failures` counts failed calls by kind.
 
     Args:
-        path: the reward file.
-        processes: calls that run at the same time; further ones wait.
-        timeout: seconds that one call may take, on the clock.
-        memory_gib: GiB that each process may take beyond what it holds once the file is loaded, so that imported
-            libraries do not count. What the function imports in its first call does count, for the time too.
-        startup_timeout: seconds that loading the file may take.
+        path: The reward file.
+        processes: Number of calls that run at the same time; further calls wait.
+        timeout: Seconds of wall-clock time that one call may take.
+        memory_gib: GiB that each process may take in addition to what it has once the file is loaded. So libraries that
+            the file imports do not count. What the function imports in its first call counts, also for the time.
+        startup_timeout: Seconds that loading the file may take.
     """
 
     def __init__(
@@ -92,28 +93,31 @@ class RewardPool:
         self.startup_timeout = startup_timeout
         self.failures: Counter[str] = Counter()
         self._slots = threading.Semaphore(processes)
-        self._lock = threading.Lock()  # of failures, _workers, _idle and _closed
+        self._lock = threading.Lock()  # guards failures, _workers, _idle and _closed
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
         self._closed = False
-        # Workers die with the thread that started them, so that thread lives as long as the pool.
+        # Workers die with the thread that started them. Therefore this thread lives as long as the pool.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="reward-pool")
         atexit.register(self.close)
 
     def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any) -> dict:
-        """The reward of one response, as OpenRLHF's executor wants it.
+        """Compute the reward of one response in the form that OpenRLHF's executor expects.
 
         Args:
-            queries, prompts, labels: of length 1. Labels and kwargs go through JSON: a tuple arrives as a
-                list, a number that is a key as a string.
+            queries: The prompt with the response; length 1.
+            prompts: The prompt; length 1.
+            labels: The label; length 1. Labels and `kwargs` go through JSON: a tuple arrives as a list, and a key that
+                is a number as a string.
+            kwargs: Further arguments of the reward function.
 
         Returns:
             {"rewards": float, "scores": float, "extra_logs": {name: float}}
 
         Raises:
-            RewardFailure: there is no reward.
-            TypeError: a label or keyword argument that JSON cannot hold.
-            RuntimeError: the pool is closed.
+            RewardFailure: There is no reward.
+            TypeError: JSON cannot hold a label or keyword argument.
+            RuntimeError: The pool is closed.
         """
         if not len(queries) == len(prompts) == len(labels) == 1:
             lengths = len(queries), len(prompts), len(labels)
@@ -134,7 +138,7 @@ class RewardPool:
         return answer
 
     def close(self) -> None:
-        """Kill all processes, also those at work, whose calls then raise RuntimeError."""
+        """Kill all processes. A call that is running raises RuntimeError."""
         with self._lock:
             self._closed = True
             workers = list(self._workers)
@@ -152,7 +156,7 @@ class RewardPool:
         self.close()
 
     def _take(self) -> _Worker:
-        """A free worker, or a new one."""
+        """Take a free worker, or start a new one."""
         while (worker := self._pop_idle()) is not None:
             if worker.usable():
                 return worker
@@ -168,7 +172,7 @@ class RewardPool:
         return worker
 
     def _start(self) -> _Worker:
-        with self._lock:  # so that close() sees every worker
+        with self._lock:  # because close() must see every worker
             self._check_open()
             worker = _Worker(self.path, int(self.memory_gib * 2**30))
             self._workers.add(worker)
@@ -179,7 +183,7 @@ class RewardPool:
             return self._idle.pop() if self._idle else None
 
     def _put_back(self, worker: _Worker) -> None:
-        """A living worker is free again, a dead one forgotten."""
+        """Make a living worker free again, and forget a dead one."""
         with self._lock:
             if worker.process.returncode is None:
                 self._idle.append(worker)
@@ -200,13 +204,13 @@ class RewardPool:
 
 
 class _Worker:
-    """The parent's end of one process that runs `worker.py`."""
+    """The parent's side of one process that runs `reward_worker.py`."""
 
     def __init__(self, path: str, memory: int) -> None:
         self._killing = threading.Lock()
         self.channel, theirs = socket.socketpair()
-        # By its path and not by -m, which would let files of the working directory stand in for Python's modules.
-        # Unbuffered (-u), so that what a killed function printed is not lost.
+        # The script is started by its path, because with -m a file of the working directory could replace a module of
+        # Python. It is unbuffered (-u), so that what a killed function printed is not lost.
         script = str(Path(__file__).with_name("reward_worker.py"))
         numbers = (memory, os.getpid(), theirs.fileno())
         with theirs:
@@ -214,12 +218,12 @@ class _Worker:
                 [sys.executable, "-u", script, path, *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # a group to kill, children of the function included; and no Ctrl-C
+                start_new_session=True,  # so that its children can be killed with it, and Ctrl-C does not reach it
                 env={"OMP_NUM_THREADS": "1", **os.environ},
             )
 
     def ask(self, request: bytes, seconds: float) -> tuple[str, Any]:
-        """("result", the answer), or a kind of failure and what happened; a process of no more use is killed."""
+        """Return ("result", the answer) or (kind of failure, what happened); kill a process that cannot go on."""
         try:
             kind, answer = json.loads(self._exchange(request, time.monotonic() + seconds))
             if kind in ("result", "raised", "invalid"):
@@ -239,7 +243,7 @@ class _Worker:
         return kind, answer
 
     def _exchange(self, request: bytes, deadline: float) -> bytes:
-        with contextlib.suppress(ConnectionError):  # it ended; what it said before that can still be read
+        with contextlib.suppress(ConnectionError):  # the process ended, but its last reply can still be read
             self._wait_until(deadline)
             self.channel.sendall(request)
         reply = b""
@@ -263,16 +267,16 @@ class _Worker:
         self.channel.settimeout(seconds)
 
     def usable(self) -> bool:
-        """Whether a process between two calls is silent; one that died, or talks unasked, is not."""
+        """Whether the process has sent nothing since its last call. It has if it died, or if it sends unasked."""
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         return not poll.poll(0)
 
     def kill(self) -> int:
-        """Kill the process and its group, reap it, and return its exit status (negative: a signal)."""
+        """Kill the process and its group, and return its exit status; a negative status is a signal."""
         with self._killing:
             if self.process.returncode is None:
-                # Not after it was reaped: its number could then be another group's.
+                # A process that was already waited for is not killed, because another group may have its number.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()

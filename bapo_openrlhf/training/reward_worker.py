@@ -1,16 +1,16 @@
-"""One process of a RewardPool: loads a reward file, then answers one request after another.
+"""One process of a RewardPool. It loads a reward file, and then answers one request after another.
 
-    python worker.py REWARD_FILE MEMORY_BYTES PARENT_PID SOCKET_FD
+    python reward_worker.py REWARD_FILE MEMORY_BYTES PARENT_PID SOCKET_FD
 
-Both directions are JSON, one text a line, on a socket of its own: nothing that the reward file prints gets in between,
+Requests and replies are lines of JSON on a separate socket. So nothing that the reward file prints gets between them,
 and nothing is ever unpickled.
 
     first request   the parent's sys.path                     reply ["result", null] once the file is loaded
     then            [queries, prompts, labels, kwargs]        reply ["result", {"rewards": ..., ...}]
     a failure       reply [kind, what happened], with kind "raised", "invalid" or "memory"
 
-The function is called in the main thread, where verifiers may use signal.alarm. Standard library only, so that a
-process without torch starts in a few hundredths of a second. Linux only.
+The function is called in the main thread, where a verifier may use signal.alarm. This file imports only the standard
+library, so that a process without torch starts in a few hundredths of a second. It needs Linux.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class Invalid(ValueError):
-    """The function returned something that is no reward."""
+    """The function returned something that is not a reward."""
 
 
 def encode(message: Any) -> bytes:
-    """One line. Lone surrogates survive: each is three bytes of its own, and `json.loads` takes them back."""
+    """The message as one line. A lone surrogate becomes three bytes, which `json.loads` reads back."""
     return json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
@@ -43,11 +43,11 @@ def checked(result: Any) -> dict[str, Any]:
     """What the function returned for its one response, as plain numbers.
 
     Args:
-        result: "rewards", "scores" (the rewards where missing) and "extra_logs": tensors, arrays, lists or numbers, of
-            one element each.
+        result: "rewards", "scores" (the rewards if missing) and "extra_logs". Each is a tensor, array, list or number
+            with one element.
 
     Raises:
-        Invalid: a reward or score is not one finite number, or a logged value not one number; names it.
+        Invalid: A reward or score is not one finite number, or a logged value is not one number. The message names it.
     """
     if not isinstance(result, Mapping):
         raise Invalid(f"returned {_shown(result)}, a {type(result).__name__}; it must be a dict with rewards")
@@ -67,7 +67,7 @@ def checked(result: Any) -> dict[str, Any]:
 def _number(name: str, given: Any, *, finite: bool = False) -> float:
     value = given
     while True:
-        if hasattr(value, "tolist"):  # tensors, arrays and their scalars
+        if hasattr(value, "tolist"):  # a tensor, an array or one of their scalars
             value = value.tolist()
         elif isinstance(value, (list, tuple)) and len(value) == 1:
             value = value[0]
@@ -91,14 +91,14 @@ def _shown(value: Any) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """Type and message, then where it was raised; no longer than a log wants."""
+    """The type and message of an error, then where it was raised, cut to a length that fits a log."""
     what = "".join(traceback.format_exception_only(error)).strip()
     where = "".join(traceback.format_tb(error.__traceback__, limit=-4))
     return f"{what[:1000]}\n{where[-2000:]}".rstrip()
 
 
 def failure(kind: str, what: str) -> bytes:
-    """The reply for a failure; the text can be printed."""
+    """The reply that reports a failure. Its text can be printed."""
     return encode([kind, what.encode("utf-8", "backslashreplace").decode()])
 
 
@@ -106,7 +106,7 @@ def answered(function: Callable[..., Any], request: bytes) -> bytes:
     """The reply to one request.
 
     Raises:
-        MemoryError: there was not enough for the call, or for saying what it raised.
+        MemoryError: There was not enough memory for the call, or for the message about its error.
     """
     try:
         queries, prompts, labels, kwargs = json.loads(request)
@@ -115,12 +115,12 @@ def answered(function: Callable[..., Any], request: bytes) -> bytes:
         raise
     except Invalid as error:
         return failure("invalid", str(error))
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: they end a call, not the process
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, which end a call, not the process
         return failure("raised", f"raised {_described(error)}")
 
 
 def load(path: str) -> Callable[..., Any]:
-    """`reward_func` of a file, found the way OpenRLHF finds it."""
+    """Load `reward_func` from a file in the same way as OpenRLHF."""
     spec = importlib.util.spec_from_file_location("reward_func", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -128,17 +128,17 @@ def load(path: str) -> Callable[..., Any]:
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent's thread that started this process ends, even where no Python code runs any more."""
+    """Let the kernel kill this process when the parent's thread that started it ends, even if Python hangs."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:  # it ended before prctl
+    if os.getppid() != parent:  # the parent ended before prctl
         os._exit(0)
 
 
 def limit_memory(extra: int) -> None:
-    """Let this process have `extra` bytes beyond what it has now; more is a MemoryError.
+    """Allow this process `extra` bytes in addition to what it has now. Asking for more raises MemoryError.
 
-    RLIMIT_DATA counts private writable memory, which is what allocations take. RLIMIT_AS would count address space:
-    mapped files too, and the ranges of many GiB that CUDA and some allocators reserve and never touch.
+    RLIMIT_DATA counts private writable memory, which allocations take. RLIMIT_AS would count address space, and so also
+    mapped files and the many GiB that CUDA and some allocators reserve and never touch.
     """
     with open("/proc/self/status", encoding="ascii") as status:
         now = next(1024 * int(line.split()[1]) for line in status if line.startswith("VmData:"))
@@ -150,18 +150,18 @@ def limit_memory(extra: int) -> None:
 def main(path: str, memory: int, parent: int, socket: int) -> None:
     """Serve until the parent closes the socket."""
     die_with(parent)
-    os.set_inheritable(socket, False)  # a program that the function starts must not keep it open
+    os.set_inheritable(socket, False)  # because a program that the function starts must not keep it open
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests, replies = os.fdopen(socket, "rb"), os.fdopen(socket, "wb", closefd=False)
     process = os.getpid()
 
     def reply(line: bytes) -> None:
-        if os.getpid() != process:  # a fork that the function made and let return: only one may answer
+        if os.getpid() != process:  # the function forked and the child returned, but only one process may answer
             os._exit(0)
         replies.write(line)
         replies.flush()
 
-    out_of_memory = failure("memory", "ran out of memory")  # made while there is some
+    out_of_memory = failure("memory", "ran out of memory")  # made while there is memory
 
     sys.path[:] = json.loads(requests.readline())
     try:
@@ -176,12 +176,12 @@ def main(path: str, memory: int, parent: int, socket: int) -> None:
         try:
             line = requests.readline()
             if not line:
-                os._exit(0)  # at once: threads that the file started could keep a normal exit waiting
+                os._exit(0)  # at once, because threads that the file started could delay a normal exit
             answer = answered(function, line)
         except MemoryError:
             reply(out_of_memory)
             os._exit(1)
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left on would go off in a later call
+        signal.setitimer(signal.ITIMER_REAL, 0)  # otherwise an alarm of this call could go off in a later one
         reply(answer)
 
 

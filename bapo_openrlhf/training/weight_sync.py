@@ -1,9 +1,10 @@
-"""The actor's weights to the engines in few large messages.
+"""Send the actor's weights to the engines in few large messages.
 
-OpenRLHF sends each tensor by itself: a call to each engine and a broadcast, and vLLM looks through all of its model's
-parameters for each. Here OpenRLHF's loop over the tensors goes on (it gathers them from ZeRO-3 shards or from
-tensor-parallel ranks, and leaves frozen parts out), but what it sends is collected and leaves in parcels. Not where
-actor and engine share a GPU and hand memory over (CUDA IPC), nor with `vllm.sync_with_ray`.
+OpenRLHF sends each tensor by itself, with a call to each engine and a broadcast, and for each tensor vLLM looks through
+all parameters of its model. Here OpenRLHF still loops over the tensors: it gathers them from ZeRO-3 shards or from
+tensor-parallel ranks, and leaves frozen parts out. But what it sends is collected and leaves in parcels: one message
+with many tensors. This is not done if actor and engine share a GPU and hand memory over (CUDA IPC), and not with
+`vllm.sync_with_ray`.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from typing import Any
 import ray
 import torch
 
-PARCEL_BYTES = 256 * 2**20  # at most; each engine holds one during a sync, the actor's rank 0 two
+PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel, and rank 0 of the actor two
 
 Piece = tuple[str, tuple[int, ...]]
-"""Name and shape of a tensor in a parcel, in its order."""
+"""Name and shape of a tensor in a parcel."""
 
 
 class Parcels:
-    """Stands in for the engines and for the process group that OpenRLHF's actor sends each tensor to.
+    """Takes the place of the engines and of the process group to which OpenRLHF's actor sends each tensor.
 
     Args:
-        engines: handles of the engines.
-        group: with `broadcast(tensor, src, stream)`; every engine's workers are in it.
-        limit: bytes of a parcel. A larger tensor is one of its own.
+        engines: Handles of the engines.
+        group: Process group with `broadcast(tensor, src, stream)`; the workers of all engines are in it.
+        limit: Largest number of bytes in a parcel. A tensor that is larger gets a parcel of its own.
     """
 
     def __init__(self, engines: Sequence[Any], group: Any, limit: int) -> None:
         self._real, self._group, self._limit = engines, group, limit
         self._announced: Piece = ("", ())
         self._pieces: list[Piece] = []
-        self._tensors: list[torch.Tensor] = []  # flat copies, one for each piece
+        self._tensors: list[torch.Tensor] = []  # a flat copy for each piece
         self._bytes = 0
         self._nothing_to_wait_for = ray.put(None)
         self.engines = [_Engine(engine, self._announce) for engine in engines]
@@ -46,7 +47,7 @@ class Parcels:
         return self._nothing_to_wait_for
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        """Put the tensor that was announced last into the parcel; its memory may be gone after the call."""
+        """Copy the tensor that was announced last into the parcel, because OpenRLHF may free it after the call."""
         flat = tensor.reshape(-1)
         if self._bytes + flat.nbytes > self._limit or (self._tensors and self._tensors[0].dtype != flat.dtype):
             self.send()
@@ -58,7 +59,7 @@ class Parcels:
         self._bytes += flat.nbytes
 
     def send(self) -> None:
-        """Send what has been collected, and wait until the engines have loaded it."""
+        """Send the collected tensors, and wait until the engines have loaded them."""
         if self._pieces:
             self._send(self._pieces, torch.cat(self._tensors))
         self._pieces, self._tensors, self._bytes = [], [], 0
@@ -70,7 +71,7 @@ class Parcels:
 
 
 class _Engine:
-    """An engine's handle, whose `update_weight` only says what comes next."""
+    """The handle of an engine, whose `update_weight` only announces the next tensor."""
 
     def __init__(self, engine: Any, announce: Any) -> None:
         self._engine = engine
@@ -82,9 +83,9 @@ class _Engine:
 
 @contextmanager
 def in_parcels(trainer: Any) -> Iterator[None]:
-    """Within the block, what OpenRLHF's actor trainer sends to the engines goes in parcels, if it is rank 0's."""
-    group = getattr(trainer, "_model_update_group", None)  # rank 0 alone has one
-    if trainer.use_cuda_ipc or not hasattr(group, "broadcast"):  # a name, with vllm.sync_with_ray
+    """Within the block, OpenRLHF's actor trainer sends its weights to the engines in parcels. Only rank 0 sends any."""
+    group = getattr(trainer, "_model_update_group", None)  # only rank 0 has one
+    if trainer.use_cuda_ipc or not hasattr(group, "broadcast"):  # with vllm.sync_with_ray it is a name
         yield
         return
     engines = trainer.vllm_engines
@@ -98,12 +99,17 @@ def in_parcels(trainer: Any) -> Iterator[None]:
 
 
 def receive(worker: Any, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
-    """In a vLLM worker: receive a parcel and load it.
+    """Receive a parcel in a vLLM worker and load it.
+
+    Args:
+        worker: The vLLM worker.
+        pieces: Names and shapes of the tensors in the parcel, in its order.
+        dtype: Type of the tensors.
 
     Raises:
-        RuntimeError: the tensors have another dtype than vLLM's model, or it has no weight of these names.
+        RuntimeError: The tensors have another dtype than vLLM's model, or the model has no weight of these names.
     """
-    # Received before it is checked: a sender with no receiver would wait until the group's timeout, not fail.
+    # Receive before checking, because a sender without a receiver would not fail but wait until the group's timeout.
     flat = torch.empty(sum(math.prod(shape) for _, shape in pieces), dtype=dtype, device=worker.device)
     worker._model_update_group.broadcast(flat, src=0, stream=torch.cuda.current_stream() if flat.is_cuda else None)
     if dtype != worker.model_config.dtype:

@@ -1,8 +1,9 @@
-"""One rank's share of a batch: which micro-batches it trains on, and after which of them the optimizer steps.
+"""Divide one rank's share of a batch into micro-batches, and decide after which of them the optimizer steps.
 
-OpenRLHF trains on whole micro-batches only, and with dynamic batching on whole optimizer steps only; it drops the rest.
-Here every sample is trained on. The last micro-batch of a rank may be smaller, and so may the last optimizer step.
-All ranks have equally many micro-batches, because a filler stands in where a rank would have one less.
+OpenRLHF trains only on whole micro-batches, and with dynamic batching only on whole optimizer steps; it drops the rest.
+Here every sample is trained on. The last micro-batch of a rank may be smaller, and so may the last optimizer step. A
+filler is a fully masked sample. It takes the place of a micro-batch that a rank would have less than another, so all
+ranks have equally many micro-batches.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, S
 from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, step_totals
 from bapo_openrlhf.training.contract import extends
 
-# By micro-batch; OpenRLHF's plan of dynamic batching, next to the indices of its samples.
+# OpenRLHF's plan of dynamic batching has these lists in addition to the sample indices; one entry per micro-batch.
 PLANNED = ("dynamic_batch_num_tokens", "dynamic_global_batch_size", "dynamic_optimizer_step")
 
 
 class WholeBatchReplayBuffer(NaiveReplayBuffer):
-    """OpenRLHF's buffer of one rank, from which every sample is trained on.
+    """OpenRLHF's buffer of one rank. Every sample in it is trained on.
 
     Attributes:
-        plan: this rank's micro-batches of an epoch, in order.
-        total: samples of the batch, on all ranks.
+        plan: This rank's micro-batches of an epoch, in order.
+        total: Number of samples of the batch on all ranks.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,12 +39,12 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
         self.total = 0
 
     def take(self, share: Experience | None, filler: Experience, total: int) -> None:
-        """The rank's share of a batch.
+        """Take this rank's share of a batch.
 
         Args:
-            share: None if the rank has none.
-            filler: a fully masked sample, in case that one is needed.
-            total: samples of the batch, on all ranks.
+            share: The samples; None if the rank has none.
+            filler: A fully masked sample, in case one is needed.
+            total: Number of samples of the batch on all ranks.
         """
         self.append(filler)
         self.filler = self.items.pop()
@@ -60,10 +61,11 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
 
     @extends(NaiveReplayBuffer)
     def setup_dynamic_batch(self, strategy: Any) -> None:
-        """Plan micro-batches by tokens, each optimizer step on its own; OpenRLHF calls this before it trains.
+        """Plan micro-batches by tokens, one optimizer step at a time. OpenRLHF calls this before it trains.
 
-        OpenRLHF's own plan is made for a training batch of just that step's samples. A filler takes part in it if the
-        rank has a sample less than another. It is taken out again if it shares a micro-batch with a sample.
+        For each step, OpenRLHF plans a training batch that has only the samples of this step. If the rank has one
+        sample less than another rank, a filler takes part in the plan. It is taken out again if it shares a
+        micro-batch with a sample.
         """
         ranks = data_parallel_ranks(strategy)
         window, share = strategy.args.train.batch_size // ranks, -(-self.total // ranks)
@@ -87,23 +89,23 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
             for name, values in planned.items():
                 values += getattr(self, name)
         self.items, self.plan, self.dynamic_indices = samples, plan, indices
-        self.dynamic_sample_loss_scale = [1.0] * len(plan)  # the worker weighs the auxiliary loss itself
+        self.dynamic_sample_loss_scale = [1.0] * len(plan)  # workers.py scales the auxiliary loss itself
         for name, values in planned.items():
             setattr(self, name, values)
 
 
 def long_and_short(items: list[Experience]) -> list[Experience]:
-    """Samples that are in order of length, so that each optimizer step gets long ones and short ones."""
+    """Reorder samples that are sorted by length, so that each optimizer step gets long and short ones."""
     return [items[place // 2 if place % 2 == 0 else -(place + 1) // 2] for place in range(len(items))]
 
 
 def data_parallel_ranks(strategy: Any) -> int:
-    """Ranks that share the samples of a batch; those of a ring or of a tensor-parallel group count once."""
+    """The number of ranks that share the samples of a batch. A ring or tensor-parallel group counts as one rank."""
     return dist.get_world_size(group=strategy.ds_device_mesh["dp"].get_group())
 
 
 def _one_step(strategy: Any, samples: int) -> Any:
-    """`strategy` for a run whose optimizer steps are of `samples` samples, and whose rollouts suffice for one."""
+    """A copy of `strategy` for a run whose training batch is one optimizer step of `samples` samples."""
     step = copy.copy(strategy)
     step.args = copy.copy(strategy.args)
     step.args.train, step.args.rollout = copy.copy(step.args.train), copy.copy(step.args.rollout)
@@ -112,7 +114,7 @@ def _one_step(strategy: Any, samples: int) -> Any:
 
 
 class MicroBatches(Sampler[list[int]]):
-    """Positions of the samples of each micro-batch in a buffer: those of the batch in parts, a filler at the end."""
+    """Yields the buffer positions of each micro-batch. If there is a filler, it comes last."""
 
     def __init__(self, buffer: WholeBatchReplayBuffer, size: int, shuffle: bool) -> None:
         self.plan = buffer.plan
@@ -130,7 +132,7 @@ class MicroBatches(Sampler[list[int]]):
 
 
 class WholeBatchLoader(DataLoader):
-    """torch's loader in the place where OpenRLHF makes one that drops the samples that fill no micro-batch."""
+    """Replaces OpenRLHF's DataLoader, which drops the samples that do not fill a micro-batch."""
 
     def __init__(
         self, buffer: WholeBatchReplayBuffer, *, batch_size: int, shuffle: bool, drop_last: bool, **settings: Any

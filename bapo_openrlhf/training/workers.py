@@ -1,16 +1,16 @@
 """Actor and critic workers that train on a batch of any size.
 
-OpenRLHF steps the optimizer when DeepSpeed has counted `train.batch_size` samples. A batch adapted to what is worth
-training on is seldom a multiple of that: the rest would stay in the gradient buffers and leak into the next step. Here
-the last optimizer step of a batch is taken with what is left. Its loss is normalised over what is really in it, because
-OpenRLHF normalises each accumulation window by the tokens it holds. With dynamic batching, where OpenRLHF decides for
-each micro-batch whether a step follows it, DeepSpeed is told the same: under ZeRO-1 and 2 it would otherwise keep the
-gradient of a step's last micro-batch only.
+OpenRLHF steps the optimizer when DeepSpeed has counted `train.batch_size` samples. The size of an adapted batch is
+seldom a multiple of this, so the rest would stay in the gradient buffers and leak into the next step. Here the last
+optimizer step of a batch takes the samples that are left. Its loss is normalised over the tokens that are really in it,
+because OpenRLHF normalises each accumulation window by its tokens. With dynamic batching, OpenRLHF decides for each
+micro-batch whether a step follows it, and here DeepSpeed is told the same. Otherwise it would keep, under ZeRO-1 and 2,
+only the gradient of the last micro-batch of a step.
 
-A rank that has a micro-batch less than another trains on a filler (see `dealing`). A filler adds nothing to a gradient,
-to a metric or to the auxiliary loss of a mixture of experts.
+A rank that has one micro-batch less than another rank trains on a filler, a fully masked sample (see `dealing`). A
+filler adds nothing to a gradient, to a metric or to the auxiliary loss of a mixture of experts.
 
-Two things that OpenRLHF's actor does not do are added: the loss of responses that another model wrote, and one
+Two things are added that OpenRLHF's actor does not do: the loss of responses that another model wrote, and one
 optimizer step of fine-tuning on such responses.
 """
 
@@ -32,7 +32,7 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.training.checksums import digests, stacked
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
-from bapo_openrlhf.training.profiling import Traced
+from bapo_openrlhf.training.profiling import Profiled
 from bapo_openrlhf.training.samples import EXTERNAL
 from bapo_openrlhf.training.weight_sync import in_parcels
 from bapo_openrlhf.training.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
@@ -41,13 +41,13 @@ POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic
 
 
 class _WholeBatch:
-    """Mixed into OpenRLHF's actor and critic trainers.
+    """A mixin for OpenRLHF's actor and critic trainers, which lets them train on every sample of a batch.
 
-    Every sample is trained on. The last micro-batch of a batch closes its optimizer step, and a loss that is no finite
-    number stops the run before its gradient reaches the weights.
+    The last micro-batch of a batch closes its optimizer step. A loss that is not finite stops the run before its
+    gradient reaches the weights.
     """
 
-    module: ModuleType  # of OpenRLHF's trainer
+    module: ModuleType  # the module that defines OpenRLHF's trainer
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
@@ -66,7 +66,7 @@ class _WholeBatch:
     @extends(ppo_actor.ActorPPOTrainer)
     @extends(ppo_critic.CriticPPOTrainer)
     def ppo_train(self, *args: Any) -> dict[str, float]:
-        """OpenRLHF's epochs over the buffer, every sample of it."""
+        """Run OpenRLHF's epochs over every sample of the buffer."""
         if not self.args.train.dynamic_batch_enable:
             self.replay_buffer.set_up(self.strategy)
         with rebound(self.module, DataLoader=WholeBatchLoader):
@@ -74,18 +74,18 @@ class _WholeBatch:
 
     @property
     def _parts_of_a_step(self) -> int:
-        """Micro-batches of a whole optimizer step on all ranks, as OpenRLHF's normalisers count them."""
+        """The number of micro-batches of a whole optimizer step on all ranks, as OpenRLHF's normalisers count it."""
         accumulated = 1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient
         return data_parallel_ranks(self.strategy) * accumulated
 
     @contextmanager
     def _micro_batch(self, engine: Any, step: int) -> Iterator[MicroBatch]:
-        """Micro-batch `step` (from 0): what DeepSpeed, the moving average and the auxiliary loss must know of it."""
+        """Tell DeepSpeed, the moving average and the auxiliary loss about micro-batch `step`, counted from 0."""
         part, actor = self.replay_buffer.plan[step], self.args.actor
         engine.set_gradient_accumulation_boundary(part.closes)
-        # OpenRLHF averages weights at each multiple of its gradient accumulation; the count is made to say the same.
+        # OpenRLHF averages the weights when its count is a multiple of its gradient accumulation, so set the count.
         self.strategy.time_steps["ema"] = -1 if part.closes else 0
-        # DeepSpeed divides the sum over micro-batches and ranks by their number: this makes it a mean over samples.
+        # DeepSpeed divides the sum over micro-batches and ranks by their number. The weight makes this a sample mean.
         coefficient, weight = actor.aux_loss_coef, part.samples * self._parts_of_a_step / part.step_samples
         actor.aux_loss_coef = coefficient * weight
         try:
@@ -101,15 +101,15 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         if strategy.args.adapt.kl_target == "behaviour":
-            # The reference model is not built when OpenRLHF's coefficient is 0; the loss needs the coefficient back.
+            # The flag was set to 0 so that OpenRLHF loads no reference model, but the loss needs the coefficient.
             strategy.args.algo.kl.init_coef = strategy.args.checked.kl_coef
         super().__init__(strategy, *args, **kwargs)
         self.plain_loss = self.actor_loss_fn
-        self.shaping: float | None = None  # gamma, once a method has traces
+        self.shaping: float | None = None  # gamma of the policy shaping, if the method has traces
 
     @extends(ppo_actor.ActorPPOTrainer)
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict:
-        """OpenRLHF's; a filler counts in no metric."""
+        """Make OpenRLHF's step, and count a filler in no metric."""
         marks = experience.info.get(EXTERNAL)
         if marks is not None:
             external = torch.tensor([bool(mark) for mark in marks], device=experience.action_mask.device)
@@ -123,10 +123,10 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
         return status
 
     def _count(self, status: dict[str, Any], part: MicroBatch) -> None:
-        """Make OpenRLHF's numbers of a micro-batch those of its samples.
+        """Correct OpenRLHF's numbers of a micro-batch.
 
-        OpenRLHF divides a micro-batch's loss by the tokens (or samples) of an average micro-batch of its optimizer
-        step. It takes the number of micro-batches from a whole step, and this corrects it if there are fewer.
+        OpenRLHF divides the loss of a micro-batch by the tokens (or samples) of an average micro-batch of its optimizer
+        step. It assumes that the step has all of its micro-batches. The losses are corrected if there are fewer.
         """
         metrics, weights = status["metrics"], status["weights"]
         if part.samples == 0:
@@ -139,24 +139,25 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
 
     @extends(ppo_actor.ActorPPOTrainer)
     def broadcast_to_vllm(self) -> None:
-        """OpenRLHF's weight sync, many tensors in a message."""
+        """Make OpenRLHF's weight sync, with many tensors in a message."""
         with in_parcels(self):
             super().broadcast_to_vllm()
 
     def finetune(self, micro_batches: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
-        """One optimizer step on -log pi(token), the mean over the tokens of all ranks' demonstrations, times `weight`.
+        """Take one optimizer step on the mean of -log pi(token) over the demonstrations of all ranks, times `weight`.
 
         Args:
-            micro_batches: this rank's samples; every rank has equally many micro-batches.
-            tokens: of the responses of all ranks.
-            ranks: data-parallel ranks; DeepSpeed divides the sum of their gradients by it.
+            micro_batches: This rank's samples. Every rank has equally many micro-batches.
+            tokens: Number of response tokens on all ranks.
+            ranks: Number of data-parallel ranks, by which DeepSpeed divides the sum of their gradients.
+            weight: Factor on the loss.
 
         Returns:
             This rank's part of the mean.
         """
         self.actor.train()
         engine, device = self.actor.model, torch.cuda.current_device()
-        scale = weight * ranks * engine.gradient_accumulation_steps()  # DeepSpeed divides by the last, too
+        scale = weight * ranks * engine.gradient_accumulation_steps()  # DeepSpeed also divides by the last factor
         is_vlm, mean = getattr(self.actor, "is_vlm", False), 0.0
         for number, experience in enumerate(micro_batches, 1):
             engine.set_gradient_accumulation_boundary(number == len(micro_batches))
@@ -174,21 +175,22 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
             self.strategy.optimizer_step(self.actor_optim, self.actor, self.actor_scheduler, name="actor")
             mean += loss.item()
         if self.ema_model:
-            self.strategy.time_steps["ema"] = -1  # OpenRLHF averages when its count is a multiple; it adds 1 first
+            self.strategy.time_steps["ema"] = -1  # OpenRLHF adds 1 to the count and averages at its multiples
             self.strategy.moving_average(self.actor, self.ema_model, self.ema_beta, "cuda")
         return mean
 
 
 class MixedLoss:
-    """OpenRLHF's policy loss on the responses of policies of this run, -f(pi) A on those that another model wrote.
+    """The policy loss if another model wrote some of the responses.
 
-    f is the policy shaping of `adapt.traces.shaped`. Both parts are normalised over all tokens (or samples) of the
-    optimizer step, as OpenRLHF does. Its numbers for the log count another model's tokens as unclipped and unmoved.
+    The other responses have OpenRLHF's loss. The responses of the other model have the loss -f(pi) A, with the policy
+    shaping f of `adapt.traces.shaped`. Both parts are normalised over all tokens (or samples) of the optimizer step, as
+    in OpenRLHF. In the logged numbers, a token of the other model counts as one that is not clipped and has not moved.
 
     Args:
         plain: OpenRLHF's loss.
-        external: bool (B,), samples that another model wrote.
-        gamma: of the shaping.
+        external: Whether another model wrote the sample, bool of shape (B,).
+        gamma: Parameter of the shaping.
     """
 
     def __init__(self, plain: Any, external: torch.Tensor, gamma: float | None) -> None:
@@ -227,10 +229,11 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
 
     @extends(ppo_critic.CriticPPOTrainer)
     def training_step(self, experience: Any, step: int, loss_batch_info: Any = None) -> dict[str, float]:
-        """OpenRLHF's; a filler counts in no metric.
+        """Make OpenRLHF's step, and count a filler in no metric.
 
-        OpenRLHF takes the plain mean of these numbers over micro-batches and ranks. They are weighted here so that it
-        is the mean over the samples: of each micro-batch's mean value, and of each optimizer step's mean loss.
+        OpenRLHF takes the plain mean of these numbers over micro-batches and ranks. The numbers are weighted here, so
+        that this mean becomes a mean over samples: of each micro-batch's mean value and of each optimizer step's mean
+        loss.
         """
         with self._micro_batch(self.critic, step) as part:
             status = super().training_step(experience, step, loss_batch_info)
@@ -244,18 +247,18 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
 
 
 def _require_type(built: Any, kind: type) -> None:
-    """Raise RuntimeError when OpenRLHF built its own class: gradients would leak from one batch into the next."""
+    """Raise RuntimeError if OpenRLHF built its own class, because gradients would then leak into the next batch."""
     if not isinstance(built, kind):
         raise RuntimeError(f"OpenRLHF's worker built a {type(built).__name__} and not a {kind.__name__}")
 
 
 class _OwnPort:
-    """Mixed into OpenRLHF's workers: the port of their process group stays theirs from its choice on.
+    """A mixin for OpenRLHF's workers, which keeps the port of their process group.
 
-    OpenRLHF chooses a free port, lets it go, and listens on it only after the models' processes have started; whatever
-    takes a port meanwhile (an engine, Ray) may take this one. Here the socket that the port was chosen with stays
-    bound: the kernel gives the port to nobody who asks for any free one, and torch, which binds with SO_REUSEADDR as
-    this socket does, can listen on it.
+    OpenRLHF chooses a free port, releases it, and listens on it only after the models' processes have started. In the
+    meantime an engine or Ray may take the port. Here the socket with which the port was chosen stays bound. The kernel
+    then gives the port to no process that asks for any free port. torch can listen on it, because torch binds with
+    SO_REUSEADDR, as this socket does.
     """
 
     @extends(launcher.BaseDistributedActor)
@@ -267,31 +270,31 @@ class _OwnPort:
 
 
 class _Resumable:
-    """Mixed into OpenRLHF's workers: the random generator that shuffles the samples, for the checkpoint."""
+    """A mixin for OpenRLHF's workers: the state of the generator that shuffles the samples, for checkpoints."""
 
     def rng_state(self) -> list[torch.Tensor]:
-        """State of torch's generator on the CPU and, where there is one, on this rank's GPU; uint8."""
+        """States of torch's generators as uint8: of the CPU, and of this rank's GPU if there is one."""
         states = [torch.get_rng_state()]
         return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
 
     def set_rng_state(self, states: list[torch.Tensor]) -> None:
-        """Inverse of `rng_state`."""
+        """Restore what `rng_state` returned."""
         torch.set_rng_state(states[0])
         if len(states) > 1 and torch.cuda.is_available():
             torch.cuda.set_rng_state(states[1])
 
 
 class _Dealt:
-    """Mixed into OpenRLHF's workers that train: what `dealing.shares` sends them."""
+    """A mixin for OpenRLHF's workers that train: they take the shares that `dealing.shares` sends."""
 
     @extends(POLICY)
     @extends(CRITIC)
     def append(self, experience: Any, filler: Any, samples: int) -> None:
-        """This rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
+        """Take this rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
         self.trainer.replay_buffer.take(experience, filler, samples)
 
 
-class PolicyWorker(_Dealt, _Resumable, Traced, _OwnPort, POLICY):
+class PolicyWorker(_Dealt, _Resumable, Profiled, _OwnPort, POLICY):
     """OpenRLHF's actor worker on batches of any size."""
 
     @extends(POLICY)
@@ -302,19 +305,19 @@ class PolicyWorker(_Dealt, _Resumable, Traced, _OwnPort, POLICY):
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
 
     def shape_traces(self, gamma: float) -> None:
-        """Say how the loss of another model's responses is shaped; before the first batch that has some."""
+        """Set gamma of the policy shaping. Call it before the first batch with responses of another model."""
         self.trainer.shaping = gamma
 
     def finetune(self, demonstrations: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
-        """One optimizer step on demonstrations, see `WholeBatchActorTrainer.finetune`."""
+        """Take one optimizer step on demonstrations, see `WholeBatchActorTrainer.finetune`."""
         return self.trainer.finetune(demonstrations, tokens, ranks, weight)
 
     def weight_checksums(self) -> dict[str, str]:
-        """Digest of each weight tensor under vLLM's name (not with ZeRO-3, where no rank holds whole tensors)."""
+        """The digest of each weight tensor under vLLM's name; not for ZeRO-3, where no rank has whole tensors."""
         return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
 
 
-class CriticWorker(_Dealt, _Resumable, Traced, _OwnPort, CRITIC):
+class CriticWorker(_Dealt, _Resumable, Profiled, _OwnPort, CRITIC):
     """OpenRLHF's critic worker on batches of any size."""
 
     @extends(CRITIC)
@@ -325,25 +328,25 @@ class CriticWorker(_Dealt, _Resumable, Traced, _OwnPort, CRITIC):
         _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
 
 
-class ReferenceWorker(Traced, _OwnPort, plain_class(launcher.ReferenceModelActor)):
+class ReferenceWorker(Profiled, _OwnPort, plain_class(launcher.ReferenceModelActor)):
     """OpenRLHF's reference worker."""
 
 
-class RewardWorker(Traced, _OwnPort, plain_class(launcher.RewardModelActor)):
+class RewardWorker(Profiled, _OwnPort, plain_class(launcher.RewardModelActor)):
     """OpenRLHF's reward worker."""
 
 
-class PlainPolicyWorker(Traced, _OwnPort, POLICY):
+class PlainPolicyWorker(Profiled, _OwnPort, POLICY):
     """OpenRLHF's actor worker, for a run without batch adaptation."""
 
 
-class PlainCriticWorker(Traced, _OwnPort, CRITIC):
+class PlainCriticWorker(Profiled, _OwnPort, CRITIC):
     """OpenRLHF's critic worker, for a run without batch adaptation."""
 
 
-# Decorated under other names, so that Ray's workers import the classes above from this module. A class that its own
-# name does not lead to is sent by value, with copies of OpenRLHF's globals, and rebinding a name in OpenRLHF's module
-# would not reach it.
+# The decorated classes have other names, so that Ray's workers import the classes above from this module. If the name
+# of a class led to another object, Ray would send the class by value, with copies of OpenRLHF's globals, and rebinding
+# a name in OpenRLHF's module would have no effect on it.
 AdaptedPolicyActor = ray.remote(num_gpus=1)(PolicyWorker)
 AdaptedCriticActor = ray.remote(num_gpus=1)(CriticWorker)
 ReferenceActor = ray.remote(num_gpus=1)(ReferenceWorker)

@@ -322,7 +322,7 @@ class TestYaml:
     @pytest.mark.parametrize("text", ["a: [1", "a: b: c", "a:\n\t- 1", "a: @b"])
     def test_invalid_yaml(self, yaml_file, text):
         path = yaml_file(text)
-        with pytest.raises(ConfigError, match=f"config {path} is no valid YAML"):
+        with pytest.raises(ConfigError, match=f"config {path} is not valid YAML"):
             parse("--config", path)
 
     @pytest.mark.parametrize(("text", "kind"), [("- a", "list"), ("word", "str"), ("", "NoneType"), ("3", "int")])

@@ -154,7 +154,7 @@ class TestNumbers:
                 "2 processes for each rollout engine, 0.5 s and 1.5 GiB a call",
             ),
             (["--verifier.processes=0"], "within the rollout engine, without limits"),
-            (["--reward.remote_url=http://localhost:5000"], "not a Python file: runs where it is"),
+            (["--reward.remote_url=http://localhost:5000"], "not a Python file: it runs where it is"),
         ],
     )
     def test_where_rewards_are_made(self, capsys, words, more, text):

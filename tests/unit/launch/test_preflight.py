@@ -413,7 +413,7 @@ class TestImages:
     )
     def test_as_many_images_as_places(self, pictures, row, images, places):
         assert pictures.refusal(row) == (
-            f"{images} images (data.image_key images) and {places} <image> in the prompt; there must be as many"
+            f"{images} images (data.image_key images) and {places} <image> in the prompt; the two numbers must be equal"
         )
 
     def test_a_wrong_image_key_is_noticed(self, pictures):
@@ -465,7 +465,7 @@ class TestImages:
 
     def test_a_config_that_is_no_json(self, pictures):
         (pictures.run.model / "config.json").write_text("{")
-        assert "its config.json is no JSON" in pictures.run.refusal(**pictures.flags())
+        assert "its config.json is not valid JSON" in pictures.run.refusal(**pictures.flags())
 
     def test_a_model_on_the_hub_is_left_alone(self, pictures, monkeypatch):
         monkeypatch.chdir(pictures.run.folder)

@@ -274,8 +274,8 @@ class TestNewRun:
         with pytest.raises(ConfigError) as error:
             run.start(load=False)
         assert str(error.value) == (
-            f"ckpt.path is {run.path}, which has checkpoints of an earlier run (newest: global_step10); go on from "
-            "there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+            f"ckpt.path is {run.path}, which has checkpoints of an earlier run (newest: global_step10); continue "
+            "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
         )
         assert run.tree() == before and lines(capsys) == []
 
