@@ -62,7 +62,7 @@ class SampledRun(Run):
 
     def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
         """Groups made from samples as the rollout engines give them."""
-        from bapo_openrlhf.training.rollout import usable_groups
+        from bapo_openrlhf.training.generated import usable_groups
         from bapo_openrlhf.training.samples import groups_of, samples_of
 
         made = self.world.groups(prompts, self.step, policy_step)
@@ -268,7 +268,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     at = alt.Scale(type="log", nice=False)
     tens = [10.0**power for power in range(-6, 3)]
     order = list(names.values())
-    shapes = ["circle", "square", "diamond", "triangle-up", "triangle-down"]  # besides colours, for all readers
+    shapes = ["circle", "square", "diamond", "triangle-up", "triangle-down"]  # colours are not enough for all readers
     base = alt.Chart(pd.DataFrame(rows)).encode(
         x=alt.X("groups:Q", scale=at, axis=alt.Axis(title="groups a step", values=groups, format=",d", grid=False)),
         y=alt.Y("seconds:Q", scale=alt.Scale(type="log"), axis=alt.Axis(format="~g", values=tens)),

@@ -1,4 +1,4 @@
-"""Pictures of docs/results.md, and each run's last numbers, from the tables of the two studies.
+"""Draws the pictures of docs/results.md, and writes each run's last numbers, from the tables of the two studies.
 
 python docs/study_picture.py runs/studies
 """
@@ -16,7 +16,7 @@ from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_png
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-STUDIES = {  # by name: the picture, and the arms that have a curve
+STUDIES = {  # by name: the name of the picture, and the arms that have a curve
     "countdown": ("study", ("GRPO", "BAPO-GRPO", "DAPO", "PPO", "BA-PPO")),
     "countdown_methods": ("study_methods", ("GRPO", "BAPO-GRPO", "MoPPS", "DOTS", "RePO", "ReMix", "ExGRPO")),
 }

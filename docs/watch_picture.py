@@ -1,4 +1,4 @@
-"""The picture of docs/watch.md, from a run: `python docs/watch_picture.py RUN PICTURE.svg`."""
+"""Draws the picture of docs/watch.md from a run: `python docs/watch_picture.py RUN PICTURE.svg`."""
 
 import io
 import re

@@ -49,12 +49,13 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
     """),
     "What was generated": (
         *every("""
-            rollouts/step | responses | Responses | | Generated in this step, re-evaluation included.
-            rollouts/total | responses | Responses generated | Table 1 | Generated so far in this run, \
+            rollouts/step | responses | Responses | | Responses generated in this step, re-evaluation included.
+            rollouts/total | responses | Responses generated | Table 1 | Responses generated so far in this run, \
                 re-evaluation included.
-            groups/generated | groups | Groups | | Generated in this step, re-evaluation included.
-            tokens/generated | tokens | Tokens | | Generated in this step, re-evaluation included.
-            tokens/generated_total | tokens | Tokens generated | | Generated so far in this run, re-evaluation included.
+            groups/generated | groups | Groups | | Groups generated in this step, re-evaluation included.
+            tokens/generated | tokens | Tokens | | Tokens generated in this step, re-evaluation included.
+            tokens/generated_total | tokens | Tokens generated | | Tokens generated so far in this run, \
+                re-evaluation included.
         """),
         *declare(
             """
@@ -75,7 +76,8 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
     "The batch": (
         replace(CAPACITY, algorithms=ALL),
         *every("""
-            groups/capacity_used | 0 to 1 | Capacity used | Fig. 8 | Share of it that was trained on.
+            groups/capacity_used | 0 to 1 | Capacity used | Fig. 8 | Share of a batch's capacity that was filled. \
+                Below 1, a step trains on less.
             groups/fresh | groups | Fresh groups | X1, Eq. 5 | Fresh groups that were trained on.
             groups/reevaluated | groups | Re-evaluated groups | X2, Eq. 5, 6 | Hard prompts that were generated \
                 again and trained on.
@@ -128,8 +130,8 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
         """),
         *declare(
             """
-                reevaluation/improved_share | 0 to 1 | Re-evaluated and improved | Eq. 6 | Share of the attempts \
-                    that was trained on: groups/reevaluated over groups/reevaluation_attempts.
+                reevaluation/improved_share | 0 to 1 | Re-evaluated and improved | Eq. 6 | Share of the hard \
+                    prompts generated again whose new group was trained on.
             """,
             when="steps that re-evaluate",
         ),
@@ -137,17 +139,18 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
     "Buffers and thresholds": tuple(metric for metric in BAPO.METRICS if metric not in (CAPACITY, ATTEMPTS)),
     "Staleness": (
         *declare("""
-            staleness/rollout_policy | trainer steps | Age of the rollout weights | t mod v | Age of the weights \
-                that generated the fresh groups.
+            staleness/rollout_policy | trainer steps | Age of the rollout weights | t mod v | How many trainer \
+                steps old the weights were that generated the fresh groups.
         """),
         *declare(
             """
                 staleness/replayed_steps_mean | trainer steps | Age of the replayed groups | | Mean age of the \
                     groups in X3.
-                staleness/replayed_steps_max | trainer steps | Age of the oldest replayed group | | Greatest age.
+                staleness/replayed_steps_max | trainer steps | Age of the oldest replayed group | | Age of the \
+                    oldest group in X3.
                 staleness/replayed_syncs_mean | syncs | Syncs since the replayed groups | | Mean number of syncs \
                     of the rollout engines since the groups' weights.
-                staleness/replayed_syncs_max | syncs | Syncs since the oldest of them | | Greatest number.
+                staleness/replayed_syncs_max | syncs | Syncs since the oldest of them | | The same for the oldest group.
             """,
             when="steps that replay",
         ),
@@ -156,9 +159,10 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
                 today's policy and the one that generated the source: mean of max(0, 1 - pi(y|x) / alpha(y|x)).
             importance/SOURCE_mean | ratio | Importance weight | rho of Eq. 3 | Mean of pi(y|x) / alpha(y|x) over \
                 whole responses, each capped at e^20.
-            importance/SOURCE_max | ratio | Largest weight | rho of Eq. 3 | Their maximum.
-            importance/SOURCE_effective_share | 0 to 1 | Effective sample size | | Effective sample size of these \
-                weights as a share of the responses: (sum w)^2 / (N sum w^2).
+            importance/SOURCE_max | ratio | Largest weight | rho of Eq. 3 | Maximum of these weights.
+            importance/SOURCE_effective_share | 0 to 1 | Effective sample size | | Effective sample size of the \
+                importance weights as a share of the responses, (sum w)^2 / (N sum w^2). 1 means that today's policy \
+                generated them.
         """),
     ),
     "The loss's tokens, before the first update": (
@@ -172,7 +176,8 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             """
                 value/SOURCE_error | reward | Error of the critic | A.9 | Root mean square of value minus return \
                     over tokens.
-                value/SOURCE_bias | reward | Bias of the critic | A.9 | Mean of value minus return over tokens.
+                value/SOURCE_bias | reward | Bias of the critic | A.9 | Mean of value minus return over tokens. \
+                    Above 0, the critic expects too much.
             """,
             algorithms=("ba_ppo",),
             when=TRAINED,
@@ -184,11 +189,11 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             theory/k2 | | K2 | Eq. 12 | Constant of X2.
             theory/k3 | | K3 | Eq. 13 | Constant of X3.
             theory/bound | | The bound | Theorem 3.2 | Sum of the sources' terms, each weighted by its share of \
-                the groups.
+                the groups. Below 0 it promises nothing.
         """),
         *trained("""
             theory/bound_SOURCE | | Terms of the bound | Theorem 3.2; Eq. 22, 23 | The source's term of the lower \
-                bound at the policy that the step starts from: surrogate - 2 (K + 1) TV.
+                bound at the policy that the step starts from, surrogate - 2 (K + 1) TV. Below 0 it promises nothing.
         """),
     ),
     "Time": (
@@ -222,11 +227,11 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
 OPENRLHF: tuple[Metric, ...] = (
     *every("""
         policy_loss | | Policy loss | Eq. 1, 3 | Loss of the actor without KL and entropy terms.
-        actor_grad_norm | | Gradient norm | | Norm of the actor's gradient, last optimizer step, before clipping.
+        actor_grad_norm | | Gradient norm | | Norm of the actor's gradient in the last optimizer step, before clipping.
         actor_lr | | Learning rate | | Learning rate of the actor after the step.
         ppo_clip_ratio | 0 to 1 | Clipped tokens | Eq. 1 | Share of clipped tokens over all updates.
         ppo_kl | nats | KL of the step | | Mean of log pi_old - log pi over tokens, over all updates of the step.
-        kl | nats | KL penalty | Eq. 1, 3 | Mean KL penalty to the reference, or to the behaviour policy.
+        kl | nats | KL divergence | Eq. 1, 3 | Mean KL penalty to the reference, or to the behaviour policy.
         logprobs_diff | nats | Log-prob difference | | Mean of log pi - log pi_reference over tokens.
         reward | reward | Reward of the batch | | Mean reward, length penalties included.
         return | reward | Return | | Mean of the responses' shaped rewards.

@@ -1,8 +1,11 @@
-"""The words of the figures that show metrics: a title, one plain sentence, and the unit."""
+"""The words of the figures that show metrics. Title and sentence are those of the catalogue (`record/metrics.py`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from bapo_openrlhf.record import metrics
 
 OLDER = "it is not recorded: the run is of an older version, or without batch adaptation"
 NO_ATTEMPT = "no hard prompt was generated again, or the run is of an older version"
@@ -15,11 +18,12 @@ class Words:
     """A figure's words.
 
     Attributes:
-        says: What the figure shows.
-        y: Title of the y axis, with its unit.
-        paper: The figure of the paper that it corresponds to; empty if there is none.
-        why: Why a run may lack the metric.
-        peaks: Whether a point that stands for several steps is their largest value. Otherwise it is their mean.
+        title: Its title.
+        says: What it shows, in one or two sentences.
+        y: Label of the y axis, with its unit.
+        paper: The figure of the paper that corresponds to it. "" if there is none.
+        why: Why a run may lack it.
+        peaks: If a point stands for several steps, whether it is their largest value. Otherwise it is their mean.
     """
 
     title: str
@@ -30,30 +34,20 @@ class Words:
     peaks: bool = False
 
 
-# By metric. {} stands for a source.
+CATALOGUE = {metric.name: metric for metric in metrics.all_metrics()}
+
+
+def _entry(metric: str, y: str, paper: str = "", **more: Any) -> tuple[str, Words]:
+    """The words of one metric, with {} for a source."""
+    declared = CATALOGUE[metric.replace("{}", "SOURCE")]
+    return metric, Words(declared.title, declared.sentence, y, paper, **more)
+
+
+# By metric. Three figures show several metrics, so they have words of their own.
 WORDS = {
-    "rollouts/total": Words(
-        "Responses generated", "Responses generated so far, re-evaluation included.", "responses", "Fig. 9"
-    ),
-    "tokens/generated_total": Words(
-        "Tokens generated", "Generated tokens of all responses so far.", "tokens", "Fig. 9"
-    ),
-    "groups/capacity_used": Words(
-        "Capacity used",
-        "Share of a batch's capacity that was filled; below 1, a step trains on less.",
-        "share of capacity",
-    ),
-    "buffer/hard": Words("Hard buffer", "Prompts stored because their last group failed.", "prompts"),
-    "buffer/replay": Words("Replay buffer", "Groups stored for replay.", "groups"),
-    "reevaluation/improved_share": Words(
-        "Re-evaluated and improved",
-        "Of the hard prompts generated again, the share whose new group was trained on (Eq. 6).",
-        "share of attempts",
-        why=NO_ATTEMPT,
-    ),
     "threshold/c2": Words(
         "Thresholds of the replay",
-        "Group means from c2 to c3 are replayed; both follow the average reward (Eq. 8).",
+        "Groups with a mean from c2 to c3 are replayed. Both follow the average reward (Eq. 8).",
         "group mean reward",
     ),
     "staleness/replayed_steps_mean": Words(
@@ -62,65 +56,33 @@ WORDS = {
         "trainer steps",
         why="nothing was replayed",
     ),
-    "staleness/rollout_policy": Words(
-        "Age of the rollout weights",
-        "How many trainer steps old the weights were that generated the fresh groups.",
-        "trainer steps",
-    ),
-    "tv/{}": Words(
-        "Distance to today's policy",
-        "Sampled TV distance, the mean over a source's groups, before the update (Eq. 9, 10).",
-        "TV distance",
-        why=NO_THEORY,
-    ),
     "theory/k1": Words(
         "Constants of the bound",
         "What a TV distance costs in the bound, by source (Eq. 11–13).",
         "K",
         why=NO_THEORY,
     ),
-    "theory/bound_{}": Words(
-        "Terms of the bound",
-        "Each source's term of the lower bound; below 0 it promises nothing.",
-        "improvement, at least",
-        why=NO_THEORY,
-    ),
-    "theory/bound": Words(
-        "The bound",
-        "The terms, weighted by the sources' shares of the groups; below 0 it promises nothing.",
-        "improvement, at least",
-        why=NO_THEORY,
-    ),
-    "importance/{}_effective_share": Words(
-        "Effective sample size",
-        "Share of the responses that count after importance weights; 1: today's policy made them.",
-        "share of responses",
-        why=NO_THEORY,
-    ),
-    "entropy_loss": Words(
-        "Entropy", "Mean entropy of the policy at the tokens trained on.", "nats per token", "Fig. 11"
-    ),
-    "response_length": Words("Response length", "Mean length of the responses trained on.", "tokens", "Fig. 11"),
-    "actor_grad_norm": Words(
-        "Gradient norm",
-        "Norm of the actor's gradient; peaks are where training was unstable.",
-        "norm",
-        "Fig. 10",
-        peaks=True,
-    ),
-    "kl": Words("KL divergence", "Mean KL divergence to the reference policy over the batch.", "nats"),
-    "length/{}": Words("Response length by source", "Mean generated tokens of a response.", "tokens"),
-    "clip/{}": Words(
-        "Clipped tokens", "Share of the tokens whose PPO ratio is clipped in the first update.", "share of tokens"
-    ),
-    "advantage/{}_abs": Words("Advantages", "Mean absolute advantage of a token.", "absolute advantage"),
-    "value/{}_error": Words(
-        "Error of the critic", "Root mean square of value minus return, over the tokens.", "reward", why=NO_CRITIC
-    ),
-    "value/{}_bias": Words(
-        "Bias of the critic",
-        "Mean of value minus return; above 0, the critic expects too much.",
-        "reward",
-        why=NO_CRITIC,
-    ),
-}
+} | dict(
+    (
+        _entry("rollouts/total", "responses", "Fig. 9"),
+        _entry("tokens/generated_total", "tokens", "Fig. 9"),
+        _entry("groups/capacity_used", "share of capacity"),
+        _entry("buffer/hard", "prompts"),
+        _entry("buffer/replay", "groups"),
+        _entry("reevaluation/improved_share", "share of attempts", why=NO_ATTEMPT),
+        _entry("staleness/rollout_policy", "trainer steps"),
+        _entry("tv/{}", "TV distance", why=NO_THEORY),
+        _entry("theory/bound_{}", "improvement, at least", why=NO_THEORY),
+        _entry("theory/bound", "improvement, at least", why=NO_THEORY),
+        _entry("importance/{}_effective_share", "share of responses", why=NO_THEORY),
+        _entry("entropy_loss", "nats per token", "Fig. 11"),
+        _entry("response_length", "tokens", "Fig. 11"),
+        _entry("actor_grad_norm", "norm", "Fig. 10", peaks=True),
+        _entry("kl", "nats"),
+        _entry("length/{}", "tokens"),
+        _entry("clip/{}", "share of tokens"),
+        _entry("advantage/{}_abs", "absolute advantage"),
+        _entry("value/{}_error", "reward", why=NO_CRITIC),
+        _entry("value/{}_bias", "reward", why=NO_CRITIC),
+    )
+)
