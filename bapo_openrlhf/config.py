@@ -83,7 +83,7 @@ class AdaptConfig:
     method: str = _flag("none",
         "how training batches are made: none (plain OpenRLHF), bapo, bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
         "regardless of the flags: no thresholds to tune), bapo_prioritized (prioritised replay and re-evaluation), one "
-        "of the neighbouring methods mopps, dots, repo, remix, arpo, exgrpo, luffy and relift, or FILE.py:CLASS",
+        f"of the neighbouring methods {', '.join(list(registry.METHODS)[3:])}, or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2")
     options: list[str] | None = _flag(None,
         "NAME=VALUE ...: the method's own options; bapo has none in addition to these flags",
