@@ -1,4 +1,4 @@
-"""Made-up runs of a study, as records hold them."""
+"""Made-up runs of a study, in the form that records have."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ METHODS = {
 
 
 def make_arms(methods=tuple(METHODS), paths=("group", "critic")):
-    """An arm for each method and path."""
+    """One arm for each method on each path."""
     return tuple(
         Arm(method, path, METHODS[method][path == "critic"], {"adapt.method": method})
         for path in paths
@@ -32,7 +32,7 @@ def make_arms(methods=tuple(METHODS), paths=("group", "critic")):
 
 
 def make_study(arms=None, seeds=(1, 2, 3), **others):
-    """A study of these arms; claims compare BAPO with the plain method."""
+    """A study with these arms, whose claims compare BAPO with the plain method."""
     arms = make_arms(("plain", "bapo", "mopps")) if arms is None else arms
     claims = (
         Claim("BA-PPO ends above PPO", "A.9", "bapo-critic", "plain-critic", "accuracy"),
@@ -45,7 +45,7 @@ def make_study(arms=None, seeds=(1, 2, 3), **others):
 
 
 def make_run(arm, seed, *, steps=12, prompts=16, groups=True, evaluations=True, planned=None, gain=0.0):
-    """One seed of an arm; `gain` is added to its accuracies."""
+    """One seed of an arm. `gain` is added to its accuracies."""
     rng = np.random.default_rng([seed, sum(map(ord, arm.name))])
     adapted = arm.method != "plain"
     rows, generated = [], []

@@ -31,7 +31,7 @@ WHOLE = {
 
 @pytest.fixture
 def write(tmp_path):
-    """write(field=value, ...): WHOLE with fields changed (None: left out), as a file."""
+    """A function write(field=value, ...) that makes a file of WHOLE with changed fields. None leaves a field out."""
     for name in ("base.yaml", "more.yaml"):
         (tmp_path / name).write_text("")
 
@@ -167,7 +167,7 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_studies_that_come_with_the_project(path):
-    """Each arm's flags parse, on its path, and all arms take the same number of steps but for DAPO."""
+    """Each arm has valid flags on its path, and all arms except DAPO take the same number of steps."""
     prompts, expected = (10_000, 120) if path.stem == "countdown_gpu" else (1536, 96)
     study, steps = read_study(path), {}
     assert read_study(path, smoke=True).arms

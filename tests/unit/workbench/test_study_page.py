@@ -1,4 +1,4 @@
-"""A study's numbers, verdicts and page, of made-up runs; also where most of them are missing."""
+"""The numbers, verdicts and page of a study, from made-up runs; also if most of them are missing."""
 
 import json
 import re
@@ -33,7 +33,7 @@ HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=al
 
 
 def run_of(arm, seed, accuracies, *, rollouts=100, groups=(), steps=4, planned=None, trained=10, **about):
-    """A run whose held-out accuracies are these, at steps 1, 2, ..., on the one benchmark b; totals grow evenly."""
+    """A run with these held-out accuracies at steps 1, 2, ... on the only benchmark, b. Its totals grow evenly."""
     rows = [
         {"step": step, "rollouts/total": rollouts * step, "tokens/trained_total": trained * step}
         for step in range(1, steps + 1)
@@ -69,6 +69,7 @@ def test_bands_are_medians_and_quartiles_where_half_of_the_seeds_are():
     assert list(found.loc[0, ["low", "median", "high"]]) == list(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
     assert list(found.loc[5, ["low", "median", "high"]]) == list(np.quantile([5, 1, 2], [0.25, 0.5, 0.75]))
     assert list(found.loc[10, ["low", "median", "high"]]) == [4, 6, 8]  # quartiles of 10 and 2
+    assert list(data.band([curve(points) for points in curves[:2] + curves[3:4]]).index) == [0, 5]  # at 12 one of three
     assert data.band([]).empty and data.band([curve([])]).empty
 
 
@@ -203,7 +204,7 @@ def test_claims_of_rollouts_are_ratios_and_fewer_is_better():
 
 
 def solving(arm, seed, right):
-    """Four prompts of which none is solved at first, and `right` are later."""
+    """A run with four prompts: none of them is solved at first, and `right` of them are solved later."""
     groups = [{"step": 1, "prompt": str(k), "mean": 0.0, "responses": 8, "source": "fresh"} for k in range(4)]
     groups += [
         {"step": 2, "prompt": str(k), "mean": float(k < right), "responses": 8, "source": "fresh"} for k in range(4)

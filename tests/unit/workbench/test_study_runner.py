@@ -1,4 +1,4 @@
-"""A study's runs: begun several at a time, counted, gone on with. Processes are real, training is a short script."""
+"""The runs of a study: started several at a time, counted, and continued. A short script stands for the training."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from bapo_openrlhf.cli import study
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import RunRecord, write_summary
 from bapo_openrlhf.workbench.report.runs import Run
@@ -17,7 +18,7 @@ from bapo_openrlhf.workbench.study.steps import StudyRun, steps_table, write_tab
 
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
 STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})
-# Writes when it began and ended, and a summary, into the folder that its flags name; --fail: no summary.
+# Writes when it began and ended, and a summary, into the folder that its flags name. FAIL names a run that fails.
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_a_run_begun_with_other_flags_is_refused(tmp_path):
 
 
 def test_a_study_may_be_moved(tmp_path):
-    """Its folder, and the project's with its configuration files."""
+    """The study's folder may be moved, and also the project's folder with its configuration files."""
     go(plan(Study("tiny", ARMS, seeds=(3,), config=("/here/quickstart.yaml",)), tmp_path / "old"))
     (tmp_path / "old").rename(tmp_path / "new")
     moved = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/quickstart.yaml",)), tmp_path / "new")
@@ -213,3 +214,20 @@ def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
 
 def test_a_study_without_a_step_has_an_empty_table():
     assert list(steps_table([]).columns) == ["method", "path", "label", "seed", "step", "done"]
+
+
+def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    content = {"name": "tiny", "seeds": [1], "evaluations": ["b"], "methods": {"plain": {"arms": {"group": "GRPO"}}}}
+    (tmp_path / "tiny.yaml").write_text(json.dumps(content))  # JSON is YAML
+    command = ["--config", "tiny.yaml", "--only-report"]
+    with pytest.raises(ConfigError, match="no run in runs/studies/tiny/runs has made a step yet"):
+        study.main(command)
+    out = tmp_path / "runs" / "studies" / "tiny"
+    record = RunRecord(out / "runs" / "plain-group-s1")
+    record.append(1, {"reward/fresh_mean": 0.5, "rollouts/total": 8})
+    record.append_evaluation(1, {"eval_b_pass1": 0.25})
+    assert study.main(command) == 0
+    assert "| GRPO | group | 1 of 1 | 25.0" in " ".join((out / "summary.md").read_text().split())
+    assert "1 of 1 runs are there." in (out / "report.html").read_text()
+    assert (out / "table.csv").exists() and "report.html: " in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_ratios_are_symmetric(ratios):
 
 
 def interquartile_mean(values):
-    """Written out: without the floor(n / 4) lowest and as many of the highest."""
+    """The definition: the mean without the floor(n / 4) lowest and the floor(n / 4) highest values."""
     values = sorted(values)
     cut = len(values) // 4
     middle = values[cut : len(values) - cut]
@@ -157,7 +157,7 @@ def test_the_interval_of_an_improvement_covers():
 
 
 def flips_at_least_as_far(differences):
-    """All 2^n sign flips, one by one."""
+    """The p value, from all 2^n sign flips one by one."""
     measured = abs(sum(differences))
     flips = list(itertools.product((-1, 1), repeat=len(differences)))
     far = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= measured - 1e-12 for signs in flips]
