@@ -62,7 +62,7 @@ class SampledRun(Run):
 
     def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
         """Groups made from samples as the rollout engines give them."""
-        from bapo_openrlhf.training.rollout import usable_groups
+        from bapo_openrlhf.training.generated import usable_groups
         from bapo_openrlhf.training.samples import groups_of, samples_of
 
         made = self.world.groups(prompts, self.step, policy_step)

@@ -16,7 +16,7 @@ from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
-from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.staleness import group_tv, nonfinite
 from bapo_openrlhf.config import AdaptConfig
 
@@ -128,7 +128,7 @@ class Run:
         group_tv(log_ratios, self.world.size)
         nonfinite(log_ratios, self.world.size)
         composition(batch, self.groups, len(again))
-        staleness(batch, step, PERIOD)
+        replay_ages(batch, step, PERIOD)
         off_policy(batch, log_ratios, method.constants(), self.eps)
         method.observe(step, {group.uid: 0.5 for group in trained})
         method.metrics()

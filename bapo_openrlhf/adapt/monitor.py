@@ -41,7 +41,7 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     return metrics | {f"length/{source}": float(np.mean(tokens)) for source, tokens in lengths.items() if tokens}
 
 
-def staleness(batch: Batch, step: int, delay: int) -> dict[str, float]:
+def replay_ages(batch: Batch, step: int, delay: int) -> dict[str, float]:
     """Age of the replayed groups, in trainer steps since they were generated and in weight syncs since their policy.
 
     The age of a group follows from its own step and policy_step. If its responses are from several steps, these are

@@ -77,7 +77,7 @@ def seen_by(follower: Follower) -> Seen:
     """What the follower knows, for `picture`."""
     notes = [follower.problem] if follower.problem else []
     if follower.broken:
-        notes.append(f"lines of metrics.jsonl that are left out because they are no rows: {follower.broken}")
+        notes.append(f"lines of metrics.jsonl that are left out because they are not rows: {follower.broken}")
     return Seen(follower.name, follower.rows, follower.run, follower.summary, follower.age, notes)
 
 

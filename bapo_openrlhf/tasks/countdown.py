@@ -366,8 +366,8 @@ _TWO_NUMBERS = re.compile(r"[0-9]\s+[0-9]")  # "3 5" must not become 35.
 def answer(response: str) -> str | None:
     """The expression that a response gives as its answer, without blanks. None means that there is none.
 
-    It is the content of the last <answer>...</answer>. Blanks, surrounding dollar signs, LaTeX's \\times and \\div
-    and a final "= value" are allowed there. A response without these tags must be an expression and special tokens after it.
+    It is the content of the last <answer>...</answer>. Blanks, surrounding dollar signs, LaTeX's \\times and \\div, and
+    a final "= value" are allowed there. A response without these tags must be an expression, then special tokens.
     Time and memory are linear in the length of the text.
     """
     before, closed, _ = response.rpartition("</answer>")

@@ -12,7 +12,8 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.recorder import GeneratedGroup, StepRecorder, generated_groups, has_reward, profile_of
+from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward
+from bapo_openrlhf.training.recorder import StepRecorder, profile_of
 from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
 
 Base = plain_class(PPOTrainer)

@@ -5,59 +5,18 @@ The rows come from OpenRLHF's samples, so every group has one, also a group that
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.adapt.group import Prompt, exact_reward, exact_sum
 from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.record.answers import PromptStates, shortened
 from bapo_openrlhf.record.run_record import RunRecord, read_answers, read_metrics
+from bapo_openrlhf.training.generated import GeneratedGroup
 from bapo_openrlhf.training.profiling import Profile
-from bapo_openrlhf.training.samples import prompt_of
-
-
-@dataclass(frozen=True)
-class GeneratedGroup:
-    """The samples of one prompt.
-
-    Attributes:
-        uid: Number of the group. A `Group` of the same samples has the same number.
-        source: Either fresh or reevaluated.
-        prompt: The prompt.
-        samples: Its G samples.
-        mean: Exact group mean reward; None if the group cannot be used.
-    """
-
-    uid: int
-    source: str
-    prompt: Prompt
-    samples: Sequence[Experience]
-    mean: Fraction | None
-
-    @cached_property
-    def tokens(self) -> int:
-        """Number of generated tokens of all responses."""
-        return sum(int(sample.action_mask.sum()) for sample in self.samples)
-
-    def row(self, state: str) -> dict[str, Any]:
-        """The group's line of groups.jsonl."""
-        return {
-            "uid": self.uid,
-            "prompt": self.prompt.id,
-            "source": self.source,
-            "state": state,
-            "mean": None if self.mean is None else float(self.mean),
-            "responses": len(self.samples),
-            "tokens": self.tokens,
-        }
 
 
 class StepRecorder:
@@ -123,36 +82,6 @@ class StepRecorder:
         self.record.append(step, numbers)
 
 
-def generated_groups(
-    samples: Sequence[Experience],
-    size: int,
-    *,
-    source: str,
-    first_uid: int,
-    usable: Callable[[Experience], bool],
-) -> list[GeneratedGroup]:
-    """The samples of one rollout as groups.
-
-    Groups in which every sample is usable come first, and have the numbers that `groups_of` gives them. The others
-    come after them.
-    """
-    chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
-    whole = [all(map(usable, chunk)) for chunk in chunks]
-    order = sorted(range(len(chunks)), key=lambda index: not whole[index])
-    return [
-        GeneratedGroup(
-            uid=first_uid + number,
-            source=source,
-            prompt=prompt_of(chunks[index][0]),
-            samples=chunks[index],
-            mean=exact_sum([exact_reward(sample.rewards[0]) for sample in chunks[index]]) / len(chunks[index])
-            if whole[index]
-            else None,
-        )
-        for number, index in enumerate(order)
-    ]
-
-
 def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenizer: Any, chars: int) -> list[dict]:
     """Lines of answers.jsonl: one response of each prompt that failed first, the best one of each newly solved prompt.
 
@@ -174,11 +103,6 @@ def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenize
         response = shortened(_response_text(sample, tokenizer), chars)
         rows.append(row | {"response": response, "reward": float(sample.rewards[0])})
     return rows
-
-
-def has_reward(sample: Experience) -> bool:
-    """Whether a sample has a finite reward. It has none if a reward model will judge it."""
-    return sample.rewards is not None and math.isfinite(sample.rewards[0])
 
 
 def _response_text(sample: Experience, tokenizer: Any) -> str:

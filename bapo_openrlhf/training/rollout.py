@@ -15,13 +15,11 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
-from openrlhf.utils.logging_utils import init_logger
 from tqdm import tqdm
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.contract import extends
-
-logger = init_logger(__name__)
+from bapo_openrlhf.training.generated import usable_groups
 
 
 class SeededEngine:
@@ -60,35 +58,6 @@ def reward_of(value: Any) -> float | None:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
     return numbers[0] if len(numbers) == 1 and math.isfinite(numbers[0]) else None
-
-
-def is_usable(sample: Experience) -> bool:
-    """Whether a sample has a reward and finite behaviour log-probs."""
-    return sample.rewards is not None and bool(
-        torch.isfinite(sample.rollout_log_probs[sample.action_mask.bool()]).all()
-    )
-
-
-def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:
-    """The samples of the groups in which every response is usable. The log names the prompts of the other groups.
-
-    Args:
-        samples: Samples in whole groups.
-        size: Number of responses of a group.
-
-    Raises:
-        ValueError: the samples are not whole groups.
-    """
-    if len(samples) % size:
-        raise ValueError(f"{len(samples)} samples are not whole groups of {size}")
-    usable = []
-    for start in range(0, len(samples), size):
-        members = samples[start : start + size]
-        if all(map(is_usable, members)):
-            usable += members
-        else:
-            logger.warning(f"no reward, or log-probs that are not finite, for prompt {members[0].prompts[0]!r}")
-    return usable
 
 
 class ChosenPrompts:

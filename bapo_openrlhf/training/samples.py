@@ -1,4 +1,4 @@
-"""Groups to and from OpenRLHF's `Experience`, one per response, the G of a prompt next to each other."""
+"""Groups to and from OpenRLHF's samples. A sample is an `Experience` of one response; a group has G in a row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 
-# A mark in a sample's `info`: 1 for a response that another model wrote. OpenRLHF carries `info` along with its samples
-# to the loss, and logs the mean of each number in it: this one's is the share of such responses.
+# A mark in a sample's `info`: 1 for a response that another model wrote, otherwise 0. OpenRLHF hands `info` on to the
+# loss with the sample, and logs the mean of each number in it. The mean of this mark is the share of such responses.
 EXTERNAL = "traces/trained_share"
 
 
 def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
-    """(start, end) of each run of ones in a 0/1 mask (T,)."""
+    """The pair (start, end) of each run of ones in a 0/1 mask of shape (T,)."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.numpy().astype(np.int8), [0]))))
     return tuple((int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True))
 
@@ -29,7 +29,7 @@ def prompt_of(sample: Experience) -> Prompt:
 def response_of(sample: Experience) -> Response:
     """A generated sample as the layer stores it.
 
-    OpenRLHF's action_mask and rollout_log_probs are (1, T - 1): position i speaks of token i + 1.
+    OpenRLHF's action_mask and rollout_log_probs have the shape (1, T - 1). Position i belongs to token i + 1.
     """
     mask = sample.action_mask[0].bool()
     return Response(
@@ -51,6 +51,13 @@ def groups_of(
 ) -> list[Group]:
     """The samples of one rollout as groups, in order.
 
+    Args:
+        samples: Samples in whole groups.
+        group_size: Number of responses of a group.
+        first_uid: Number of the first group.
+        step: Trainer step.
+        policy_step: Number of updates behind the weights that generated the samples.
+
     Raises:
         ValueError: the samples are not whole groups.
     """
@@ -67,7 +74,7 @@ def groups_of(
 
 
 def sample_of(prompt: Prompt, response: Response) -> Experience:
-    """Inverse of `response_of`: the sample as OpenRLHF's generator made it."""
+    """The sample of which `response_of` made the response."""
     tokens = torch.from_numpy(response.token_ids.astype(np.int64))
     length = len(tokens)
     mask = torch.zeros(length, dtype=torch.long)
@@ -79,7 +86,7 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
     if response.action_spans:
         last = response.action_spans[-1][1]
     extras, info = response.extras, response.extras["info"]
-    if response.external:  # its extras are those of the generated response whose place it took
+    if response.external:  # its extras are copied from the generated response that it replaces
         own = {"reward": response.reward, "score": response.reward, "response_clip_ratio": False}
         info = info | {name: value for name, value in own.items() if name in info}
         score = None if extras["score"] is None else response.reward
@@ -103,9 +110,10 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
 
 
 def samples_of(groups: Sequence[Group]) -> list[Experience]:
-    """All responses of the groups as samples, groups whole and in order.
+    """All responses of the groups as samples, in order.
 
-    Where another model wrote some of them, all are marked; otherwise nothing is added to what OpenRLHF knows.
+    If another model wrote one of the responses, all samples get the mark EXTERNAL, because all samples of a batch must
+    have the same keys in `info`.
     """
     responses = [(group.prompt, response) for group in groups for response in group.responses]
     samples = [sample_of(prompt, response) for prompt, response in responses]

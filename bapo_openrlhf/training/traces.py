@@ -1,8 +1,8 @@
-"""Traces: responses that another model wrote, from a file to the token ids that a method is given.
+"""Token ids of traces. A trace is a response that another model wrote.
 
-Each line is {"prompt": ..., "response": "..."}: a prompt as the data's input column has it, and a text. OpenRLHF's
-generator would have the same tokens had the policy written it: the response's own tokens, with no others before them
-but the prompt's, and the end token after them.
+Each line of a file of traces is {"prompt": ..., "response": "..."}. The prompt is as in the data's input column, and
+the response is a text. A trace gets the token ids that OpenRLHF's generator would have if the policy had written it:
+those of the response, which follow the prompt's directly, and then the end token.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ logger = init_logger(__name__)
 def tokens_of(
     traces: Mapping[str, str], known: Collection[str], tokenizer: Any, args: SimpleNamespace
 ) -> dict[str, np.ndarray]:
-    """Token ids of the traces that can be used, int32 (A,), by the prompt's text as the rollout engine gets it.
+    """Token ids of the traces that can be used, int32, shape (A,), by the text that the rollout engine gets as prompt.
 
-    Those of prompts that are not in the data, and those that are longer than a generated response can be, are left out
-    and counted in the log.
+    A trace is left out if its prompt is not in the data, or if it is longer than a generated response can be. The log
+    says how many traces are left out.
 
     Args:
-        traces: as `preflight.read_traces` gives them.
-        known: texts of the data's prompts.
+        traces: Responses by the prompt as JSON, see `data_files.read_traces`.
+        known: Texts of the data's prompts.
+        tokenizer: Tokenizer of the model.
+        args: Arguments of the run.
     """
     template = tokenizer.apply_chat_template if args.data.apply_chat_template else None
     found: dict[str, np.ndarray] = {}

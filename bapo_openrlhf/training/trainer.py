@@ -22,21 +22,21 @@ from openrlhf.utils.logging_utils import init_logger
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
-from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
+from bapo_openrlhf.adapt.group import Prompt, mean_reward
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
-from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.launch.preflight import read_traces
 from bapo_openrlhf.methods import Method
 from bapo_openrlhf.training.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.data_files import read_traces
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
 from bapo_openrlhf.training.finetuning import finetune
-from bapo_openrlhf.training.recorder import StepRecorder, generated_groups, profile_of
-from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator, is_usable, usable_groups
+from bapo_openrlhf.training.generated import GeneratedStep
+from bapo_openrlhf.training.recorder import StepRecorder, profile_of
+from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.samples import groups_of
 from bapo_openrlhf.training.traces import tokens_of
 
 Base = plain_class(PPOTrainer)
@@ -180,64 +180,45 @@ class AdaptedPPOTrainer(WholeCheckpoints):
     @extends(Base)
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """Algorithm 1, lines 7-18, on the samples that line 6 generated."""
-        step, rollout_step, first_uid = self.step, self.rollout_weights.step, self.generated
-        timing: dict[str, float] = {}
-        fresh = self._groups(rollout_samples, rollout_step)
-        reevaluated_samples, added_seconds = self._reevaluate(timing)
-        reevaluated = self._groups(reevaluated_samples, step)
-        failed = self.generated - first_uid - len(fresh) - len(reevaluated)
-        self._check_share(failed, self.generated - first_uid, "gave no reward or no finite log-probs")
+        step, rollout_step, capacity = self.step, self.rollout_weights.step, self.arithmetic.capacity
+        limit, timing = self.args.adapt.max_failed_share, {}
+        hard_samples, added_seconds = self._reevaluate(timing)
+        size, uid = self.args.rollout.n_samples_per_prompt, self.generated
+        made = GeneratedStep.of(rollout_samples, hard_samples, size, first_uid=uid, step=step, policy_step=rollout_step)
+        self.generated += len(made.recorded)
+        check_share(made.failed, len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
 
         self.phase = "making the batch"
         with timed(timing, "timing/adapt"):
-            batch = self._build_batch(fresh, reevaluated)
+            batch = self.method.build_batch(step, made.fresh, made.reevaluated)
+        if len(batch) > capacity:
+            raise ValueError(
+                f"{type(self.method).__name__} made a batch of {len(batch)} groups; it may hold at most {capacity} "
+                "(adapt.batch_size, or rollout.batch_size)"
+            )
         self.phase = "making experience"
         batch, experience, seconds = self._make_experience(batch)
         status, next_step = self._update(batch, experience, seconds, global_step)
 
-        counts = self.ledger.settle(fresh + reevaluated, batch, failed=failed)
+        counts = self.ledger.settle(made.fresh + made.reevaluated, batch, failed=made.failed)
         if self.ledger.counts["generated"] != self.generated:
             raise RuntimeError(
                 f"{self.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
             )
         status |= timing | self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
         status["staleness/rollout_policy"] = step - rollout_step
-        status |= staleness(batch, step, self.rollout_weights.schedule.delay)
-        status |= composition(batch, self.arithmetic.capacity, len(reevaluated))
-        size = self.args.rollout.n_samples_per_prompt
-        made = generated_groups(rollout_samples, size, source="fresh", first_uid=first_uid, usable=is_usable)
-        made += generated_groups(
-            reevaluated_samples, size, source="reevaluated", first_uid=first_uid + len(made), usable=is_usable
-        )
-        status |= self.recorder.add_groups(next_step, made, states_of(batch), trained=status["tokens/trained"])
-        status["groups/replayed"], status["groups/unused"] = len(batch.replayed), len(batch.unused)
-        mean = mean_reward(fresh)
-        status["reward/fresh_mean"] = math.nan if mean is None else float(mean)
-        status["reevaluation/added_seconds"] = added_seconds
-        status["prompts/passed_over"] = self.samples_generator.passed_over
+        status |= replay_ages(batch, step, self.rollout_weights.schedule.delay)
+        status |= composition(batch, capacity, len(made.reevaluated))
+        status |= self.recorder.add_groups(next_step, made.recorded, states_of(batch), trained=status["tokens/trained"])
+        mean = mean_reward(made.fresh)
+        status |= {
+            "groups/replayed": len(batch.replayed),
+            "groups/unused": len(batch.unused),
+            "reward/fresh_mean": math.nan if mean is None else float(mean),
+            "reevaluation/added_seconds": added_seconds,
+            "prompts/passed_over": self.samples_generator.passed_over,
+        }
         return status, next_step
-
-    def _groups(self, samples: Sequence[Any], policy_step: int) -> list[Group]:
-        """The samples as groups. Groups with a response that cannot be used are left out."""
-        size = self.args.rollout.n_samples_per_prompt
-        usable = usable_groups(samples, size)
-        groups = groups_of(usable, size, first_uid=self.generated, step=self.step, policy_step=policy_step)
-        self.generated += len(samples) // size
-        return groups
-
-    def _check_share(self, unusable: int, total: int, what: str) -> None:
-        """Raise RuntimeError if so many groups cannot be used that something must be broken."""
-        share = self.args.adapt.max_failed_share
-        if unusable > share * total:
-            kinds: Counter[str] = Counter()
-            for counts in ray.get([engine.reward_failures.remote() for engine in self.vllm_engines]):
-                kinds.update(counts)
-            calls = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-            raise RuntimeError(
-                f"{unusable} of {total} groups {what}; adapt.max_failed_share is {share}"
-                + (f". Failed calls of the reward function so far: {calls}" if calls else "")
-                + ". The log of the rollout engine has each error"
-            )
 
     def _reevaluate(self, timing: dict[str, float]) -> tuple[list[Any], float]:
         """Lines 12-15: samples of the hard prompts from today's weights, and the seconds that this adds to the step."""
@@ -253,20 +234,6 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             samples = self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
         return samples, timing["timing/reevaluation"]
 
-    def _build_batch(self, fresh: list[Group], reevaluated: list[Group]) -> Batch:
-        """Lines 8-17: the batch that the method makes.
-
-        Raises:
-            ValueError: the method made a batch that is too large.
-        """
-        batch = self.method.build_batch(self.step, fresh, reevaluated)
-        if len(batch) > self.arithmetic.capacity:
-            raise ValueError(
-                f"{type(self.method).__name__} made a batch of {len(batch)} groups; it may hold at most "
-                f"{self.arithmetic.capacity} (adapt.batch_size, or rollout.batch_size)"
-            )
-        return batch
-
     def _make_experience(self, batch: Batch) -> tuple[Batch, MadeExperience | None, float]:
         """The batch after its review, its experience, and the seconds it took; no experience if no group is left."""
         self.rollout_tv = 0.0
@@ -277,7 +244,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         passed = self.experience_maker.forward(to_train)
         limits = {"max_tv_fresh": adapt.max_tv_fresh, "max_tv_replayed": adapt.max_tv_replayed}
         found = review(batch, passed.log_ratios, self.step, **limits)
-        self._check_share(found.nonfinite, len(batch), "have log-probs under today's policy that are not finite")
+        what = "have log-probs under today's policy that are not finite"
+        check_share(found.nonfinite, len(batch), what, adapt.max_failed_share, self.vllm_engines)
         self.rollout_tv = found.rollout_tv
         experience = self.experience_maker.finish(passed, found.kept) if found.kept else None
         return found.batch, experience, time.perf_counter() - start
@@ -285,14 +253,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
     def _update(
         self, batch: Batch, experience: MadeExperience | None, seconds: float, global_step: int
     ) -> tuple[dict, int]:
-        """Line 18: OpenRLHF's update on the experience. Without experience there is no update.
-
-        Args:
-            batch: The groups that are trained on.
-            experience: Their experience.
-            seconds: Time that making the experience took.
-            global_step: OpenRLHF's count of steps.
-        """
+        """Line 18: OpenRLHF's update on the experience, which took so many seconds to make; no update without it."""
         if experience is None:
             # The step counts nevertheless, so that the multiples of v and m stay where they are.
             logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
@@ -329,14 +290,35 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         if not demonstrations:
             return {}
         self.phase = "fine-tuning"
-        return finetune(
-            demonstrations,
-            self.actor_model_group,
-            micro=self.arithmetic.micro_train,
-            weight=self.method.finetune_weight,
-            sleep=self.args.ds.enable_sleep,
-            pad=self.tokenizer.pad_token_id,
-        )
+        micro, sleep, pad = self.arithmetic.micro_train, self.args.ds.enable_sleep, self.tokenizer.pad_token_id
+        weight = self.method.finetune_weight
+        return finetune(demonstrations, self.actor_model_group, micro=micro, weight=weight, sleep=sleep, pad=pad)
+
+
+def check_share(unusable: int, total: int, what: str, share: float, engines: Sequence[Any]) -> None:
+    """Stop the run if so many groups cannot be used that something must be broken.
+
+    Args:
+        unusable: Number of groups that cannot be used.
+        total: Number of all groups.
+        what: What is wrong with the unusable groups, for the message.
+        share: Largest allowed share of unusable groups (`--adapt.max_failed_share`).
+        engines: The rollout engines, which count the failed calls of the reward function.
+
+    Raises:
+        RuntimeError: the share is larger.
+    """
+    if unusable <= share * total:
+        return
+    kinds: Counter[str] = Counter()
+    for counts in ray.get([engine.reward_failures.remote() for engine in engines]):
+        kinds.update(counts)
+    calls = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    raise RuntimeError(
+        f"{unusable} of {total} groups {what}; adapt.max_failed_share is {share}"
+        + (f". Failed calls of the reward function so far: {calls}" if calls else "")
+        + ". The log of the rollout engine has each error"
+    )
 
 
 def brief(error: Exception) -> str:

@@ -118,7 +118,7 @@ def warnings(seen: Seen) -> list[str]:
     if skipped:
         of = f"{len(skipped)} of {len(seen.rows)} updates skipped"
         found.append(f"{of}, the last in step {skipped[-1]}: the batch was empty")
-    for name, why in (("failed", "no reward"), ("nonfinite", "log-probs that are no finite numbers")):
+    for name, why in (("failed", "no reward"), ("nonfinite", "log-probs that are not finite")):
         count = _sum(seen.recent, f"groups/{name}")
         if count:
             steps = many(len(seen.recent), "step")

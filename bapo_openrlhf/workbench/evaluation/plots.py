@@ -53,17 +53,15 @@ def draw_results(results: Mapping[str, Any], path: Path) -> None:
 def results_panel(results: Mapping[str, Any], block: Block | None, names: Sequence[str]) -> alt.LayerChart:
     """A block of the paper's table with this run, or (None) benchmarks that the paper does not have."""
     found, runs = results["benchmarks"], results["settings"]["sampling"]["runs"]
-    heads = dict.fromkeys(names, "") if block is None else block.benchmarks
     rows = []
     for name in names:
         entry = found.get(name)
         value = entry["metrics"][f"avg@{runs}"] if entry else results["averages"][block.title]  # type: ignore[union-attr]
-        part = entry is not None and entry["problems"] < entry["in_file"]
-        label = (heads.get(name, name) or entry["title"]) + (
-            f"\n({entry['problems']} of {entry['in_file']} problems)" if part else ""
-        )
+        head = block.benchmarks.get(name, name) if block else entry["title"]  # type: ignore[index]
+        if entry and entry["problems"] < entry["in_file"]:
+            head += f"\n({entry['problems']} of {entry['in_file']} problems)"
         run = dict.fromkeys(("slot", "mark", "model"), "this run")
-        rows.append({"head": label, **run, "text": f"{value['value']:.1f}", **value})
+        rows.append({"head": head, **run, "text": f"{value['value']:.1f}", **value})
     own, marks = pd.DataFrame(rows), pd.DataFrame(rows + _paper_marks(block, names, [row["head"] for row in rows]))
     slots = [slot for slot in SLOTS if slot in set(marks["slot"])]
     axis = alt.Axis(title=None, labelAngle=0, ticks=False, grid=False, labelColor=INK)
@@ -103,7 +101,7 @@ def _scale(known: Mapping[str, str]) -> alt.Scale:
 
 def _legend(named: Mapping[str, str]) -> alt.Legend:
     """A legend of some values with other names."""
-    legend = alt.Legend(orient="bottom", title=None, columns=4, values=list(named))
+    legend = alt.Legend(orient="bottom", title=None, columns=3, values=list(named))
     legend.labelExpr = f"{json.dumps(named)}[datum.label]"
     return legend
 

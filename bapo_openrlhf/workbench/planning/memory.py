@@ -121,23 +121,23 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     forward = forward_bytes(shape, workload, constants)
     if workload.colocated:
         idle = {model: weights(model) if workload.training_sleeps else state(model) for model in trained}
-        beside = reference + (0.0 if workload.engine_sleeps else engine)
+        resident = reference + (0.0 if workload.engine_sleeps else engine)
         generation = engine + sum(idle.values()) + reference
-        experience = forward + sum(idle.values()) + beside
-        training = max(state(m) + activations[m] + sum(idle[n] for n in trained if n != m) for m in trained) + beside
+        experience = forward + sum(idle.values()) + resident
+        training = max(state(m) + activations[m] + sum(idle[n] for n in trained if n != m) for m in trained) + resident
     else:
         on_actor = reference if "reference" not in workload.gpus else 0.0
         generation = engine
         experience = forward + max(state("actor") + on_actor, reference)
         training = max(state(m) + activations[m] + (on_actor if m == "actor" else 0.0) for m in trained)
-    alone = max(state(model) + activations[model] for model in trained)
+    largest = max(state(model) + activations[model] for model in trained)
     room = constants.gpu_bytes - constants.reserve_bytes
     word = "fits"
     if size is None:
         word = "engine"
     elif _too_few(workload, algorithm, total, size):
         word = "GPUs"
-    elif alone > room:
+    elif largest > room:
         word = "training"
     elif max(generation, experience, training) > room:
         word = "together"

@@ -13,7 +13,7 @@ from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.memory import REASONS
-from bapo_openrlhf.workbench.planning.plan import Entry, Plan, as_json
+from bapo_openrlhf.workbench.planning.plan import Plan, as_json
 from bapo_openrlhf.workbench.planning.times import PHASES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
@@ -101,17 +101,13 @@ def _phases(plan: Plan) -> str:
     for shape in plan.shapes:
         for name in NAMES:
             fitting = [e for e in plan.entries if (e.model, e.algorithm) == (shape.name, name) and e.seconds]
-            e = min(fitting, key=_gpus_of, default=None)
+            e = min(fitting, key=lambda entry: entry.gpus, default=None)
             if e is None or e.seconds is None:
                 rows.append((shape.name, name, "-", *("-" for _ in PHASES), "does not fit"))
             else:
                 cells = [number(e.seconds[phase]) for phase in PHASES]
                 rows.append((shape.name, name, str(e.gpus), *cells, number(sum(e.seconds.values()))))
     return Table.of(("model", "method", "GPUs", *PHASES, "step"), rows, words=2).markdown()
-
-
-def _gpus_of(entry: Entry) -> int:
-    return entry.gpus
 
 
 def _memory(plan: Plan, model: str) -> str:

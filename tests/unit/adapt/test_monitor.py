@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.adapt.monitor import composition, off_policy, staleness
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 
 SOURCES = ("fresh", "reevaluated", "replayed")
 NAMES = ("tv/{}", "importance/{}_mean", "importance/{}_max", "importance/{}_effective_share", "theory/bound_{}")
@@ -185,7 +185,7 @@ class TestStaleness:
             make_group(4, step=9, policy_step=5),
             make_group(4, step=8, policy_step=8),  # re-evaluated, with weights of its own step
         ]
-        assert staleness(Batch(replayed=replayed), 11, 5) == pytest.approx(
+        assert replay_ages(Batch(replayed=replayed), 11, 5) == pytest.approx(
             {
                 "staleness/replayed_steps_mean": 2.0,  # 1, 2, 3
                 "staleness/replayed_steps_max": 3,
@@ -196,12 +196,12 @@ class TestStaleness:
 
     def test_the_mean_and_the_maximum_are_not_the_same(self, make_group):
         replayed = [make_group(4, step=step, policy_step=step) for step in (4, 7, 7, 7)]
-        found = staleness(Batch(replayed=replayed), 8, 2)
+        found = replay_ages(Batch(replayed=replayed), 8, 2)
         assert (found["staleness/replayed_steps_mean"], found["staleness/replayed_steps_max"]) == (1.75, 4)
         # syncs at 8 and 6 since step 4, at 8 since step 7
         assert (found["staleness/replayed_syncs_mean"], found["staleness/replayed_syncs_max"]) == (1.25, 2)
 
     def test_is_of_replayed_groups_alone(self, make_group):
         old = [make_group(4, step=0, policy_step=0)]
-        assert staleness(Batch(), 9, 5) == {}
-        assert staleness(Batch(fresh=old, reevaluated=old, unused=old), 9, 5) == {}
+        assert replay_ages(Batch(), 9, 5) == {}
+        assert replay_ages(Batch(fresh=old, reevaluated=old, unused=old), 9, 5) == {}

@@ -12,7 +12,8 @@ from PIL import Image, ImageFile
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.openrlhf_flags import check_combinations, set_openrlhf_flags
-from bapo_openrlhf.launch.preflight import check_batch, check_inputs, read_traces
+from bapo_openrlhf.launch.preflight import check_batch, check_inputs
+from bapo_openrlhf.training.data_files import read_traces
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.5]}\n"
 

@@ -1,4 +1,4 @@
-"""The Countdown task against an independent parser and an independent search for solutions."""
+"""The Countdown task agrees with an independent parser and an independent search for solutions."""
 
 import ast
 import hashlib
@@ -62,7 +62,7 @@ class Parser:
 
 
 def all_expressions(numbers):
-    """(fully parenthesised text, value) of every expression over the numbers, each used once; any partial value."""
+    """(fully parenthesised text, value) of every expression that uses each number once, with any partial values."""
     if len(numbers) == 1:
         yield str(numbers[0]), Fraction(numbers[0])
         return
@@ -119,7 +119,7 @@ def test_agrees_with_another_parser_on_expressions(text):
 
 @pytest.mark.parametrize("numbers", [[2, 3], [6, 6], [1, 3, 4], [2, 2, 5]])
 def test_every_expression_over_small_numbers(numbers):
-    """Right for its own value only, and only where the numbers are exactly the given ones."""
+    """An expression is right only for its own value, and only if the numbers are exactly the given ones."""
     for text, value in all_expressions(numbers):
         for target in range(1, 30):
             assert countdown.verify(text, numbers, target) == float(value == target), text
@@ -205,7 +205,7 @@ def test_hostile_answers_get_nothing(text):
 
 
 def test_long_or_deep_text_is_never_parsed(monkeypatch):
-    """What makes hostile text cheap: the parser sees no more than a bounded amount."""
+    """Hostile text is cheap because the parser sees only a bounded amount."""
 
     class Parsed(Exception):
         pass
@@ -328,7 +328,7 @@ blanks = st.text(" \t\n", max_size=3)
 @given(st.lists(st.sampled_from(["3", "15", "+", "-", "*", "/", "(", ")"]), min_size=1, max_size=9), st.data())
 @settings(max_examples=500, deadline=None)
 def test_blanks_change_nothing_but_numbers(words, data):
-    """Each word keeps being a word: joining what blanks part is right only where it does not join two numbers."""
+    """Words stay separate: removing blanks is right only if it does not join two numbers."""
     text = "".join(data.draw(blanks) + word for word in words) + data.draw(blanks)
     parted = [word for word in re.split(r"\s+|(?<=\D)|(?=\D)", text) if word]
     one_number = any(a.isdigit() and b.isdigit() for a, b in itertools.pairwise(parted))
@@ -355,7 +355,7 @@ def test_problems_are_solvable_and_in_range(level):
 
 
 def test_partial_values_of_solutions_are_positive_integers():
-    """Division only where it is exact: checked on every operation of the solution, in fully parenthesised form."""
+    """Division is exact. Every operation of the solution is checked in fully parenthesised form."""
     rng = random.Random(0)
     operations = set()
     for _ in range(500):
@@ -375,14 +375,14 @@ def test_partial_values_of_solutions_are_positive_integers():
 
 
 def test_small_sets_are_found_whole():
-    """All positive integers that two numbers make with exact division, and no others, turn up."""
+    """Exactly the positive integers that two numbers make with exact division occur."""
     rng = random.Random(1)
     found = {countdown.random_expression(rng, [3, 6])[1] for _ in range(500)}
     assert found == {9, 3, 18, 2}
 
 
 def test_expressions_have_only_the_parentheses_they_need():
-    """Python's own unparser writes the fewest for a tree."""
+    """Python's own unparser writes the fewest parentheses for a tree."""
     rng = random.Random(2)
     texts = [countdown.random_expression(rng, [rng.randint(1, 9) for _ in range(4)])[0] for _ in range(500)]
     assert [ast.unparse(ast.parse(text)).replace(" ", "") for text in texts] == texts
@@ -471,7 +471,7 @@ def generate(generator, part, n, seed=0):
 
 
 def sizes_of(problems):
-    """How many problems have 2, 3 and 4 numbers."""
+    """Numbers of problems with 2, 3 and 4 numbers."""
     sizes = [len(countdown.parse_problem(problem.label)[0]) for problem in problems]
     return [sizes.count(size) for size in (2, 3, 4)]
 
@@ -542,7 +542,7 @@ def test_same_seed_same_problems():
 
 
 def test_all_problems_of_a_level_are_found_and_no_more():
-    """Two numbers of 1..25 and a target of 1..99, by exact division: all of them, counted on their own."""
+    """All problems with two numbers of 1..25 and a target of 1..99 by exact division, counted independently."""
     every = set()
     for a, b in itertools.combinations_with_replacement(range(1, 26), 2):
         values = {a + b, b - a, a * b} | ({b // a} if b % a == 0 else set())
@@ -581,7 +581,7 @@ def test_bad_requests_are_refused(generator, part, n, message):
 
 
 def test_parts_share_out_one_source_without_overlap():
-    """The paper: 10,000 training problems and 200 held-out ones of Countdown-3to4, 200 of Countdown-4."""
+    """The paper has 10,000 training problems and 200 test problems of Countdown-3to4, and 200 of Countdown-4."""
     task = countdown.TASK
     assert list(task.parts) == ["train", "cd34", "cd4"]
     assert [part.title for part in task.benchmarks.values()] == ["CD-34", "CD-4"]
@@ -660,7 +660,7 @@ def test_tags_in_the_prompt_are_no_answer():
 
 
 def test_reward_func_takes_the_problem_from_the_label():
-    """The prompt is only cut off; whatever it says, the label decides."""
+    """The prompt is only cut off. The label decides, whatever the prompt says."""
     pytest.importorskip("torch")
     query = ["1 2:3=3*5<eos>"]
     assert countdown.reward_func(query, ["1 2:3="], ["3 5:15"])["rewards"].tolist() == [1.0]
@@ -675,7 +675,7 @@ def test_reward_func_refuses_data_of_another_task():
 
 
 def test_loads_by_path_alone_and_works_in_threads(tmp_path):
-    """As OpenRLHF loads it: by its path, under another name, called in a thread; nothing heavy is imported for it."""
+    """OpenRLHF loads the file by its path under another name and calls it in a thread. Nothing heavy is imported."""
     code = (
         "import importlib.util, sys\n"
         "spec = importlib.util.spec_from_file_location('reward_func', sys.argv[1])\n"

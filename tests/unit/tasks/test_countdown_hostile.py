@@ -1,4 +1,4 @@
-"""Countdown answers that try to run code, to hang or to overflow: nothing runs, nothing raises, the reward is 0."""
+"""Answers that try to run code, to hang or to overflow. Nothing runs, nothing raises, and the reward is 0."""
 
 import ast
 import builtins
@@ -23,7 +23,7 @@ BLANKS = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()
 
 
 class Executed(BaseException):
-    """No `except Exception` hides it."""
+    """An exception that `except Exception` does not catch."""
 
 
 audited = None  # what the interpreter does, while someone listens
@@ -39,7 +39,7 @@ sys.addaudithook(hook)  # for good: Python has no way to take one back
 
 @contextlib.contextmanager
 def nothing_runs():
-    """Only parsing a short text into a tree is allowed: no code object, import, file, process or socket is made."""
+    """Only parsing a short text is allowed. No code object, import, file, process or socket may be made."""
     global audited
     compile_, import_ = builtins.compile, builtins.__import__
 
@@ -66,7 +66,7 @@ def nothing_runs():
 
 
 def reward(text):
-    """What the reward function gives for a response; it must be a number whatever the text is."""
+    """The reward of a response. It must be a number for any text."""
     with nothing_runs():
         result = countdown.reward_func([PROMPT + text], [PROMPT], [LABEL])
         direct = countdown.verify(text, NUMBERS, TARGET)
@@ -280,7 +280,7 @@ def test_any_number_of_special_tokens_may_follow():
 @pytest.mark.parametrize("size", [countdown.MAX_LENGTH - 1, countdown.MAX_LENGTH, countdown.MAX_LENGTH + 1])
 @pytest.mark.parametrize("pattern", ["9", "9*", "9/", "1-", "(", ")", "()", "(9", "9)", "-", "9(", "((9)*", "*", "/9"])
 def test_the_longest_texts_that_are_parsed(size, pattern):
-    """All that reaches the parser: as long and as odd as it may be."""
+    """Texts that reach the parser, as long and as strange as possible."""
     text = (pattern * size)[:size]
     for judge in (reward, tagged):
         assert judge(text) == 0.0

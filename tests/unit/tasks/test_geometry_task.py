@@ -1,4 +1,4 @@
-"""Visual geometry: published rows and their images, drawn problems, the reward."""
+"""Visual geometry: published rows with their images, drawn problems, and the reward."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = "<image>Find x."
 
 
 def picture(colour: object = "white", size: tuple[int, int] = (40, 30), mode: str = "RGB") -> Image.Image:
-    """A picture with a black stroke across it."""
+    """An image with a black diagonal line."""
     image = Image.new(mode, size, colour)
     ImageDraw.Draw(image).line((0, 0, *size), fill="black", width=3)
     return image
@@ -42,7 +42,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 
 
 def decoded(content: bytes) -> np.ndarray:
-    """Pixels (H, W, 3)."""
+    """The pixels of an image, shape (H, W, 3)."""
     return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
@@ -57,7 +57,7 @@ def reason(published: dict) -> str:
 
 
 def png_head(width: int, height: int) -> bytes:
-    """A PNG that says how large it is, and has next to nothing in it."""
+    """A PNG that claims a size and has nearly no content."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -176,7 +176,7 @@ def test_labels_as_they_are_published(answer):
 @settings(deadline=None, max_examples=80)
 @given(kind=st.sampled_from(["PNG", "JPEG", "WEBP", "GIF", "BMP"]), data=st.data())
 def test_a_file_that_was_cut_short_is_broken_or_whole(kind, data):
-    """Never the picture with a part missing."""
+    """A broken image is never kept with a part of it missing."""
     content = encoded(picture(size=(64, 48)), kind)
     cut = content[: data.draw(st.integers(0, len(content) - 1))]
     try:
@@ -197,7 +197,7 @@ def test_any_bytes_are_an_image_or_a_bad_row(noise, magic):
 
 
 def test_a_decompression_bomb_is_not_decoded(tmp_path):
-    """Decoded, these take 75 MB and 10 GB, and the last is a file of a terabyte; the process may have 40 MiB more."""
+    """Decoded, these take 75 MB and 10 GB, and the last is a file of a terabyte. The process may have 40 MiB more."""
     (tmp_path / "fine.png").write_bytes(encoded(picture()))
     (tmp_path / "large.png").write_bytes(png_head(5000, 5000))
     (tmp_path / "huge.png").write_bytes(png_head(60000, 60000))
@@ -227,7 +227,7 @@ for path in sys.argv[1:]:
 
 
 def test_a_transparent_background_becomes_white():
-    """Black lines on a transparent background, which is stored as black: converted to RGB alone, all would be black."""
+    """Black lines on a transparent background, which is stored as black. A conversion to RGB would make all black."""
     image = Image.new("RGBA", (40, 30), (0, 0, 0, 0))
     ImageDraw.Draw(image).line((0, 0, 40, 30), fill=(0, 0, 0, 255), width=3)
     assert np.asarray(image.convert("RGB")).max() == 0
@@ -277,7 +277,7 @@ def test_openrlhf_makes_one_image_and_one_text_of_the_prompt():
 
 
 class Pen:
-    """Notes what is drawn: corners in pixels, and each label with its place and box."""
+    """Records what is drawn: the corners in pixels, and each label with its place and box."""
 
     def __init__(self, monkeypatch) -> None:
         self.corners, self.labels = [], []
@@ -304,14 +304,14 @@ class Pen:
 
 
 def area(corners):
-    """Of a polygon, by the shoelace formula; its sign is the sense of rotation."""
+    """The area of a polygon by the shoelace formula. Its sign is the direction of the corners."""
     x, y = np.array(corners).T
     return 0.5 * float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
 
 
 @pytest.mark.parametrize("kind", ["right triangle", "rectangle", "angles"])
 def test_answers_can_be_measured_in_the_figure(kind, monkeypatch):
-    """Each figure is to scale: what is asked for is measured in pixels, with the labels as the only ruler."""
+    """Each figure is to scale: the answer is measured in pixels, and only the labels give the scale."""
     pen = Pen(monkeypatch)
     figures = [figure for figure in task.figures() if figure.name.startswith(kind)]
     assert len(figures) > 300
@@ -388,7 +388,7 @@ def test_drawn_problems_are_solvable_and_different():
 
 @pytest.mark.parametrize("seeds", [(0, 1), (7, 8)])
 def test_parts_share_no_problem_whatever_their_seeds(seeds):
-    """Every problem that a part can have, of one seed, against every one of the others, of another."""
+    """All problems of each part with one seed are compared with all problems of the other parts with another seed."""
     keys = {}
     for part, seed in zip(task.TASK.parts, (*seeds, *seeds), strict=False):
         with pytest.raises(ConfigError, match="the number of problems is") as error:
@@ -443,7 +443,7 @@ plain = st.text(st.characters(exclude_characters="|", exclude_categories=("Cs",)
     before=plain, pieces=st.lists(plain.filter(bool), min_size=1, max_size=4), tokens=st.integers(1, 9), response=plain
 )
 def test_the_response_is_what_follows_the_prompt(before, pieces, tokens, response):
-    """Whatever the number of images in the prompt, of tokens for each, and of tokens before it."""
+    """This holds for any number of images in the prompt, of tokens for each, and of tokens before the prompt."""
     pieces[-1] += "|"  # a prompt's end, from its last image on, is nowhere else in it
     prompt = PAD.join(["start", *pieces])
     expanded = (PAD * tokens).join(["start", *pieces])
@@ -493,7 +493,7 @@ def test_answers_for_votes_are_those_of_mathematics():
 
 
 def test_the_reward_file_is_light_and_stands_alone():
-    """As OpenRLHF loads it: by its path. Neither torch nor Pillow is needed to judge."""
+    """OpenRLHF loads the file by its path. The judge needs neither torch nor Pillow."""
     code = f"""
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("reward_func", {task.__file__!r})

@@ -64,7 +64,7 @@ for line in sys.stdin:
 
 
 def judged_apart(cases, seconds=300):
-    """[score, answer] of each (response, label), from a process that is killed when it hangs."""
+    """[score, answer] of each (response, label), from a process that is killed if it hangs."""
     lines = "".join(json.dumps(case) + "\n" for case in cases)
     run = subprocess.run(
         [sys.executable, "-c", JUDGE], input=lines, capture_output=True, text=True, timeout=seconds, check=True
@@ -137,7 +137,7 @@ def test_an_answer_is_not_run(tmp_path):
 
 
 def reference_boxed(response):
-    """Character by character, as TeX groups."""
+    """A reference that reads groups character by character, as TeX does."""
     start = max(response.rfind("\\boxed"), response.rfind("\\fbox"))
     if start < 0:
         return None

@@ -23,6 +23,7 @@ cpu.install()
 
 import torch  # noqa: E402
 from openrlhf.trainer import ppo_trainer  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic  # noqa: E402
@@ -31,6 +32,7 @@ from bapo_openrlhf.config import Checked  # noqa: E402
 from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engines import request_seed  # noqa: E402
+from bapo_openrlhf.training.generated import generated_groups, is_usable  # noqa: E402
 from bapo_openrlhf.training.trainer import AdaptedPPOTrainer  # noqa: E402
 
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
@@ -479,3 +481,26 @@ def traces_file(folder: Path, prompts: Any) -> Path:
 
 SOURCES = ("fresh", "reevaluated", "replayed")
 EXTRAS = {"info": {}, "score": None, "truncated": False, "mm_train_inputs": None}
+
+
+def generated_sample(
+    prompt: str, reward: float | None, mask: list[int], *, images: Any = None, log_prob: float = -1.0
+) -> Experience:
+    """A generated sample with tokens 100, 101, ..., of which `mask` says which the policy generated."""
+    return Experience(
+        sequences=torch.arange(100, 101 + len(mask))[None],
+        action_mask=torch.tensor([mask]),
+        rollout_log_probs=torch.full((1, len(mask)), log_prob),
+        prompts=[prompt],
+        labels=["label"],
+        images=[images],
+        mm_train_inputs=[None],
+        rewards=None if reward is None else torch.tensor([reward]),
+        truncated=torch.tensor([False]),
+        info={},
+    )
+
+
+def generated_rows(samples: list[Experience], size: int, **changed: Any) -> list:
+    """These samples as groups."""
+    return generated_groups(samples, size, **{"source": "fresh", "first_uid": 0, "usable": is_usable} | changed)

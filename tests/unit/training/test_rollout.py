@@ -27,14 +27,13 @@ from vllm import SamplingParams  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.training.engines import RolloutEngine, request_seed  # noqa: E402
+from bapo_openrlhf.training.generated import is_usable, usable_groups  # noqa: E402
 from bapo_openrlhf.training.rollout import (  # noqa: E402
     AdaptedSamplesGenerator,
     ChosenPrompts,
     SeededEngine,
-    is_usable,
     prompt_seed,
     reward_of,
-    usable_groups,
 )
 from bapo_openrlhf.training.samples import groups_of  # noqa: E402
 
@@ -692,10 +691,10 @@ class TestUsableGroups:
         assert usable_groups([], 2) == []
 
     def test_the_log_names_the_prompt(self, monkeypatch):
-        from bapo_openrlhf.training import rollout
+        from bapo_openrlhf.training import generated
 
         said = []
-        monkeypatch.setattr(rollout.logger, "warning", said.append)
+        monkeypatch.setattr(generated.logger, "warning", said.append)
         usable_groups([sample_of(prompt="good"), sample_of(prompt="1 + 1", reward=None)], 1)
         assert said == ["no reward, or log-probs that are not finite, for prompt '1 + 1'"]
 

@@ -18,7 +18,6 @@ from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, TRACES, Ref, by_positi
 
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.training import trainer  # noqa: E402
-from bapo_openrlhf.training.samples import samples_of  # noqa: E402
 from bapo_openrlhf.training.trainer import brief, timed  # noqa: E402
 
 
@@ -316,18 +315,6 @@ class TestFailedGroups:
             made.trainer.fit()
         for counted in ("5 x timeout", "1 x raised", "4 x memory"):
             assert counted in str(error.value)
-
-    def test_samples_that_are_not_whole_groups(self, world, make_group):
-        made = world()
-        with pytest.raises(ValueError, match="3 samples are not whole groups of 4"):
-            made.trainer._groups(samples_of([make_group(1, size=3, extras=EXTRAS)]), 0)
-
-    def test_groups_know_their_step_and_policy(self, world, make_group):
-        made = world()
-        made.trainer.step, made.trainer.generated = 7, 30
-        groups = made.trainer._groups(samples_of([make_group(n, size=4, extras=EXTRAS) for n in range(3)]), 5)
-        assert [(group.uid, group.step, group.policy_step) for group in groups] == [(30, 7, 5), (31, 7, 5), (32, 7, 5)]
-        assert made.trainer.generated == 33
 
 
 class TestEmptyBatch:

@@ -1,4 +1,4 @@
-"""The base model that the quickstart makes on the spot; a few steps of a very small one."""
+"""The quickstart's base model, tested with a few steps of a very small model."""
 
 import hashlib
 import itertools
@@ -54,7 +54,7 @@ def test_every_id_of_the_rounded_vocabulary_decodes_to_itself():
 
 
 def test_reward_reads_what_the_tokenizer_decodes():
-    """The reward function gets decoded ids, <eos> included: that text must hold the prompt and the answer unchanged."""
+    """The reward function gets decoded ids with <eos>. The text must hold prompt and answer unchanged."""
     tokenizer = base_model.make_tokenizer()
     ids = tokenizer("3 5 7:22=")["input_ids"] + tokenizer("3*5+7")["input_ids"] + [tokenizer.eos_token_id]
     query = tokenizer.decode(ids, skip_special_tokens=False)
@@ -65,7 +65,7 @@ def test_reward_reads_what_the_tokenizer_decodes():
 
 
 def judge(pairs):
-    """Level (by count of numbers) and rightness of each (prompt, solution)."""
+    """The level (by the count of numbers) of each (prompt, solution), and whether the solution is right."""
     for prompt, solution in pairs:
         numbers, target = countdown.parse_problem(prompt.removesuffix("="))
         yield len(numbers), countdown.verify(solution, numbers, target)
@@ -108,7 +108,7 @@ def test_nothing_of_the_test_split_is_taught():
 
 
 def test_what_is_taught_stays_the_same():
-    """Another digest is another base model: raise FORMAT, measure the README's numbers anew, then change it here."""
+    """A different digest is a different base model: increase FORMAT, measure the README's numbers, then edit this."""
     batches = list(base_model.solutions(BaseModelSettings(steps=20)))  # both phases
     assert hashlib.sha256(json.dumps(batches).encode()).hexdigest()[:16] == "86ccf2a0c59362b7"
 

@@ -1,4 +1,4 @@
-"""Two evaluations written by hand, compared."""
+"""Comparisons of two evaluations that are written by hand."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ DIFFERENCES = {"q1": 0, "q2": -12.5, "q9": 25, "q10": 12.5, "q11": -25, "q12": 0
 
 @dataclass
 class Written:
-    """An evaluation's folder; `right` is by benchmark and problem."""
+    """An evaluation's folder. `right` holds the number of solved responses by benchmark and problem."""
 
     folder: Path
     runs: int
@@ -44,7 +44,7 @@ class Written:
 
 @pytest.fixture
 def two(tmp_path):
-    """A and B have RIGHT, B in another order; each has a problem of its own, and A a benchmark."""
+    """A and B have the counts of RIGHT; B has them in another order. Each has own problems, and A a benchmark."""
     counts_a = {identity: a for identity, (a, _) in RIGHT.items()} | {"only a": 4}
     counts_b = {identity: b for identity, (_, b) in reversed(RIGHT.items())} | {"only b": 8, "only b, too": 8}
     return (
@@ -83,7 +83,7 @@ def test_differences_are_b_minus_a_over_the_shared_problems(two, tmp_path):
 
 
 def test_interval_is_of_paired_differences(tmp_path):
-    """B solves one response more of every problem: the difference is certain, however different the problems are."""
+    """B solves one more response to every problem. So the difference is certain although the problems differ."""
     counts = {f"q{i}": i % 8 for i in range(40)}
     a = Written(tmp_path / "a", 8, {"own": counts}, "a").write()
     b = Written(tmp_path / "b", 8, {"own": {identity: c + 1 for identity, c in counts.items()}}, "b").write()
@@ -92,7 +92,7 @@ def test_interval_is_of_paired_differences(tmp_path):
 
 
 def test_interval_is_the_bootstraps(tmp_path):
-    """Half of 64 problems gained 50 points: the standard error is 25 / 8 points."""
+    """Half of 64 problems gain 50 points, so the standard error is 25 / 8 points."""
     a = Written(tmp_path / "a", 2, {"own": {f"q{i}": 0 for i in range(64)}}, "a").write()
     b = Written(tmp_path / "b", 2, {"own": {f"q{i}": i % 2 for i in range(64)}}, "b").write()
     difference = compare(a, b, tmp_path / "out")["benchmarks"]["own"]["avg"]["difference"]

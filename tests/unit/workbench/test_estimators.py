@@ -1,4 +1,4 @@
-"""The estimators against all subsets, closed forms, and simulated samples."""
+"""The estimators agree with all subsets, closed forms, and simulated samples."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ def test_average_takes_any_score_and_only_full_marks_are_solved():
 
 
 def in_some(right, n, k):
-    """Share of the subsets of k of n responses, the first `right` of them solved, that hold a solved one."""
+    """Share of the subsets of k of n responses that hold a solved one. The first `right` responses are solved."""
     subsets = list(itertools.combinations(range(n), k))
     return sum(any(i < right for i in subset) for subset in subsets) / len(subsets)
 
@@ -39,14 +39,14 @@ def test_pass_at_k_is_the_share_of_all_subsets(n):
 
 @pytest.mark.parametrize(("n", "k"), [(32, 8), (256, 100), (1000, 500), (1000, 1)])
 def test_pass_at_k_keeps_its_digits_for_many_runs(n, k):
-    """Against the fraction of binomials in exact arithmetic: they are up to 10^299."""
+    """It equals the fraction of binomials in exact arithmetic, which are up to 10^299."""
     for c in (0, 1, 2, n // 2, n - k, n - k + 1, n):
         exact = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
         np.testing.assert_allclose(estimators.pass_at_k(np.array([c]), n, k), [float(exact)], rtol=1e-12, atol=1e-15)
 
 
 def test_pass_at_k_is_unbiased():
-    """Its mean over samples of 12 responses is 1 - (1 - p)^k, which the plug-in estimate misses by 0.0148."""
+    """Its mean over samples of 12 responses is 1 - (1 - p)^k. The plug-in estimate misses that by 0.0148."""
     p, k = 0.1, 8
     right = np.random.default_rng(0).binomial(12, p, size=400_000)
     assert estimators.pass_at_k(right, 12, k).mean() == pytest.approx(1 - (1 - p) ** k, abs=0.002)
@@ -64,7 +64,7 @@ def test_k_is_within_the_runs(k):
 
 
 def by_voting(answers, solved, k):
-    """The vote held in every subset. A top answer is as right as those who gave it in the subset."""
+    """The vote in every subset. The worth of a top answer is the share of solved responses that gave it."""
     subsets = list(itertools.combinations(range(len(answers)), k))
     return sum(_vote([answers[i] for i in subset], [solved[i] for i in subset]) for subset in subsets) / len(subsets)
 
@@ -79,7 +79,7 @@ def _vote(answers, solved):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b", "c", "d"]), st.booleans()), min_size=1, max_size=9))
 def test_majority_is_the_vote_of_all_subsets(responses):
-    """Also where a judge scores equal answers differently."""
+    """This also holds if a judge scores equal answers differently."""
     answers, solved = [a for a, _ in responses], [s for _, s in responses]
     for k in range(1, len(responses) + 1):
         found = estimators.majority_at_k(answers, solved, k)
@@ -105,7 +105,7 @@ def test_majority_by_hand(answers, right, k, value):
 
 
 def test_majority_of_two_answers_and_many_runs():
-    """600 of 1000 right, 99 votes: the chance that more than half of 99 draws are right (hypergeometric)."""
+    """600 of 1000 are right, 99 vote: the probability that more than half of 99 draws are right (hypergeometric)."""
     ways = sum(math.comb(600, right) * math.comb(400, 99 - right) for right in range(50, 100))
     found = estimators.majority_at_k(["a"] * 600 + ["b"] * 400, [True] * 600 + [False] * 400, 99)
     assert found == pytest.approx(float(Fraction(ways, math.comb(1000, 99))), rel=1e-9)
@@ -122,7 +122,7 @@ def test_majority_of_one_is_pass_at_one():
 
 
 def test_resampled_means_have_the_distribution_of_draws_with_replacement():
-    """Of three problems, the mean is one of ten values; each comes as often as the multinomial says."""
+    """The mean of three problems is one of ten values. Each is as frequent as the multinomial distribution says."""
     values = np.array([0.0, 1.0, 10.0])
     means = estimators.resampled_means(values, 1, 30_000)
     expected = {}
@@ -155,7 +155,7 @@ def test_interval_is_the_middle_95_percent():
 
 @pytest.mark.parametrize(("problems", "least"), [(30, 0.91), (200, 0.925)])
 def test_interval_covers_the_truth_about_as_often_as_it_says(problems, least):
-    """Problems of a known distribution of difficulty, 8 runs each, 600 benchmarks (one standard error: 0.009)."""
+    """600 benchmarks of problems with a known distribution of difficulty, 8 runs each (standard error 0.009)."""
     hits = 0
     for seed in range(600):
         rng = np.random.default_rng([problems, seed])

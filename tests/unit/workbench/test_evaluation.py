@@ -1,4 +1,4 @@
-"""An evaluation from the command line to its folder; vLLM is replaced, the judge's processes are real."""
+"""An evaluation from the command line to its folder. vLLM is replaced; the judge's processes are real."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def answer(response):
 
 
 class FakePrompter:
-    """Prompts of one token a character."""
+    """Makes prompts with one token for each character."""
 
     longest = 60
 
@@ -51,7 +51,7 @@ class FakePrompter:
 
 
 class FakeModel:
-    """Says "it is N" with N of 0..2 from a digest of seed, problem and run. `calls` are the problems of each call."""
+    """Says "it is N". N within 0..2 is a digest of seed, problem and run. `calls` holds the problems of each call."""
 
     def __init__(self, fail_after=None):
         self.calls, self.fail_after, self.engine = [], fail_after, None
@@ -80,7 +80,7 @@ def write_problems(path, count):
 
 @pytest.fixture(autouse=True)
 def quick_picture(monkeypatch):
-    """The picture has tests of its own (test_results_table.py), and takes longest."""
+    """The picture has tests of its own (test_results_table.py) and takes most of the time."""
     monkeypatch.setattr(plots, "draw_results", lambda results, path: path.touch())
 
 
@@ -193,7 +193,7 @@ def test_an_answer_that_fails_ends_the_run_by_name(request_):
 
 
 def test_many_problems_wait_for_a_slow_judge(request_, tmp_path, monkeypatch):
-    """More than the backlog; nothing is lost, and the order stays."""
+    """There are more problems than the backlog holds. None is lost, and their order stays."""
     monkeypatch.setattr(run, "BACKLOG", 2)
     slow = REWARD.replace("response = ", "time.sleep(0.005)\n    response = ")
     request_.reward.write_text(slow)
@@ -235,7 +235,7 @@ def test_a_finished_evaluation_asks_nothing_and_needs_no_tokenizer(request_):
 
 @pytest.mark.parametrize("cut", [1, 2, 30, 10_000])
 def test_a_torn_last_line_is_cut_off_and_said(request_, cut, capsys):
-    """Cut within the last line, and (the end of line alone missing) at its end."""
+    """The file is cut within the last line, or only its line end is missing."""
     whole = replace(request_, out=request_.out.with_name("whole"))
     evaluate(whole)
     evaluate(request_)
@@ -337,7 +337,7 @@ def test_long_problems_are_refused_by_id_before_anything_is_asked(long_request):
 
 
 def test_the_limit_is_exact(long_request):
-    """57 tokens of prompt and 20 of response."""
+    """A prompt has 57 tokens, and a response 20."""
     evaluate(replace(long_request, max_model_len=77))
     with pytest.raises(ConfigError, match="in 76 tokens"):
         evaluate(replace(long_request, max_model_len=76, out=long_request.out.with_name("other")))
@@ -535,7 +535,7 @@ def tokenizer_folder(tmp_path):
 
 @pytest.fixture
 def keep_environment():
-    """Loading a tokenizer sets the variables of a run on the CPU."""
+    """Loading a tokenizer sets the environment variables of a run on the CPU."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -570,7 +570,7 @@ def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_en
 
 
 def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tokenizer_folder, keep_environment):
-    """As OpenRLHF fills its --data.input_template; the text may have braces."""
+    """The text is filled in as OpenRLHF fills its --data.input_template. The text may have braces."""
     pytest.importorskip("openrlhf")
     from openrlhf.datasets.prompts_dataset import preprocess_data
 
@@ -591,7 +591,7 @@ def test_a_model_that_cannot_be_asked_is_refused(tokenizer_folder, keep_environm
 
 
 def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep_environment, tmp_path, monkeypatch):
-    """The processor of a vision model is replaced by one that gives each image as many tokens as it is wide."""
+    """The processor of a vision model is replaced. It gives each image as many tokens as the image is wide."""
     import transformers
     from PIL import Image
 
@@ -634,7 +634,7 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
 
 
 class FakeEngine:
-    """Finishes the second request first, and decides nothing by itself."""
+    """An engine that finishes the second request first."""
 
     def __init__(self):
         self.requests = {}
@@ -757,7 +757,7 @@ def test_a_judge_that_hangs_costs_one_response(tmp_path):
 
 @pytest.fixture
 def parsed(monkeypatch):
-    """parsed(words...) -> the Request that the command makes of them."""
+    """A function that returns the Request of a command's words."""
     seen = []
 
     def stop(request):

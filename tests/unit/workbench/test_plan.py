@@ -1,4 +1,4 @@
-"""`bapo-openrlhf plan`: what it prints and writes, and what it refuses."""
+"""What `bapo-openrlhf plan` prints, writes and refuses."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ NAMES = [method.name for method in ALGORITHMS]
 
 
 def planned(capsys, *words):
-    """The printed JSON."""
+    """The JSON that the command prints."""
     assert main.run(["plan", *PRESET, *words, "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -93,7 +93,7 @@ def test_page(capsys):
 
 
 def test_groups_do_not_depend_on_the_ranks(capsys):
-    """1024 ranks of one sample train on the same groups as 8, with an optimizer step of a sample each."""
+    """1024 ranks with one sample each train on the same groups as 8 ranks."""
     words = ["--gpus", "8", "1024", "--models", "7B", "--train.batch_size", "1024"]
     found = entries(planned(capsys, *words))
     for name in NAMES:
@@ -208,7 +208,7 @@ def test_nothing_heavy_is_loaded():
 
 
 def test_the_page_quotes_the_benchmark():
-    """Each cell of docs/plan.md's two tables of results, against benchmarks/results/plan.json."""
+    """Each cell of the two tables of results in docs/plan.md agrees with benchmarks/results/plan.json."""
     result = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())
     text = (ROOT / "docs" / "plan.md").read_text().split("## How good it is")[1]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]

@@ -1,4 +1,4 @@
-"""A plan's equations, each against something that does not know it: published numbers, other code, simulation."""
+"""Each equation of a plan agrees with something independent: published numbers, other code, or a simulation."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def test_published_parameter_counts(size, published):
 
 @pytest.mark.parametrize(("kind", "tied"), [("Qwen2", True), ("Qwen3", False), ("Llama", False)])
 def test_parameters_and_operations_of_a_real_model(tmp_path, kind, tied):
-    """Transformers' own weights, and the products that torch counts in a forward pass."""
+    """The weights of transformers, and the operations that torch counts in a forward pass."""
     import torch
     import transformers
     from torch.utils.flop_counter import FlopCounterMode
@@ -89,7 +89,7 @@ def test_parameters_and_operations_of_a_real_model(tmp_path, kind, tied):
 
 
 def test_cache_of_a_token():
-    """Llama-3-70B: 80 layers x 8 heads x 128, keys and values in 16 bits: 320 KiB."""
+    """Llama-3-70B has 80 layers x 8 heads x 128 with keys and values in 16 bits: 320 KiB."""
     assert SHAPES["70B"].cache_bytes == 320 * 1024
 
 
@@ -143,7 +143,7 @@ def test_delayed_weights_are_kept_where_they_come_back(delay, every, evaluation)
 
 
 class Stub:
-    """Costs that tell the pieces apart."""
+    """Costs that are different for each kind of work."""
 
     def generation(self, responses, rounds):
         return 1e-3 * responses + rounds
@@ -190,7 +190,7 @@ def test_a_plain_step():
 
 
 def test_dapo_draws_until_its_batch_is_full():
-    """Against playing it: n places, each filled anew until its group has a signal."""
+    """The equation agrees with a simulation: each of n places is filled again until its group has a signal."""
     rng, share, places = np.random.default_rng(0), 0.3, 64
     draws = rng.geometric(share, size=(20_000, places))
     workload, constants = replace(WORKLOAD, prompts=places), replace(CONSTANTS, signal_share=share)
@@ -209,7 +209,7 @@ def test_rounds_where_every_group_has_a_signal():
     [({}, 0.3), ({"max_reevaluated": 6}, 0.3), ({"hard_capacity": 5}, 0.3), ({"reevaluate_every": 1}, 0.9)],
 )
 def test_hard_prompts_of_a_reevaluation(flags, leaving):
-    """Against a queue: what comes in each step, what is tried every m steps, what leaves."""
+    """The equation agrees with a simulated queue: prompts come in each step, are tried every m steps, and leave."""
     rng = np.random.default_rng(1)
     base = {"prompts": 32, "reevaluate_every": 4, "max_reevaluated": 40, "hard_capacity": 60}
     workload = replace(WORKLOAD, **(base | flags))
@@ -238,7 +238,7 @@ SMALL = replace(
 
 
 def played(workload, steps=400):
-    """The real method on groups of prompts of fixed difficulties: counts of each step, and a record's rows."""
+    """Runs the real method on prompts of fixed difficulty. Returns the counts of each step, and a record's rows."""
     rng = np.random.default_rng(2)
     method = BAPO(
         BAPOConfig(
@@ -311,7 +311,7 @@ def row(step, prompt, mean, source="fresh"):
 
 
 def test_shares_by_hand():
-    """c1 1/8; c2 = r 3/8 + 1/8 and c3 = r 3/8 + 2/8 (Table 3), r the mean of a step."""
+    """c1 is 1/8, c2 = r 3/8 + 1/8 and c3 = r 3/8 + 2/8 (Table 3). r is the mean of a step."""
     rows = [row(1, "a", 0.0), row(1, "b", 0.25), row(1, "c", 0.25), row(1, "d", 1.0)]  # r 3/8: 0.266 to 0.391
     rows += [row(2, "e", 0.375), row(2, "f", 0.375), row(2, "g", 0.0), row(2, "h", 0.125)]  # r 7/32: 0.207 to 0.332
     rows += [row(3, "i", 0.5), row(3, "j", 0.5), row(3, "k", 0.25), row(3, "l", 0.25)]  # the same as step 1
@@ -328,7 +328,7 @@ def test_shares_by_hand():
 
 @pytest.mark.parametrize(("today", "share"), [(0.25, 1.0), (1.0, 0.0)])
 def test_todays_thresholds_decide_too(today, share):
-    """Groups of 1/4 are within c2 and c3 of their own step (r = 1/4: 0.219 to 0.344), not where r is 1 (1/2 to 5/8)."""
+    """A mean of 1/4 is within c2 and c3 of its own step (r = 1/4: 0.219 to 0.344), but not if r is 1 (1/2 to 5/8)."""
     rows = [row(1, str(n), 0.25) for n in range(4)] + [row(2, f"{n} again", today) for n in range(4)]
     assert measured.shares_of(rows, replace(WORKLOAD, replay_steps=1))["replayable_share"] == share
 
@@ -363,7 +363,7 @@ def test_lengths_of_a_plan():
 
 
 def test_decoding_is_a_simulated_engine():
-    """Equal responses in whole waves: each iteration reads all weights and each sequence's keys and values."""
+    """Equal responses in full waves: each iteration reads all weights, and keys and values of each sequence."""
     shape, prompt, length, at_once, waves = SHAPES["7B"], 200, 400, 50, 3
     workload = replace(WORKLOAD, response_tokens=length, prompt_tokens=prompt)
     constants = replace(CONSTANTS, response_share=1.0, prompt_share=1.0, peak_flops=1e30)
@@ -378,7 +378,7 @@ def test_decoding_is_a_simulated_engine():
 
 
 def test_decoding_takes_as_long_as_its_longest_response():
-    """One short response among few: still as many iterations as the longest may have."""
+    """A few short responses still take as many iterations as the longest response may have tokens."""
     workload = replace(WORKLOAD, response_tokens=1000)
     constants = replace(CONSTANTS, response_share=0.1, peak_flops=1e30, prompt_share=0.0)
     engine = costs(workload=workload, constants=constants)
@@ -397,7 +397,7 @@ def test_decoding_is_limited_by_compute_or_memory():
 
 
 def test_training_by_hand():
-    """7.07e9 products a token and attention; 4 passes with checkpointing, on 8 GPUs at 0.4 of the peak."""
+    """7.07e9 multiplications per token, and attention. Checkpointing makes 4 passes, on 8 GPUs at 0.4 of the peak."""
     shape, tokens = SHAPES["7B"], 0.1 * 2048 + 0.5 * 4096
     met = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944) + 152064 * 3584
     operations = 2048 * tokens * (2 * met + 4 * 28 * 3584 * tokens / 2)
@@ -421,7 +421,7 @@ def test_dapo_has_no_reference():
 
 
 def test_roles_with_gpus_of_their_own_work_at_once():
-    """Four roles on 16 GPUs: four each; the slowest counts, not the sum."""
+    """Four roles share 16 GPUs, four each. The slowest role counts and not the sum."""
     assert [APART.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "reference", "engines")] == [4] * 4
     assert [APART.gpus_of(role, GRPO, 16) for role in ("actor", "reference", "engines")] == [5] * 3
     found = costs(workload=replace(APART, checkpointing=True), algorithm=BA_PPO, gpus=16, constants=FREE)
@@ -492,7 +492,7 @@ def test_zero_with_the_optimizer_on_the_host():
 
 
 def test_memory_by_hand():
-    """BA-PPO, Qwen2.5-7B, ZeRO-3 on 8 GPUs of 80 GiB; engines and models sleep."""
+    """BA-PPO with Qwen2.5-7B and ZeRO-3 on 8 GPUs of 80 GiB. Engines and models sleep."""
     n, tokens = 7_615_616_512, 6144
     state, weights = 16 * n / 8, 2 * n / 8
     trained = tokens * (2 * 3584 * 28 + 34 * 3584 + 10 * 152064)  # inputs of the layers, one layer, logits
@@ -509,7 +509,7 @@ def test_memory_by_hand():
 
 
 def test_memory_of_roles_apart():
-    """4 GPUs, a role each, ZeRO-2 without sharing partners: 16 bytes a parameter, all layers' activations."""
+    """Each role has one GPU, so ZeRO-2 shares nothing: 16 bytes per parameter, and activations of all layers."""
     shape, tokens = SHAPES["1.5B"], 16 * 48
     trained = 16 * shape.parameters + tokens * (34 * 1536 * 28 + 10 * 151936)
     found = memory.gpu_memory(shape, APART, CONSTANTS, BA_PPO, 4)
@@ -520,7 +520,7 @@ def test_memory_of_roles_apart():
 
 
 def test_engines():
-    """48 GiB less 3 of reserve for weights and cache; 70B takes 131.4 GiB: 4 GPUs an engine."""
+    """48 GiB without a reserve of 3 hold weights and cache. 70B needs 131.4 GiB, so an engine has 4 GPUs."""
     assert memory.tensor_parallel(SHAPES["7B"], WORKLOAD, CONSTANTS) == 1
     assert memory.tensor_parallel(SHAPES["70B"], WORKLOAD, CONSTANTS) == 4
     assert memory.tensor_parallel(SHAPES["70B"], replace(WORKLOAD, engine_share=0.28), CONSTANTS) == 8
@@ -574,7 +574,7 @@ def test_checkpointing_saves_activations():
 
 @pytest.mark.parametrize("reference", [False, True])
 def test_replay_bytes_are_those_of_stored_groups(reference):
-    """Against groups as the buffer holds them: 512 tokens of prompt in 4096."""
+    """The equation agrees with the bytes of groups in the buffer: 512 tokens of prompt in 4096."""
     workload = replace(WORKLOAD, prompt_tokens=512, response_tokens=3584, replay_capacity=5, hard_capacity=10)
     workload = replace(workload, reference=reference)
     kept = {REFERENCE: ("a model", np.zeros(3584, np.float32))} if reference else {}

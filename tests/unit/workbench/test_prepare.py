@@ -1,4 +1,4 @@
-"""`prepare`: from published rows to the files of a task, with a task made for the purpose."""
+"""`prepare` turns published rows into the files of a task. The task is made for these tests."""
 
 import csv
 import itertools
@@ -129,7 +129,7 @@ def test_formats_give_the_same_rows(tmp_path, other, kind):
 
 
 def test_odd_files_that_spreadsheets_write(tmp_path):
-    """A mark at the start, more cells than columns, and a cell of 200,000 characters."""
+    """The file has a byte order mark, a row with too many cells, and a cell with 200,000 characters."""
     path = tmp_path / "rows.csv"
     text = f"question,gold\none,1\ntwo,2,3\n{'x' * 200_000},4\n"
     path.write_text(text, encoding="utf-8-sig")
@@ -372,7 +372,7 @@ def test_near_problems_by_brute_force(tests, train):
 
 
 def near(train, *tests):
-    """Tests that a training problem is near to, by number."""
+    """The numbers of the tests that a training problem is near."""
     rows = [{"id": str(i), "key": f"test {i}", "input": text} for i, text in enumerate(tests)]
     return [int(pair.test) for pair in TestIndex(rows, texts=True).matches({"id": "x", "key": "x", "input": train})]
 

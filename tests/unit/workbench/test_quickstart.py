@@ -1,4 +1,4 @@
-"""What `python -m bapo_openrlhf.workbench.quickstart` makes before it trains."""
+"""The files that `python -m bapo_openrlhf.workbench.quickstart` makes before it trains."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parents[3]
 
 @pytest.fixture
 def prepare(tmp_path, monkeypatch):
-    """Runs --only-prepare in an empty folder, without making a base model; returns the rows of the training data."""
+    """Run --only-prepare in an empty folder without making a base model. Returns the rows of the training data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(quickstart, "build", lambda folder: (folder, False))
     config = yaml.safe_load((PROJECT / "configs" / "quickstart.yaml").read_text())

@@ -1,4 +1,4 @@
-"""The paper's table as data, and this run beside it."""
+"""The paper's table as data, and this run next to it."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ def test_the_paper_has_all_its_rows():
 
 
 def test_printed_averages_are_the_means_but_for_two():
-    """A check of every number's digits; the text has those two so."""
+    """This checks the digits of all numbers. The paper prints those two averages."""
     odd = [
         (row.method, row.average)
         for block in paper.BLOCKS
@@ -40,7 +40,7 @@ def test_printed_averages_are_the_means_but_for_two():
 
 
 def test_columns_are_the_tasks_benchmarks():
-    """Names and titles, in the same order; the table shortens two with a point."""
+    """Names and titles agree in the same order. The paper's table shortens two titles with a point."""
     for task, block in zip(TASKS, paper.BLOCKS, strict=True):
         titles = [(name, part.title) for name, part in get_task(task).benchmarks.items()]
         assert titles == [(name, head.removesuffix(".")) for name, head in block.benchmarks.items()]
@@ -51,7 +51,7 @@ def test_columns_are_the_tasks_benchmarks():
 
 @pytest.fixture
 def written(tmp_path):
-    """written({benchmark: [solved of 4 responses, ...]}, ...) -> content of results.json, from rows on disk."""
+    """A function that writes rows with so many solved responses of 4, and returns the content of results.json."""
 
     def write(right, *, ks=(1, 4), name="mine", sizes=None, too_long=(), rows=None, generators=None):
         benchmarks = []
@@ -114,7 +114,7 @@ def test_average_is_there_when_all_of_the_block_was_run(written):
 
 
 def test_benchmarks_are_resampled_independently(written):
-    """The mean of two alike has an interval narrower by the square root of two, and so has no common draw."""
+    """Two equal benchmarks have an interval narrower by the square root of two. Their draws are independent."""
     found = written({"cd34": [0, 4] * 60, "cd4": [0, 4] * 60})
     alone = found["benchmarks"]["cd34"]["metrics"]["avg@4"]
     both = found["averages"]["Planning"]

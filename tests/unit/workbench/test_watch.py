@@ -207,7 +207,7 @@ def test_warnings_that_matter():
         "no new step for 16m 40s, but a step takes 2 s: the run may have stopped; see its output (train.log)",
         "2 of 30 updates skipped, the last in step 21: the batch was empty",
         "3 groups left out in the last 20 steps: no reward",
-        "1 group left out in the last 20 steps: log-probs that are no finite numbers",
+        "1 group left out in the last 20 steps: log-probs that are not finite",
     ]
     for width in WIDTHS:
         lines = shown(seen, width)

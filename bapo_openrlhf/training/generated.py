@@ -1,0 +1,168 @@
+"""What a step generated, as groups: which of them can be used, and what the record says of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.logging_utils import init_logger
+
+from bapo_openrlhf.adapt.group import Group, Prompt, exact_reward, exact_sum
+from bapo_openrlhf.training.samples import groups_of, prompt_of
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class GeneratedGroup:
+    """The samples of one prompt.
+
+    Attributes:
+        uid: Number of the group. A `Group` of the same samples has the same number.
+        source: Either fresh or reevaluated.
+        prompt: The prompt.
+        samples: Its G samples.
+        mean: Exact group mean reward; None if the group cannot be used.
+    """
+
+    uid: int
+    source: str
+    prompt: Prompt
+    samples: Sequence[Experience]
+    mean: Fraction | None
+
+    @cached_property
+    def tokens(self) -> int:
+        """Number of generated tokens of all responses."""
+        return sum(int(sample.action_mask.sum()) for sample in self.samples)
+
+    def row(self, state: str) -> dict[str, Any]:
+        """The group's line of groups.jsonl."""
+        return {
+            "uid": self.uid,
+            "prompt": self.prompt.id,
+            "source": self.source,
+            "state": state,
+            "mean": None if self.mean is None else float(self.mean),
+            "responses": len(self.samples),
+            "tokens": self.tokens,
+        }
+
+
+@dataclass(frozen=True)
+class GeneratedStep:
+    """What one step generated.
+
+    Attributes:
+        fresh: Fresh groups that can be used.
+        reevaluated: Re-evaluated groups that can be used.
+        recorded: All groups, for the record.
+    """
+
+    fresh: list[Group]
+    reevaluated: list[Group]
+    recorded: list[GeneratedGroup]
+
+    @classmethod
+    def of(
+        cls,
+        fresh: Sequence[Experience],
+        reevaluated: Sequence[Experience],
+        size: int,
+        *,
+        first_uid: int,
+        step: int,
+        policy_step: int,
+    ) -> GeneratedStep:
+        """The groups of a step, from OpenRLHF's samples.
+
+        Args:
+            fresh: Samples of the fresh prompts, in whole groups.
+            reevaluated: Samples of the hard prompts, which today's policy generated.
+            size: Number of responses of a group.
+            first_uid: Number of the first group.
+            step: Trainer step.
+            policy_step: Number of updates behind the weights that generated the fresh samples.
+        """
+        groups, recorded = [], []
+        for source, samples, policy in (("fresh", fresh, policy_step), ("reevaluated", reevaluated, step)):
+            first = first_uid + len(recorded)
+            usable = usable_groups(samples, size)
+            groups.append(groups_of(usable, size, first_uid=first, step=step, policy_step=policy))
+            recorded += generated_groups(samples, size, source=source, first_uid=first, usable=is_usable)
+        return cls(*groups, recorded)
+
+    @property
+    def failed(self) -> int:
+        """Number of groups that cannot be used."""
+        return len(self.recorded) - len(self.fresh) - len(self.reevaluated)
+
+
+def generated_groups(
+    samples: Sequence[Experience],
+    size: int,
+    *,
+    source: str,
+    first_uid: int,
+    usable: Callable[[Experience], bool],
+) -> list[GeneratedGroup]:
+    """The samples of one rollout as groups.
+
+    Groups in which every sample is usable come first, and have the numbers that `groups_of` gives them. The others
+    come after them.
+    """
+    chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
+    whole = [all(map(usable, chunk)) for chunk in chunks]
+    order = sorted(range(len(chunks)), key=lambda index: not whole[index])
+    return [
+        GeneratedGroup(
+            uid=first_uid + number,
+            source=source,
+            prompt=prompt_of(chunks[index][0]),
+            samples=chunks[index],
+            mean=exact_sum([exact_reward(sample.rewards[0]) for sample in chunks[index]]) / len(chunks[index])
+            if whole[index]
+            else None,
+        )
+        for number, index in enumerate(order)
+    ]
+
+
+def is_usable(sample: Experience) -> bool:
+    """Whether a sample has a reward and finite behaviour log-probs."""
+    return sample.rewards is not None and bool(
+        torch.isfinite(sample.rollout_log_probs[sample.action_mask.bool()]).all()
+    )
+
+
+def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:
+    """The samples of the groups in which every response is usable. The log names the prompts of the other groups.
+
+    Args:
+        samples: Samples in whole groups.
+        size: Number of responses of a group.
+
+    Raises:
+        ValueError: the samples are not whole groups.
+    """
+    if len(samples) % size:
+        raise ValueError(f"{len(samples)} samples are not whole groups of {size}")
+    usable = []
+    for start in range(0, len(samples), size):
+        members = samples[start : start + size]
+        if all(map(is_usable, members)):
+            usable += members
+        else:
+            logger.warning(f"no reward, or log-probs that are not finite, for prompt {members[0].prompts[0]!r}")
+    return usable
+
+
+def has_reward(sample: Experience) -> bool:
+    """Whether a sample has a finite reward. It has none if a reward model will judge it."""
+    return sample.rewards is not None and math.isfinite(sample.rewards[0])

@@ -1,0 +1,98 @@
+"""Groups of what a step generated, from OpenRLHF's samples."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from fake_stack import EXTRAS  # noqa: E402
+from fake_stack import generated_rows as rows  # noqa: E402
+from fake_stack import generated_sample as sample  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.training.generated import GeneratedStep, usable_groups  # noqa: E402
+from bapo_openrlhf.training.samples import groups_of, samples_of  # noqa: E402
+
+
+@given(
+    groups=st.lists(
+        st.lists(st.sampled_from([None, 0.0, 0.1, 0.2, 1.0, math.nan]), min_size=2, max_size=2), max_size=6
+    ),
+    first=st.integers(0, 99),
+)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_numbers_are_those_of_the_layers_groups(groups, first):
+    """nan stands for a log-prob that is no number: such a group fails as one without a reward does."""
+    samples = [
+        sample(
+            f"prompt {n}", 1.0 if reward != reward else reward, [0, 1, 1], log_prob=math.nan if reward != reward else -1
+        )
+        for n, rewards in enumerate(groups)
+        for reward in rewards
+    ]
+    found = rows(samples, 2, first_uid=first)
+    layer = groups_of(usable_groups(samples, 2), 2, first_uid=first, step=0, policy_step=0)
+    assert [(group.uid, group.prompt.id, group.mean) for group in found[: len(layer)]] == [
+        (group.uid, group.prompt.id, group.mean) for group in layer
+    ]
+    assert [group.uid for group in found] == list(range(first, first + len(groups)))
+    assert all(group.mean is None for group in found[len(layer) :])
+    assert {group.prompt.text for group in found} == {f"prompt {n}" for n in range(len(groups))}
+
+
+def test_row_by_hand():
+    samples = [sample("p", 1.0, [0, 1, 1, 0, 1]), sample("p", 0.0, [0, 1]), sample("p", 0.1, [0, 0])]
+    (group,) = rows(samples, 3, source="reevaluated", first_uid=7)
+    assert group.mean == Fraction(11, 30)
+    assert group.row("solved") == {
+        "uid": 7,
+        "prompt": Prompt("p", "label").id,
+        "source": "reevaluated",
+        "state": "solved",
+        "mean": 11 / 30,
+        "responses": 3,
+        "tokens": 4,
+    }
+    (group,) = rows([sample("p", None, [1])], 1)
+    assert (group.row("failed")["mean"], group.row("failed")["tokens"]) == (None, 1)
+
+
+def test_images_make_another_prompt():
+    one, two = rows([sample("p", 0.0, [1], images=["a.png"]), sample("p", 0.0, [1], images=["b.png"])], 1)
+    assert one.prompt.id == Prompt("p", "label", ["a.png"]).id != two.prompt.id
+
+
+class TestGeneratedStep:
+    @staticmethod
+    def samples(make_group, count: int, **changed) -> list[Experience]:
+        return samples_of([make_group(1, extras=EXTRAS, **{"size": 2} | changed) for _ in range(count)])
+
+    def test_groups_know_their_number_step_and_policy(self, make_group):
+        fresh, hard = self.samples(make_group, 3), self.samples(make_group, 2)
+        fresh[2].rewards = None  # the second group fails
+        made = GeneratedStep.of(fresh, hard, 2, first_uid=30, step=7, policy_step=5)
+        assert [(group.uid, group.step, group.policy_step) for group in made.fresh] == [(30, 7, 5), (31, 7, 5)]
+        assert [(group.uid, group.step, group.policy_step) for group in made.reevaluated] == [(33, 7, 7), (34, 7, 7)]
+        recorded = [(group.uid, group.source, group.mean) for group in made.recorded]
+        assert recorded == [
+            *[(uid, "fresh", Fraction(1, 2)) for uid in (30, 31)],
+            (32, "fresh", None),
+            *[(uid, "reevaluated", Fraction(1, 2)) for uid in (33, 34)],
+        ]
+        assert made.failed == 1
+
+    @pytest.mark.parametrize("broken", [0, 1])
+    def test_samples_that_are_not_whole_groups(self, make_group, broken):
+        samples = [self.samples(make_group, 1, size=3 + (source == broken)) for source in (1, 0)]
+        with pytest.raises(ValueError, match="3 samples are not whole groups of 4"):
+            GeneratedStep.of(*samples, 4, first_uid=0, step=0, policy_step=0)
