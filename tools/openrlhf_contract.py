@@ -49,7 +49,7 @@ REBOUND = {
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 
-# Functions that are called, or whose private attributes are used, although they are no public interface.
+# Functions that are called, or whose private attributes are used, although they are not a public interface.
 CALLED = {
     "openrlhf.cli.train_ppo_ray:__main__": "launch/openrlhf_cli.py runs its statements",
     "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",
