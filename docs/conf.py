@@ -31,7 +31,14 @@ CONTENTS = {
     ],
     "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],
     "Why and how": ["docs/paper_to_code", "docs/decisions", "docs/reliability"],
-    "Extend": ["docs/add_a_method", "CONTRIBUTING", "docs/upgrade_openrlhf", "docs/dependencies", "CHANGELOG"],
+    "Extend": [
+        "docs/architecture",
+        "docs/add_a_method",
+        "CONTRIBUTING",
+        "docs/upgrade_openrlhf",
+        "docs/dependencies",
+        "CHANGELOG",
+    ],
     "Measured": [
         "benchmarks/results/adaptation",
         "benchmarks/results/delay",

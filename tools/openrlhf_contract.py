@@ -47,7 +47,7 @@ REBOUND = {
     "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
 }
 
-# Functions that are called, or whose private attributes are used, although they are no public interface.
+# Functions that are called, or whose private attributes are used, although they are not a public interface.
 CALLED = {
     "openrlhf.cli.train_ppo_ray:__main__": "launch/openrlhf_cli.py runs its statements",
     "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",

@@ -1,0 +1,200 @@
+"""The two figures of docs/architecture.md, made from the code: `python docs/architecture_picture.py`.
+
+`rooms.svg` shows the folders of the package in the order of their imports. Their sentences are the first sentences of
+their docstrings. `step.svg` shows a group's trip through one training step. Each station names a function, and the
+script stops if that function does not exist. `tests/unit/test_architecture.py` compares both files with the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).parents[1] / "bapo_openrlhf"
+IMAGES = Path(__file__).parent / "images"
+
+# Floors from top to bottom, and the rooms of each. A room imports only from rooms that stand below it.
+FLOORS = {
+    "Command line": ("#fff4de", ["cli"]),
+    "Workbench: around training runs": ("#e4f0fb", ["workbench"]),
+    "Plug-in: before, during and after a training run": (
+        "#e8f5e6",
+        ["launch", "training", "cpu", "record", "config.py", "tasks", "methods", "adapt", "user_file.py", "errors.py"],
+    ),
+}
+ROOMS = [room for _, rooms in FLOORS.values() for room in rooms]
+WIDTH = 1160
+DARK, GREY, BLUE = (f'fill="{colour}"' for colour in ("#222", "#555", "#0b5394"))
+SMALL = 'font-size="12.5" font-family="monospace"'
+
+
+class Station(NamedTuple):
+    """One function that a group passes."""
+
+    lane: int
+    what: str
+    file: str
+    function: str
+    hands_over: str
+
+
+LANES = ("Rollout engines (vLLM)", "Trainer (one process)", "Actor and critic workers (DeepSpeed)")
+STATIONS = [
+    Station(1, "Draw prompts, send them to the engines", "training/rollout.py",
+            "AdaptedSamplesGenerator.generate_samples", "prompts"),
+    Station(0, "Generate G responses for each prompt and get their rewards", "training/engines.py",
+            "RolloutEngine.generate_responses", "responses, rewards"),
+    Station(1, "Make a sample of each response, with the log-probs it was drawn with", "training/rollout.py",
+            "AdaptedSamplesGenerator._process_response_into_experience", "samples"),
+    Station(1, "Re-evaluate hard prompts with today's weights", "training/trainer.py",
+            "AdaptedPPOTrainer._reevaluate", "samples"),
+    Station(1, "Make groups of the samples", "training/generated.py", "GeneratedStep.of", "groups"),
+    Station(1, "X1, X2 and X3: filter, choose, store, replay", "methods/bapo.py", "BAPO.build_batch", "batch"),
+    Station(1, "Get today's log-probs and values from the workers", "training/experience.py",
+            "AdaptedExperienceMaker.forward", "log-probs, values"),
+    Station(1, "Take out groups that are not finite or too far", "adapt/review.py", "review", "kept groups"),
+    Station(1, "Set importance ratios and the KL penalty", "training/experience.py",
+            "AdaptedExperienceMaker.finish", "experience"),
+    Station(1, "Compute advantages (OpenRLHF calls this)", "training/experience.py",
+            "AdaptedExperienceMaker.compute_advantages_and_returns", "experience, dealt to the ranks"),
+    Station(2, "Train on every micro-batch of the batch", "training/workers.py",
+            "WholeBatchActorTrainer.training_step", "new weights"),
+    Station(0, "Take the weights, every v steps", "training/rollout_weights.py", "RolloutWeights.sync", "done"),
+    Station(1, "Count what became of each group", "adapt/ledger.py", "Ledger.settle", "states"),
+    Station(1, "Write metrics, groups and answers", "training/recorder.py", "StepRecorder.add_groups", ""),
+]  # fmt: skip
+
+
+def sentence(room: str) -> str:
+    """The first sentence of a room's docstring."""
+    path = PACKAGE / room
+    text = ast.get_docstring(ast.parse((path / "__init__.py" if path.is_dir() else path).read_text())) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def content(room: str) -> str:
+    """The names of a room's modules and folders; nothing for a room that is one file."""
+    path = PACKAGE / room
+    names = sorted(each.stem for each in path.glob("*") if each.is_dir() or each.suffix == ".py")
+    return ", ".join(name for name in names if not name.startswith("__"))
+
+
+def names_of(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+    """Qualified names of the functions and classes of a module."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield prefix + node.name
+            if isinstance(node, ast.ClassDef):
+                yield from names_of(node.body, f"{prefix}{node.name}.")
+
+
+def lines(text: str, width: int, x: int, y: int, style: str) -> tuple[list[str], int]:
+    """Text in lines of at most `width` characters, and the height below the last of them."""
+    wrapped = textwrap.wrap(text, width)
+    return [f'<text x="{x}" y="{y + 18 * row}" {style}>{escape(line)}</text>' for row, line in enumerate(wrapped)], (
+        y + 18 * len(wrapped)
+    )
+
+
+def page(title: str, description: str, height: int, parts: list[str]) -> str:
+    """An SVG with a title and a description for readers who do not see it."""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+            'aria-labelledby="title description" font-size="14" '
+            'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">',
+            f'<title id="title">{escape(title)}</title>',
+            f'<desc id="description">{escape(description)}</desc>',
+            '<defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+            'orient="auto"><path d="M0 0 L10 5 L0 10 z" fill="#333"/></marker></defs>',
+            f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#fafafa"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def rooms_picture() -> str:
+    """The floors and rooms of the package."""
+    parts, y = [], 20
+    for floor, (colour, rooms) in FLOORS.items():
+        inside, top = [], y
+        y += 26
+        inside.append(f'<text x="80" y="{y}" font-weight="bold" font-size="16" fill="#222">{escape(floor)}</text>')
+        y += 14
+        for room in rooms:
+            start = y
+            says, below = lines(sentence(room), 56, 250, y + 22, DARK)
+            files, lower = lines(content(room), 58, 690, y + 22, f"{GREY} {SMALL}")
+            end = max(below, lower, start + 40) - 2
+            inside += [
+                f'<rect x="80" y="{start}" width="1050" height="{end - start}" rx="6" fill="#fff" stroke="#999"/>',
+                f'<text x="96" y="{start + 22}" font-weight="bold" font-family="monospace" fill="#222">'
+                f"{room if room.endswith('.py') else room + '/'}</text>",
+                *says,
+                *files,
+            ]
+            y = end + 8
+        parts.append(f'<rect x="64" y="{top}" width="1082" height="{y - top + 6}" rx="8" fill="{colour}"/>')
+        parts += inside
+        y += 20
+    parts += [
+        f'<line x1="34" y1="30" x2="34" y2="{y - 20}" stroke="#333" stroke-width="1.5" marker-end="url(#arrow)"/>',
+        f'<text x="24" y="{y // 2}" transform="rotate(-90 24 {y // 2})" text-anchor="middle" fill="#333">'
+        "imports go down only</text>",
+    ]
+    rows = "; ".join(f"{room}: {sentence(room)}" for room in ROOMS)
+    story = f"From top to bottom, each imports only from those below. {rows}"
+    return page("The rooms of bapo_openrlhf", story, y, parts)
+
+
+def step_picture() -> str:
+    """A group's trip through one training step.
+
+    Raises:
+        LookupError: a station names a function that the code does not have.
+    """
+    parts, y, left = [], 70, [30, 400, 770]
+    for lane, name in enumerate(LANES):
+        parts.append(
+            f'<text x="{left[lane] + 180}" y="40" text-anchor="middle" font-weight="bold" font-size="16" fill="#222">'
+            f"{escape(name)}</text>"
+        )
+    before: tuple[int, int] | None = None
+    for number, station in enumerate(STATIONS, start=1):
+        if station.function not in names_of(ast.parse((PACKAGE / station.file).read_text()).body):
+            raise LookupError(f"{station.file} has no {station.function}")
+        x = left[station.lane]
+        says, below = lines(f"{number}. {station.what}", 46, x + 14, y + 24, DARK)
+        where, below = lines(station.file, 48, x + 14, below + 4, f"{GREY} {SMALL}")
+        function = station.function.replace(".", ". ") if len(station.function) > 44 else station.function
+        name, below = lines(function, 44, x + 14, below, f"{BLUE} {SMALL}")
+        if before is not None:
+            at, bottom = before
+            middle, target = left[at] + 180, x + 180
+            path = f"M{middle} {bottom} L{middle} {y - 22} L{target} {y - 22} L{target} {y - 2}"
+            parts.append(
+                f'<path d="{path}" fill="none" stroke="#333" stroke-width="1.5" marker-end="url(#arrow)"/>'
+                f'<text x="{max(middle, target) + 8}" y="{y - 26}" font-size="12.5" fill="#333">'
+                f"{escape(STATIONS[number - 2].hands_over)}</text>"
+            )
+        parts.append(f'<rect x="{x}" y="{y}" width="360" height="{below - y}" rx="6" fill="none" stroke="#333"/>')
+        parts += [*says, *where, *name]
+        before, y = (station.lane, below), below + 52
+    story = "; ".join(f"{s.what} ({s.file}, {s.function})" for s in STATIONS)
+    return page("A group's trip through one training step", story, y - 20, parts)
+
+
+def main() -> None:
+    """Write both files."""
+    (IMAGES / "rooms.svg").write_text(rooms_picture(), encoding="utf-8")
+    (IMAGES / "step.svg").write_text(step_picture(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The house as docs/architecture.md shows it: the order of the rooms, the figures, the sizes of files and functions."""
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "bapo_openrlhf"
+picture = runpy.run_path(str(ROOT / "docs" / "architecture_picture.py"))
+FILES = sorted(PACKAGE.rglob("*.py"))
+MOST = {"file": 450, "class": 250, "function": 65}  # lines
+
+
+def name_of(file):
+    """The dotted name of a module."""
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(file) for file in FILES}
+
+
+def imports_of(source):
+    """Modules of this package that a source imports, also inside its functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bapo_openrlhf":
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                yield module if module in MODULES else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "bapo_openrlhf")
+
+
+def row(module):
+    """How far down a module's room stands in the figure; the package itself, with its version, is at the bottom."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return len(picture["ROOMS"])
+    room = parts[1] if parts[1] in picture["ROOMS"] else f"{parts[1]}.py"
+    return picture["ROOMS"].index(room)
+
+
+def test_the_figure_has_every_room():
+    inside = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert inside - {"__init__.py"} == set(picture["ROOMS"])
+
+
+def upwards(file, source):
+    """Imports of a file whose rooms stand above its own."""
+    return [module for module in imports_of(source) if row(module) < row(name_of(file))]
+
+
+def test_imports_go_down_only():
+    found = {str(file.relative_to(PACKAGE)): upwards(file, file.read_text()) for file in FILES}
+    assert {file: modules for file, modules in found.items() if modules} == {}
+
+
+def test_an_import_that_goes_up_is_seen():
+    file = PACKAGE / "adapt" / "batch.py"
+    inside = "def f():\n    from bapo_openrlhf.training import samples\n"
+    assert upwards(file, inside) == ["bapo_openrlhf.training.samples"]
+    assert upwards(file, "import bapo_openrlhf.cli.main\n") == ["bapo_openrlhf.cli.main"]
+    assert upwards(file, "from bapo_openrlhf import __version__\nfrom bapo_openrlhf.errors import ConfigError\n") == []
+
+
+def test_no_two_files_import_each_other():
+    """Nor more than two in a circle: files are taken away whose imports are all away, until none is left."""
+    left = {name_of(file): set(imports_of(file.read_text())) - {name_of(file)} for file in FILES}
+    while free := [module for module, needed in left.items() if not needed & left.keys()]:
+        for module in free:
+            del left[module]
+    assert left == {}
+
+
+def too_large(source):
+    """Classes and functions above the limits, with their numbers of lines."""
+    for node in ast.walk(ast.parse(source)):
+        kind = "class" if isinstance(node, ast.ClassDef) else "function"
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = node.end_lineno - node.lineno + 1
+            if lines > MOST[kind]:
+                yield node.name, lines
+    if (lines := source.count("\n")) > MOST["file"]:
+        yield "the file", lines
+
+
+def test_nothing_is_too_large_to_read():
+    found = {str(file.relative_to(PACKAGE)): list(too_large(file.read_text())) for file in FILES}
+    assert {file: parts for file, parts in found.items() if parts} == {}
+
+
+def test_what_is_too_large_is_seen():
+    body = "    x = 1\n"
+    assert list(too_large("def f():\n" + 64 * body)) == [] and list(too_large("def f():\n" + 65 * body)) == [("f", 66)]
+    assert list(too_large("class A:\n" + 250 * body)) == [("A", 251)]
+    assert list(too_large(451 * "x = 1\n")) == [("the file", 451)]
+
+
+@pytest.mark.parametrize("name", ["rooms", "step"])
+def test_figures_are_those_of_the_code(name):
+    """If this fails: `python docs/architecture_picture.py` draws them again."""
+    drawn = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+    assert drawn == picture[f"{name}_picture"]()
+
+
+def test_the_stations_of_a_step_are_called_in_this_order():
+    """Those that `train_step` calls itself stand in the figure in the order of its lines."""
+    trainer = (PACKAGE / "training" / "trainer.py").read_text()
+    step = next(n for n in ast.walk(ast.parse(trainer)) if isinstance(n, ast.FunctionDef) and n.name == "train_step")
+    calls = {}
+    for node in ast.walk(step):
+        if isinstance(node, ast.Call):
+            calls.setdefault(ast.unparse(node.func).split(".")[-1], node.lineno)
+    names = [station.function.split(".")[-1] for station in picture["STATIONS"]]
+    lines = [calls[name] for name in names if name in calls]
+    assert len(lines) >= 3 and lines == sorted(lines)
+
+
+def test_every_place_that_the_page_names_exists():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"\[`([\w/]+\.py):?([\w.]*)`\]\(([^)]+)\)", page)
+    assert len(named) > 10
+    for file, function, link in named:
+        path = PACKAGE / file
+        assert (ROOT / "docs" / link.split("#")[0]).resolve() == path.resolve() and path.is_file(), file
+        top = [node.targets[0].id for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)
+               and isinstance(node.targets[0], ast.Name)]  # fmt: skip
+        assert not function or function in {*picture["names_of"](ast.parse(path.read_text()).body), *top}, function
