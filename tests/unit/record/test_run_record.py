@@ -329,10 +329,10 @@ def test_commit_is_the_packages_own(tmp_path, monkeypatch):
 
 def test_provenance_without_git_and_with_versions(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(record.sys, "orig_argv", ["python", "-m", "bapo_openrlhf.cli.train", "--run.name", "a b"])
+    monkeypatch.setattr(record.sys, "orig_argv", ["python", "-m", "bapo_openrlhf.cli", "train", "--run.name", "a b"])
     found = record.provenance()
     assert found["commit"] is None
-    assert found["command"] == "python -m bapo_openrlhf.cli.train --run.name 'a b'"
+    assert found["command"] == "python -m bapo_openrlhf.cli train --run.name 'a b'"
     assert found["versions"]["numpy"] == np.__version__
     assert found["versions"]["python"].startswith("3.")
 
