@@ -260,7 +260,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         """OpenRLHF's optimizer steps, then one of fine-tuning if the method names demonstrations.
 
         Raises:
-            FloatingPointError: A gradient is not finite. The weights are spoilt, but those of the last checkpoint are not.
+            FloatingPointError: A gradient is not finite. The weights are spoilt, the last checkpoint is not.
         """
         self.phase = "training"
         status = super().ppo_train(global_steps)
