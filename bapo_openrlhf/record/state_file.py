@@ -36,6 +36,7 @@ REFUSED = "a checkpoint holds dense arrays of safetensors' dtypes, in this machi
 # A JSON object with this key represents a value that JSON does not have: {MARK: its type, "of": its content}.
 MARK = "$"
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 blake2b = partial(hashlib.blake2b, digest_size=32)  # 64 hexadecimal digits
 NO_DIGEST = b"0" * 64
 
@@ -222,7 +223,7 @@ class _Encoder:
             return value
         if kind is str:
             # In JSON two lone surrogates look like the character that they form as a pair.
-            return value if _is_unicode(value) else {MARK: "str", "of": [ord(char) for char in value]}
+            return {MARK: "str", "of": [ord(char) for char in value]} if SURROGATE.search(value) else value
         if kind is int:
             # Readers of JSON differ beyond 64 bits, and Python limits the digits of decimal numbers.
             return value if -(2**63) <= value < 2**64 else {MARK: "int", "of": hex(value)}
@@ -308,14 +309,6 @@ class _Decoder:
             raise CheckpointError(f"{self.path} lacks tensor {content}")
         tensor = self.loaded[content]
         return tensor if kind == "tensor" or isinstance(tensor, np.ndarray) else tensor.numpy()
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _article(value: Any) -> str:
