@@ -49,15 +49,11 @@ def replaces(module: str, name: str, *relied_on: str) -> Callable[[Replacement],
 
 
 def _patch(names: dict[str, Replacement | None], module: ModuleType) -> None:
-    found = {}
-    for name in names:
-        *owners, last = name.split(".")
-        owner = reduce(_attribute, owners, module)
-        found[name] = owner, last, _attribute(owner, last)
+    originals = {name: reduce(_attribute, name.split("."), module) for name in names}
     for name, replacement in names.items():
-        owner, last, original = found[name]
+        *owners, last = name.split(".")
         if replacement is not None:
-            setattr(owner, last, _with_original(replacement, original))
+            setattr(reduce(getattr, owners, module), last, _with_original(replacement, originals[name]))
 
 
 def _with_original(replacement: Replacement, original: Any) -> Callable[..., Any]:

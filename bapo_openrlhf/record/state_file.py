@@ -116,7 +116,7 @@ def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> di
             for key, part in deserialize(raw)
             if part["dtype"] in NUMPY_NAMES  # only torch has the other types
         }
-    return _Decoder(loaded, tensors_path, tensors=tensors).value(document["state"])
+    return _decoded(document["state"], loaded, tensors_path, tensors=tensors)
 
 
 # ── Writing one file completely or not at all ──
@@ -274,41 +274,42 @@ class _Encoder:
             raise TypeError(f"{path} has dtype {dtype.str}: {REFUSED}")
 
 
-class _Decoder:
-    """Inverse of `_Encoder`. It gets the arrays by their running numbers, and the path of their file."""
+def _decoded(value: Any, loaded: Mapping[str, Any], path: Path, *, tensors: bool) -> Any:
+    """Inverse of `_Encoder.value`.
 
-    def __init__(self, loaded: Mapping[str, Any], path: Path, *, tensors: bool) -> None:
-        self.loaded = loaded
-        self.path = path
-        self.tensors = tensors  # whether torch tensors are wanted
-
-    def value(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self.value(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if MARK not in value:
-            return {key: self.value(item) for key, item in value.items()}
-        kind, content = value[MARK], value["of"]
-        if kind == "dict":
-            return {self.value(key): self.value(item) for key, item in content}
-        if kind == "tuple":
-            return tuple(self.value(item) for item in content)
-        if kind == "str":
-            return "".join(map(chr, content))
-        if kind == "int":
-            return int(content, 16)
-        if kind == "float":
-            return struct.unpack(">d", bytes.fromhex(content))[0]
-        if kind == "scalar":
-            dtype, bits = content
-            return np.frombuffer(bytes.fromhex(bits), dtype)[0]
-        if kind == "tensor" and not self.tensors:
-            return None
-        if content not in self.loaded:
-            raise CheckpointError(f"{self.path} lacks tensor {content}")
-        tensor = self.loaded[content]
-        return tensor if kind == "tensor" or isinstance(tensor, np.ndarray) else tensor.numpy()
+    Args:
+        value: What JSON holds.
+        loaded: The arrays by their running numbers.
+        path: The file of the arrays.
+        tensors: Whether torch tensors are wanted. Otherwise they are None.
+    """
+    decoded = partial(_decoded, loaded=loaded, path=path, tensors=tensors)
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if MARK not in value:
+        return {key: decoded(item) for key, item in value.items()}
+    kind, content = value[MARK], value["of"]
+    if kind == "dict":
+        return {decoded(key): decoded(item) for key, item in content}
+    if kind == "tuple":
+        return tuple(decoded(item) for item in content)
+    if kind == "str":
+        return "".join(map(chr, content))
+    if kind == "int":
+        return int(content, 16)
+    if kind == "float":
+        return struct.unpack(">d", bytes.fromhex(content))[0]
+    if kind == "scalar":
+        dtype, bits = content
+        return np.frombuffer(bytes.fromhex(bits), dtype)[0]
+    if kind == "tensor" and not tensors:
+        return None
+    if content not in loaded:
+        raise CheckpointError(f"{path} lacks tensor {content}")
+    tensor = loaded[content]
+    return tensor if kind == "tensor" or isinstance(tensor, np.ndarray) else tensor.numpy()
 
 
 def _article(value: Any) -> str:
