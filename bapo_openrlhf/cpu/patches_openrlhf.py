@@ -27,7 +27,7 @@ def flash_attention_stand_ins() -> Iterator[None]:
         "flash_attn.utils": (),
         "flash_attn.utils.distributed": ("all_gather",),
     }
-    before = {name: sys.modules.get(name) for name in functions}
+    before = {name: sys.modules[name] for name in functions if name in sys.modules}
     for name, attributes in functions.items():
         stand_in = ModuleType(name)
         stand_in.__path__ = []
@@ -37,11 +37,9 @@ def flash_attention_stand_ins() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, original in before.items():
-            if original is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = original
+        for name in functions:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
 
 
 AROUND["openrlhf.models.ring_attn_utils"] = flash_attention_stand_ins

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -81,13 +82,8 @@ def flow(
             current = joined
             continue
         lines += [current] if current else []
-        current = ""
-        for word in fact.split(" "):
-            joined = f"{current} {word}" if current else word
-            if len(joined) > width - label and current:
-                lines.append(current)
-                joined = word
-            current = joined
+        *full, current = wrap(fact, max(width - label, 1), break_long_words=False, break_on_hyphens=False)
+        lines += full
     lines += [current] if current else []
     return [Text(f"{'' if number else name:<{label}}{line}", style=style) for number, line in enumerate(lines)]
 
