@@ -60,7 +60,7 @@ def _flag(
         help: Meaning of the flag, for `--help` and the docs.
         symbol: The paper's symbol.
         source: Where the paper, or another one, has it.
-        allowed: A key of `ALLOWED`; None if the value is no number, or if it is checked elsewhere.
+        allowed: A key of `ALLOWED`; None if the value is not a number, or if it is checked elsewhere.
         argument: Further arguments of `ArgumentParser.add_argument`.
     """
     about = {"help": help, "symbol": symbol, "source": source, "allowed": allowed, "argument": argument}
@@ -82,8 +82,8 @@ class AdaptConfig:
     # fmt: off
     method: str = _flag("none",
         "how training batches are made: none (plain OpenRLHF), bapo, bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
-        "whatever the flags say: no thresholds to tune), bapo_prioritized (prioritised replay and re-evaluation), one "
-        "of the neighbouring methods mopps, dots, repo, remix, arpo, exgrpo, luffy and relift, or FILE.py:CLASS",
+        "regardless of the flags: no thresholds to tune), bapo_prioritized (prioritised replay and re-evaluation), one "
+        f"of the neighbouring methods {', '.join(list(registry.METHODS)[3:])}, or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2")
     options: list[str] | None = _flag(None,
         "NAME=VALUE ...: the method's own options; bapo has none in addition to these flags",
@@ -185,7 +185,7 @@ class AdaptConfig:
         """c1, and the intervals in which c2 and c3 move, in exact arithmetic.
 
         Raises:
-            ConfigError: A value is no number or outside [0, 1], or c2 is above c3.
+            ConfigError: A value is not a number in [0, 1], or c2 is above c3.
         """
         if self.method == "bapo_mini_test":
             half = as_fraction("1/2")

@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 import pandas
 
-from bapo_openrlhf.record.run_record import REWARD, SOURCES
+from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
 from bapo_openrlhf.workbench.pages.text import is_number
 from bapo_openrlhf.workbench.report.runs import Run

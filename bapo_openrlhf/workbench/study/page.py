@@ -1,4 +1,4 @@
-"""A study's page: the claims and what came out of them, and everything that the verdicts rest on."""
+"""A study's page: the claims with their verdicts, and all numbers that the verdicts rest on."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas
 
-from bapo_openrlhf.record.run_record import SOURCES
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import is_number, number
@@ -206,7 +206,7 @@ def unlocked(results: Results) -> Table | None:
     for arm in results.arms:
         prompts = results.of_arm(results.prompts, arm)
         by_seed = prompts.groupby("seed")
-        fits = (by_seed["worst"].min() >= 0) & (by_seed["best"].max() <= 1)  # accuracies, which other rewards are not
+        fits = (by_seed["worst"].min() >= 0) & (by_seed["best"].max() <= 1)  # as accuracies are
         hard = prompts[(prompts["first"] == 0) & fits.reindex(prompts.index.get_level_values("seed")).to_numpy()]
         if hard.empty:
             continue
@@ -216,8 +216,8 @@ def unlocked(results: Results) -> Table | None:
     head = ["arm", "seeds", "prompts not solved at first", "solved by a later group, %", "by the latest group, %"]
     title = (
         "Prompts whose first group had no right response: means over the seeds with 95 % intervals. In the paper, 3 "
-        "passes unlocked 31 % with BAPO and 19 % with GRPO. An arm that tries such prompts more often solves more of "
-        "them by chance alone"
+        "passes unlocked 31 % with BAPO and 19 % with GRPO. An arm that tries such prompts more often also "
+        "solves more of them by chance"
     )
     return Table.of(head, rows, title) if rows else None
 
@@ -245,15 +245,10 @@ def theory(results: Results) -> Table | None:
 
 def arms(results: Results) -> Table:
     """The flags that make each arm."""
-    rows = [
-        [
-            results.labels[arm.name],
-            arm.name,
-            len(results.by_arm[arm.name]),
-            " ".join(map(_flag, arm.flags.items())) or "–",
-        ]
-        for arm in results.study.arms
-    ]
+    rows = []
+    for arm in results.study.arms:
+        words = " ".join(map(_flag, arm.flags.items())) or "–"
+        rows.append([results.labels[arm.name], arm.name, len(results.by_arm[arm.name]), words])
     return Table.of(["arm", "name", "runs", "flags"], rows, "Arms of the study")
 
 

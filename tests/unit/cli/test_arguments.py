@@ -1,4 +1,4 @@
-"""Flags, YAML files and presets, against OpenRLHF's own command line run from its installed file."""
+"""Flags, YAML files and presets, compared with OpenRLHF's own script, which is run from its installed file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GROUPS = [*MODEL, "--rollout.n_samples_per_prompt", "8"]
 
 @pytest.fixture
 def yaml_file(tmp_path):
-    """Writes a YAML text and gives its path."""
+    """Writes a YAML text to a file and returns its path."""
 
     def write(text: str, name: str = "config.yaml") -> str:
         path = tmp_path / name
@@ -48,7 +48,7 @@ def parse(*words: str) -> SimpleNamespace:
 
 
 def flat(node: SimpleNamespace, prefix: str = "") -> dict[str, object]:
-    """Dotted name and value of everything in a nested namespace."""
+    """Each value of a nested namespace by dotted name."""
     values = {}
     for key, value in vars(node).items():
         if isinstance(value, SimpleNamespace):
@@ -62,7 +62,7 @@ def flat(node: SimpleNamespace, prefix: str = "") -> dict[str, object]:
 
 
 def openrlhf_itself(argv: list[str], monkeypatch) -> tuple[argparse.ArgumentParser, SimpleNamespace | None]:
-    """The text under `if __name__ == "__main__":` of OpenRLHF's script as it is; `train` notes its input."""
+    """Run the block `if __name__ == "__main__":` of OpenRLHF's script, with a `train` that notes its input."""
     package = Path(importlib.util.find_spec("openrlhf").origin).parent
     block = (package / "cli" / "train_ppo_ray.py").read_text(encoding="utf-8").split('if __name__ == "__main__":\n')[1]
     nested = ModuleType("openrlhf.utils.config")
@@ -800,7 +800,7 @@ FOLLOWS = {"config", "algorithm", "algo.advantage.estimator", "adapt.method", "c
 
 
 def flags_in(node, prefix=""):
-    """Dotted names of a YAML file's flags, with their values."""
+    """The flags of a YAML file by dotted name."""
     for key, value in node.items():
         if isinstance(value, dict):
             yield from flags_in(value, f"{prefix}{key}.")

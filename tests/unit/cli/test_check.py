@@ -1,4 +1,4 @@
-"""`bapo-openrlhf check`: every number it prints, worked by hand for a small run."""
+"""Each number that `bapo-openrlhf check` prints, computed by hand for a small run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datas
 
 @pytest.fixture
 def words(tmp_path) -> list[str]:
-    """A run of 83 prompts, 8 a rollout, G = 4, at most 6 groups a batch; two actor ranks and one critic rank."""
+    """A run on 83 prompts, 8 per rollout, G = 4, at most 6 groups per batch, two actor ranks, one critic rank."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

@@ -1,6 +1,6 @@
 """The objective of each `adapt.ratio`, through OpenRLHF's own training step, against the papers' formulas in numpy.
 
-pi is the policy being trained, prox today's before the update, alpha the one that generated the sample.
+pi is the policy that is being trained, prox is today's policy before the update, and alpha generated the sample.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ON_POLICY = np.arange(len(MASK)) % 4 == 0
 
 
 def arguments_of(ratio: str, *changed: str):
-    """A run's arguments, as the actor's worker gets them."""
+    """The arguments of a run, as the actor's worker gets them."""
     words = ["--algorithm", "bapo_grpo", "--adapt.ratio", ratio, "--adapt.max_importance_weight", str(CAP)]
     words += ["--actor.model_name_or_path", "model", "--reward.remote_url", "reward.py"]
     words += ["--data.prompt_dataset", "data.jsonl", "--rollout.n_samples_per_prompt", "4"]
@@ -45,7 +45,7 @@ def arguments_of(ratio: str, *changed: str):
 
 @pytest.fixture
 def policies() -> SimpleNamespace:
-    """Log-probs of each token under the three policies, and advantages; float64."""
+    """The log-probs of each token under the three policies, and advantages, as float64."""
     rng = np.random.Generator(np.random.PCG64(0))
     alpha = -rng.exponential(2.0, MASK.shape)
     prox = alpha + rng.normal(0.0, 0.8, MASK.shape)
@@ -112,7 +112,7 @@ def clipped(log_ratio: float, advantage: float) -> tuple[float, float]:
 
 
 def objective(policies: SimpleNamespace, log_ratios: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
-    """- mean over tokens of weight * min(u A, clip(u) A), and its gradient in log pi."""
+    """Minus the mean over tokens of weight * min(u A, clip(u) A), and its gradient in log pi."""
     total, gradient = 0.0, np.zeros(MASK.shape)
     for place in zip(*np.nonzero(MASK), strict=True):
         value, slope = clipped(log_ratios[place], policies.advantages[place])
@@ -127,7 +127,7 @@ def same(found: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]) -> N
 
 
 def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(trained, policies):
-    """arXiv 2505.24298: E[prox/alpha min(u A, clip(u) A)] with u = pi/prox; here prox/alpha is at most the cap."""
+    """E[prox/alpha min(u A, clip(u) A)] with u = pi/prox (arXiv 2505.24298); here prox/alpha is at most the cap."""
     weights = np.minimum(np.exp(policies.prox - policies.alpha), CAP)
     wanted = objective(policies, policies.pi - policies.prox, weights)
     used = MASK.astype(bool)
@@ -139,7 +139,7 @@ def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(tr
 
 
 def test_behaviour_clips_pi_over_alpha(trained, policies):
-    """Eq. 1 and 3; for what today's weights generated, alpha is prox."""
+    """Eq. 1 and 3. If today's weights generated the sample, alpha is prox."""
     old = np.where(ON_POLICY[:, None], policies.prox, policies.alpha)
     wanted = objective(policies, policies.pi - old, np.ones(MASK.shape))
     used = wanted[1][MASK.astype(bool)]
@@ -187,7 +187,7 @@ def test_masked_tokens_have_no_part(trained, policies):
 
 
 def test_decoupled_is_a_clip_around_the_centre(trained, policies):
-    """pi/alpha clipped around prox/alpha, with a window in proportion to it: the same objective, below the cap."""
+    """Below the cap, it is pi/alpha clipped around prox/alpha, in a window proportional to prox/alpha."""
     args = arguments_of("decoupled", "--adapt.max_importance_weight", "1e9")
     loss, gradient = trained(args, policies)
     ratio, centre = np.exp(policies.pi - policies.alpha), np.exp(policies.prox - policies.alpha)

@@ -1,4 +1,4 @@
-"""What a start leaves in the run's folder before anything loads, and what its end adds. No Ray, no models."""
+"""What a start writes to the run's folder before anything loads, and what the end adds. No Ray, no models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bapo_openrlhf.record.state_file import save_state
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """start(flag=value...): launches a run that trains nothing; the record as the training would find it."""
+    """start(flag=value...) launches a run that trains nothing, and returns the record that the training would find."""
     monkeypatch.setattr(launch.cpu, "active", lambda: False)
     found = []
 

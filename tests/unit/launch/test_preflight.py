@@ -19,7 +19,7 @@ REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.
 
 
 class Run:
-    """A small valid run in a folder; `parse` and `check` take what is changed about it."""
+    """A small valid run in a folder. `parse` and `check` take the flags that a test changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Run:
         return path
 
     def parse(self, algorithm: str | None = "ba_ppo", **changed: object) -> SimpleNamespace:
-        """Arguments of the run; `changed` has __ for the dots, None leaves a flag out, True gives it no value."""
+        """The arguments of the run. In `changed`, __ is a dot, None leaves a flag out, and True gives it no value."""
         flags = {
             "actor__model_name_or_path": self.model,
             "actor__num_gpus_per_node": 2,
@@ -63,7 +63,7 @@ class Run:
         return check_inputs(self.parse(**changed))
 
     def refusal(self, **changed: object) -> str:
-        """The message of the one ConfigError."""
+        """The message of the ConfigError, which is one line."""
         with pytest.raises(ConfigError) as error:
             self.check(**changed)
         assert "\n" not in str(error.value)
@@ -275,7 +275,7 @@ class Pictures:
         return path
 
     def flags(self, *rows: dict, **changed: object) -> dict:
-        """Of a run on one good row and then these."""
+        """The flags of a run on one good row and then these rows."""
         good = {"q": "<image>Find x.", "a": "1", "images": [str(self.good)]}
         path = self.run.folder / "pictures.jsonl"
         path.write_text("".join(json.dumps(good | row) + "\n" for row in [{}, *rows]), encoding="utf-8")
@@ -290,7 +290,7 @@ class Pictures:
         return self.run.check(**self.flags(*rows, **changed))
 
     def refusal(self, *rows: dict, **changed: object) -> str:
-        """What is said of the second row."""
+        """The message about the second row."""
         text = self.run.refusal(**self.flags(*rows, **changed))
         where, said = text.split(": ", 1)
         assert where == f"data.prompt_dataset {self.run.folder / 'pictures.jsonl'}, row 2"
@@ -345,7 +345,7 @@ class TestImages:
     )
     @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
     def test_no_packing_with_images(self, pictures, algorithm, flag, value):
-        """OpenRLHF itself refuses the first alone, and then switches packing on for the other two."""
+        """OpenRLHF itself refuses only the first flag. Later it switches packing on for the other two."""
         changed = {flag.replace(".", "__"): value, "algorithm": algorithm}
         with pytest.raises(ConfigError, match=rf"^data.max_images_per_prompt is 1, and {flag} packs samples; "):
             pictures.run.parse(**pictures.flags(**changed))
@@ -356,7 +356,7 @@ class TestImages:
 
     @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
     def test_rows_with_images_in_a_run_without(self, pictures, algorithm):
-        """OpenRLHF would say nothing: a model without vision is trained on the text alone."""
+        """OpenRLHF would train a model without vision on the text only, and say nothing."""
         text = pictures.run.refusal(**pictures.flags(algorithm=algorithm, data__max_images_per_prompt=None))
         assert text.endswith(", row 1: it has images: 1; data.max_images_per_prompt is 0, it must be at least 1")
 
@@ -396,7 +396,7 @@ class TestImages:
 
     @pytest.mark.parametrize(("image", "kind"), [({"bytes": None, "path": "1.png"}, "dict"), (7, "int")])
     def test_images_are_paths(self, pictures, image, kind):
-        """OpenRLHF leaves others out with a warning."""
+        """OpenRLHF leaves out images that do not open, with a warning."""
         said = pictures.refusal({"images": [image]})
         assert said == f"an image is of type {kind}; it must be the path of a file"
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, with the store's own files. No Ray, no models."""
+"""The checkpoint from which a run continues, with the store's own files. No Ray, no models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bapo_openrlhf.record.state_file import save_state
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch):
-    """Nothing here cuts the power."""
+    """No test cuts the power, so nothing waits for the disk."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 class Run:
-    """A run's checkpoints, and what its next start makes of them."""
+    """The checkpoints of a run, and its next start."""
 
     def __init__(self, path: Path, *, critic: bool = False) -> None:
         self.path, self.critic = path, critic
@@ -31,7 +31,7 @@ class Run:
         self.models = ("_actor", "_critic") if critic else ("_actor",)
 
     def write_models(self, tag: str) -> None:
-        """As OpenRLHF saves them: `latest` names the last one."""
+        """Write the models as OpenRLHF does; `latest` names the last checkpoint."""
         for part in self.models:
             folder = self.path / part / tag
             folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ class Run:
                 self.store.complete(tag, 0)
 
     def start(self, *, load: bool = True, adapted: bool = True) -> SimpleNamespace:
-        """The arguments after the choice, and its tag."""
+        """The arguments after the choice, with the chosen tag."""
         args = SimpleNamespace(
             ckpt=SimpleNamespace(path=str(self.path), load_enable=load),
             adapt=SimpleNamespace(enabled=adapted),
@@ -64,7 +64,7 @@ class Run:
             assert (self.path / part / "latest").read_text() == tag
 
     def tree(self) -> dict[str, bytes | None]:
-        """Every file with its content, every folder."""
+        """Every file with its content, and every folder."""
         return {
             str(entry.relative_to(self.path)): entry.read_bytes() if entry.is_file() else None
             for entry in self.path.rglob("*")
@@ -268,7 +268,7 @@ class TestOff:
 
 class TestNewRun:
     def test_is_not_mixed_with_an_older_one(self, run, capsys):
-        """A resume of the new run would go on from the older run's global_step10."""
+        """A resume of the new run would continue from global_step10 of the older run."""
         run.save("global_step9", "global_step10")
         before = run.tree()
         with pytest.raises(ConfigError) as error:

@@ -1,4 +1,4 @@
-"""What each request to vLLM asks for."""
+"""What this project asks of vLLM in each request."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from bapo_openrlhf.training.engines import RolloutEngine
 
 
 class Stream:
-    """In the place of vLLM: notes what is asked for."""
+    """A stand-in for vLLM that notes the parameters of each request."""
 
     def __init__(self):
         self.asked = []

@@ -1,4 +1,4 @@
-"""Importance ratios, KL targets and advantages of a batch of three sources, and the joints they hang on: no Ray."""
+"""Importance ratios, KL targets and advantages of a batch of three sources. Ray is not started."""
 
 from __future__ import annotations
 

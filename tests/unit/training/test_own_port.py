@@ -1,4 +1,4 @@
-"""The port of the workers' process group: chosen early, kept until torch listens on it."""
+"""The port of the workers' process group is chosen early and kept until torch listens on it."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Profiles: which steps, what of Ray's time line, and how the seconds add up."""
+"""Profiles: which steps they cover, which part of Ray's time line, and how the seconds add up."""
 
 import gzip
 import json
@@ -42,7 +42,7 @@ spans = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.intege
 
 @given(spans)
 def test_busy_seconds_count_each_second_once(found):
-    """By brute force over whole seconds."""
+    """The busy seconds by brute force over whole seconds."""
     busy = busy_seconds([call(name, first, first + length) for name, first, length in found])
     expected = {
         name: len(
@@ -80,7 +80,7 @@ def test_trace_of_a_process_has_what_it_did(tmp_path):
 
 
 class Refs:
-    """In the place of Ray: a call is its result."""
+    """A stand-in for Ray, where a call is its result."""
 
     def __init__(self):
         self.calls = []

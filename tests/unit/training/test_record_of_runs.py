@@ -12,6 +12,7 @@ cpu.install()
 from fake_stack import STATES, decode, digest, tokens_of  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.adapt.metric import ADAPTED, ALL  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
 from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
 from bapo_openrlhf.training.plain_trainer import RecordedPPOTrainer  # noqa: E402
@@ -111,9 +112,9 @@ WORKERS = {metric.name for metric in metrics.OPENRLHF if "/" not in metric.name}
 class TestCatalogue:
     """The metrics that a run writes and those that the catalogue says it writes."""
 
-    @pytest.mark.parametrize("algorithm", metrics.ALL)
+    @pytest.mark.parametrize("algorithm", ALL)
     def test_is_what_a_run_writes(self, world, algorithm):
-        kind = AdaptedPPOTrainer if algorithm in metrics.ADAPTED else RecordedPPOTrainer
+        kind = AdaptedPPOTrainer if algorithm in ADAPTED else RecordedPPOTrainer
         made = world(algorithm=algorithm, kind=kind, prompts=24, **{"train.num_episodes": 3})
         made.trainer.fit()
         found = {name for row in made.metrics() for name in row} - {"step"}

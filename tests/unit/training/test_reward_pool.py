@@ -1,4 +1,4 @@
-"""The reward pool against reward functions that do their worst, in real processes."""
+"""The reward pool with reward functions that hang, crash or cheat, in real processes."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ GOOD = "result = {'rewards': [0.5], 'extra_logs': {'pid': os.getpid()}}"
 
 
 def exists(pid):
-    """Whether a process runs; one that is dead and not yet reaped does not."""
+    """Whether a process runs. A dead process that nobody has waited for does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -47,7 +47,7 @@ def exists(pid):
 
 
 def workers_of(path):
-    """Pids of the processes that were started for a reward file."""
+    """The ids of the processes that were started for a reward file."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -76,7 +76,7 @@ def pid_of(pool):
 
 @pytest.fixture
 def make_pool(tmp_path):
-    """Builds a pool for a reward file of the given source; in the end it is closed and has left no process."""
+    """Builds a pool for a reward file with the given source. At the end the pool is closed and has left no process."""
     pools = []
 
     def build(source=OBEDIENT, *, processes=1, timeout=60.0, memory_gib=0.25, **options):
@@ -170,7 +170,7 @@ FAILURES = {
 
 @pytest.fixture(scope="module")
 def module_pool(tmp_path_factory):
-    """Builds a pool for the whole module, so that each test finds what the one before it left."""
+    """Builds a pool for the whole module, so that each test finds what the test before it left."""
     pools = []
 
     def build(source, timeout, memory_gib):
@@ -490,7 +490,7 @@ def test_one_thread_for_numerics_unless_told_otherwise(make_pool, monkeypatch, t
 
 
 def test_modules_are_found_as_in_the_parent(make_pool, tmp_path, monkeypatch):
-    """Those on sys.path are; a file of the working directory does not stand in for a module."""
+    """A file on sys.path can be imported, but a file of the working directory does not replace a module."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "grading_helpers.py").write_text("VALUE = 0.625\n")
     (tmp_path / "json.py").write_text("raise RuntimeError('not this one')\n")
@@ -659,7 +659,7 @@ def test_the_end_of_the_program_ends_the_workers(tmp_path):
 
 @pytest.mark.parametrize("work", ["re.match('(a+)+$', 'a' * 60 + 'b')", "time.sleep(1000)", None])
 def test_workers_of_a_killed_parent_go_too(tmp_path, work):
-    """Also one that is stuck in C code and could not notice anything itself."""
+    """A process that is stuck in C code dies too, although it could not notice anything itself."""
     path, note = tmp_path / "obedient.py", tmp_path / "at work"
     path.write_text(OBEDIENT)
     code = GOOD if work is None else f"{work}\n{GOOD}"

@@ -20,14 +20,14 @@ from bapo_openrlhf.training.workers import WholeBatchActorTrainer  # noqa: E402
 
 
 class Remote:
-    """A method of a Ray actor: runs at once and gives its result back as its reference."""
+    """A method of a Ray actor that runs at once and returns its result instead of a reference."""
 
     def __init__(self, method):
         self.remote = method
 
 
 class Wire:
-    """A process group: what rank 0 broadcasts is what the others receive."""
+    """A process group in which the other ranks receive what rank 0 broadcasts."""
 
     def __init__(self):
         self.sent = []
@@ -37,7 +37,7 @@ class Wire:
         self.sent.append(tensor.clone())
 
     def receiver(self):
-        """The group as a receiving rank has it; what it takes is what was sent last."""
+        """The group of a receiving rank, which gets the tensor that was sent last."""
 
         def broadcast(tensor, src, stream=None):
             assert (tensor.shape, tensor.dtype) == (self.sent[-1].shape, self.sent[-1].dtype)
@@ -47,7 +47,7 @@ class Wire:
 
 
 class Engine:
-    """An engine with one worker, whose model notes what it is given."""
+    """An engine with one worker, whose model notes the weights that it gets."""
 
     def __init__(self, wire, dtype=torch.float32):
         self.weights, self.messages, self.resets, self.waiting = {}, 0, 0, None
@@ -96,7 +96,7 @@ def no_ray(monkeypatch):
 
 
 def made_trainer(model, engines, group, *, rank=0, ipc=False, is_vlm=False, prefix_cache=False):
-    """OpenRLHF's actor trainer, as far as the sync goes."""
+    """The part of OpenRLHF's actor trainer that the sync needs."""
     trainer = object.__new__(WholeBatchActorTrainer)
     trainer.actor = SimpleNamespace(model=SimpleNamespace(module=model), is_vlm=is_vlm)
     vllm = SimpleNamespace(enable_prefix_caching=prefix_cache, sync_with_ray=False)

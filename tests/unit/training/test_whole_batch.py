@@ -1,4 +1,4 @@
-"""A batch of any size on any number of ranks: who trains on what, in which optimizer step, and what is logged of it.
+"""A batch of any size on any number of ranks: which rank trains on what, in which optimizer step, and what is logged.
 
 OpenRLHF's ranks are threads here; their collectives meet at a barrier.
 """
@@ -69,7 +69,7 @@ class Ranks:
         return SimpleNamespace(args=args, ds_device_mesh=mesh, all_reduce=all_reduce)
 
     def run(self, work) -> list:
-        """`work(rank)` of every rank."""
+        """The results of `work(rank)` of all ranks."""
 
         def start(number):
             self.rank.number = number
@@ -121,7 +121,7 @@ def planned(kind: type, shares: list[list], args: SimpleNamespace) -> list:
 
 
 def steps(buffer) -> list[list[list[int]]]:
-    """By optimizer step: the positions in the buffer that each micro-batch has."""
+    """The buffer positions of each micro-batch, by optimizer step."""
     result, step = [], []
     for micro_batch, last in zip(buffer.dynamic_indices, buffer.dynamic_optimizer_step, strict=True):
         step.append(micro_batch)
@@ -148,7 +148,7 @@ def batches(draw):
 
 
 def real(buffer, part: list[int], share: list) -> list:
-    """The samples of a micro-batch that are of the batch."""
+    """The samples of a micro-batch without fillers."""
     return [buffer.items[index] for index in part if any(buffer.items[index] is own for own in share)]
 
 
@@ -316,7 +316,7 @@ class TestMicroBatches:
 
     @pytest.mark.parametrize("count", [4, 12, 24])
     def test_order_and_random_numbers_are_those_of_openrlhfs_loader(self, count):
-        """Where every micro-batch is whole, a run is the same as with OpenRLHF's own loader."""
+        """If every micro-batch is whole, a run is the same as with OpenRLHF's own loader."""
         samples = [Experience(sequences=torch.tensor([n]), attention_mask=torch.tensor([1])) for n in range(count)]
         (buffer,), ranks = filled(WholeBatchReplayBuffer, [samples], 4, dynamic=False), Ranks(1)
         ranks.run(lambda _: buffer.set_up(ranks.strategy(arguments(8, 10, rollout=1, group_size=2))))
@@ -417,7 +417,7 @@ def two_ranks(monkeypatch):
 
 @pytest.fixture
 def openrlhfs(monkeypatch):
-    """openrlhfs(status): what OpenRLHF's training steps return; the coefficient that each saw is in the list."""
+    """openrlhfs(status) sets what OpenRLHF's training steps return; the list has the coefficient that each step saw."""
 
     def returning(status, seen):
         def step(self, *args):
@@ -548,7 +548,7 @@ class TestAuxiliaryLoss:
 
 
 class ModelWithBalanceLoss:
-    """An actor that says 0 for every token."""
+    """An actor whose log-prob is 0 for every token."""
 
     def __init__(self, model, balance, mask):
         self.model, self.balance, self.mask = model, balance, mask
@@ -566,7 +566,7 @@ class TestCriticNumbers:
     @given(total=st.integers(1, 60), ranks=st.integers(1, 4), size=st.integers(1, 5), accumulated=st.integers(1, 3),
            seed=st.integers(0, 99))  # fmt: skip
     def test_are_means_over_samples_and_steps(self, total, ranks, size, accumulated, seed):
-        """Against the means written out, from what OpenRLHF's own loss and plain mean make of them."""
+        """Compare OpenRLHF's plain mean of the weighted numbers with the means written out."""
         draw = torch.Generator().manual_seed(seed)
         window = ranks * size * accumulated
         plans = [whole_batch.micro_batch_plan(total, len(range(r, total, ranks)), ranks, size, window)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bapo_openrlhf.adapt.vocabulary import FAILED, SOURCES, STATES
 from bapo_openrlhf.workbench import pages
 from bapo_openrlhf.workbench.pages import charts, colours, curves, figure
 from bapo_openrlhf.workbench.pages.curves import Curve, Key
@@ -176,6 +177,11 @@ def test_every_colour_is_defined_for_both_themes():
     code = "".join(inspect.getsource(module) for module in (charts, colours, figure))
     named = set(re.findall(r"var\(--([a-z-]+)\)", code)) | {name[6:-1] for name in colours.PALETTE}
     assert named <= set(colours.LIGHT) and set(colours.DARK) < set(colours.LIGHT)
+
+
+def test_every_source_and_every_state_has_a_label():
+    assert tuple(colours.SOURCE_LABELS) == SOURCES
+    assert set(colours.STATE_LABELS) == {*STATES, FAILED, *colours.REASON_COLOURS}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import pytest
 
 from bapo_openrlhf.workbench.pages.figure import specification
 from bapo_openrlhf.workbench.report.accuracy import Unlocked, unlocked
-from bapo_openrlhf.workbench.report.data import cost
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study import claims, data, figures, page, tables
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
@@ -416,7 +415,7 @@ def test_intervals_and_times_are_of_finished_runs_and_share_axes():
         assert [row[0] for row in chart.table.rows] == ["GRPO", "BAPO-GRPO", "MoPPS (group)"][not baseline :]
     domains = [[layer["encoding"]["x"]["scale"]["domain"] for layer in layers(chart)] for chart in (*final, *chances)]
     assert domains[0] == domains[1] and domains[2][0] == [0, 1]
-    finished = [cost(found.run).seconds["generation"] for found in results.by_arm["plain-group"][:2]]
+    finished = [found.run.total("timing/generation") for found in results.by_arm["plain-group"][:2]]
     assert results.seconds.loc["plain-group", "generation"] == pytest.approx(np.mean(finished))
 
 
