@@ -17,7 +17,7 @@ def _no_flash_attention(*_args: Any, **_kwargs: Any) -> None:
 
 @contextmanager
 def flash_attention_stand_ins() -> Iterator[None]:
-    """Let `from flash_attn...` succeed inside the block and nowhere else.
+    """Let `from flash_attn...` succeed only inside the block.
 
     If the stand-ins stayed, transformers and other packages would believe that flash-attention is installed.
     """

@@ -58,7 +58,7 @@ def curve(values: Sequence[float], low: float, high: float, columns: int, height
     cells = [[0] * columns for _ in range(height)]
     for x, y in enumerate(points):
         before = points[x - 1] if x else y
-        # A steep piece starts next to the point where the column before ended.
+        # A steep piece starts next to the end of the column before.
         start, end = (min(before + 1, y), y) if y > before else (y, max(before - 1, y))
         for dot in range(start, end + 1):
             if braille:
