@@ -132,7 +132,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _name(model: Path) -> str:
-    """The name of the model's folder. For runs/NAME/model, where training writes, it is NAME."""
+    """The name of the model's folder. It is NAME for runs/NAME/model, the folder into which training writes."""
     return model.parent.name if model.name == "model" and model.parent.name else model.name
 
 
