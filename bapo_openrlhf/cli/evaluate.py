@@ -17,8 +17,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     args = parse(argv, prog)
 
     from bapo_openrlhf.cli.show import show
-    from bapo_openrlhf.workbench.evaluation.generate import Sampling
-    from bapo_openrlhf.workbench.evaluation.request import Request
+    from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
 
