@@ -25,7 +25,7 @@ def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
         runs: At least one, of different names.
         progress: Wraps the figures (and their number) while they are drawn.
     """
-    return render([run.name for run in runs], build(runs), title="report", made_by="report", progress=progress)
+    return render([run.name for run in runs], build(runs), command="report", progress=progress)
 
 
 def build(runs: Sequence[Run]) -> list[Section]:

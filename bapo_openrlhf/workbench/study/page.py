@@ -23,7 +23,7 @@ def make_study_page(results: Results, provenance: Mapping[str, Any], progress: P
         progress: Wraps the figures (and their number) while they are drawn.
     """
     sections = build(results, provenance)
-    return render([results.study.name], sections, title="study", made_by="study", progress=progress)
+    return render([results.study.name], sections, command="study", progress=progress)
 
 
 def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:

@@ -232,7 +232,7 @@ def test_the_example_of_the_kit_makes_a_page():
 
 
 def test_a_page_without_figures():
-    assert "A note." in render(["x"], [Section("a", "A", notes=["A note."])], title="t", made_by="report")
+    assert "A note." in render(["x"], [Section("a", "A", notes=["A note."])], command="report")
 
 
 def test_commands_that_only_print_import_neither_pandas_nor_altair():
