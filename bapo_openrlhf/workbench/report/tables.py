@@ -65,7 +65,7 @@ def sources(page: Comparison) -> Table:
     """Where the groups that were trained on came from."""
     counts = [{source: run.total(f"groups/{source}") for source in SOURCES} for run in page.runs]
     rows = [
-        [label, *(_share(found[source], sum(found.values())) for found in counts)]
+        [label, *(share(found[source], sum(found.values())) for found in counts)]
         for source, label in SOURCE_LABELS.items()
     ]
     title = "Groups trained on, over the whole run. In the paper 40 to 60 % of them are fresh (A.6)"
@@ -76,7 +76,7 @@ def outcomes(page: Comparison) -> Table:
     """What became of every generated group."""
     counts = [data.outcomes(run) for run in page.runs]
     rows: list[list[Any]] = [
-        [words, *(_share(found.get(state, 0), sum(found.values())) for found in counts)]
+        [words, *(share(found.get(state, 0), sum(found.values())) for found in counts)]
         for state, words in STATE_LABELS.items()
         if any(state in found for found in counts)
     ]
@@ -84,7 +84,8 @@ def outcomes(page: Comparison) -> Table:
     return _by_run(page, "what became of it", rows, "Every generated group ends in one of these states")
 
 
-def _share(count: float, of: float) -> str:
+def share(count: float, of: float) -> str:
+    """A count with its share of the whole."""
     return f"{count:,.0f} ({count / of:.1%})" if of else "–"
 
 
@@ -134,9 +135,9 @@ def _against_first(name: str, values: Sequence[float | None], *, shares_of: Sequ
     cells: list[Any] = [name]
     for index, value in enumerate(values):
         whole = shares_of[index] if shares_of else None
-        share = [f"{value / whole:.1%}"] if value is not None and whole else []
+        part = [f"{value / whole:.1%}"] if value is not None and whole else []
         ratio = [f"× {value / values[0]:.2f}"] if value is not None and index and values[0] else []
-        cells.append(number(value) + (f" ({', '.join([*share, *ratio])})" if share or ratio else ""))
+        cells.append(number(value) + (f" ({', '.join([*part, *ratio])})" if part or ratio else ""))
     return cells
 
 
@@ -175,9 +176,11 @@ def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
 
 
 def _value(config: Mapping[str, Any], name: str) -> str:
-    if name not in config:
-        return "(no such flag)"
-    value = config[name]
+    return in_words(config[name]) if name in config else "(no such flag)"
+
+
+def in_words(value: Any) -> str:
+    """The value of a flag."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -185,7 +188,7 @@ def provenance(page: Comparison) -> list[Table]:
     """Where the runs come from; no table if nothing says it."""
     names = ("algorithm", "seed", "started", "resumed", "finished", "commit", "command")
     rows = [
-        [name, *(_value({name: run.fact(name)}, name) for run in page.runs)]
+        [name, *(in_words(run.fact(name)) for run in page.runs)]
         for name in names
         if any(run.fact(name) is not None for run in page.runs)
     ]

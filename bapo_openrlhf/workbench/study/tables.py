@@ -13,7 +13,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import is_number, number
-from bapo_openrlhf.workbench.report.tables import different_flags
+from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, TOKENS_TRAINED, Results
 from bapo_openrlhf.workbench.study.statistics import Estimate
@@ -192,7 +192,7 @@ def sources(results: Results) -> Table:
     rows = []
     for arm in results.arms:
         counts = totals.loc[arm.name, [f"groups/{source}" for source in SOURCES]]
-        shares = [f"{count:,.0f} ({count / counts.sum():.1%})" if counts.sum() else "–" for count in counts]
+        shares = [share(count, counts.sum()) for count in counts]
         capacity = totals.loc[arm.name, "groups/capacity"]
         rows.append([results.labels[arm.name], *shares, f"{counts.sum() / capacity:.0%}" if capacity else "–"])
     head = ["arm", *(SOURCE_LABELS[source] for source in SOURCES), "capacity used"]
@@ -247,15 +247,9 @@ def arms(results: Results) -> Table:
     """The flags that make each arm."""
     rows = []
     for arm in results.study.arms:
-        words = " ".join(map(_flag, arm.flags.items())) or "–"
+        words = " ".join(f"--{name} {in_words(value)}" for name, value in arm.flags.items()) or "–"
         rows.append([results.labels[arm.name], arm.name, len(results.by_arm[arm.name]), words])
     return Table.of(["arm", "name", "runs", "flags"], rows, "Arms of the study")
-
-
-def _flag(item: tuple[str, Any]) -> str:
-    name, value = item
-    words = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return f"--{name} {words}"
 
 
 def flags(results: Results) -> Table | None:

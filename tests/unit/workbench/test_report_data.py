@@ -139,7 +139,7 @@ def test_a_prompt_is_in_the_bin_that_is_nearest(mean, size, expected):
 
 def test_bins_are_for_rewards_between_0_and_1():
     def fit(*means):
-        return accuracy.rewards_fit_bins(groups_frame([{"mean": mean} for mean in means]))
+        return not accuracy.why_no_bins(run_of(groups=[{"mean": mean} for mean in means]))
 
     assert fit(0, None, 1)
     assert not fit(-0.1)
@@ -346,7 +346,7 @@ def test_prompts_that_were_solved_after_a_failure_and_those_that_never_were():
     ]  # fmt: skip
     # d was solved before it failed; e was tried more often than c
     assert [(one.failed["prompt"], one.groups) for one in answers.never_solved(run)] == [("e", 3), ("c", 1)]
-    assert answers.never_solved(run)[0].label == "7"
+    assert answers.listings(run, "")[1].entries[0].texts[1] == ("Label", "label", "7")
     without_groups = answers.never_solved(run_of(answers=told))
     assert [(one.failed["prompt"], one.groups) for one in without_groups] == [("c", None), ("d", None), ("e", None)]
 
