@@ -47,12 +47,16 @@ REBOUND = {
     "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
 }
 
+MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
+
 # Functions that are called, or whose private attributes are used, although they are not a public interface.
 CALLED = {
     "openrlhf.cli.train_ppo_ray:__main__": "launch/openrlhf_cli.py runs its statements",
     "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",
     "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/patches_openrlhf.py calls it",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key": "the trainer calls it",
+    f"{MAKER}.make_experience": "training/experience.py calls it",
+    f"{MAKER}.split_rollout_samples": "training/dealing.py does its work",
     "openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors": "_actor_handlers is read",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group": "weight_sync.py uses _model_update_group",
     "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.init_process_group": "weight_sync.py uses _model_update_group",

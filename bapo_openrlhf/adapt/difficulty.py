@@ -83,7 +83,7 @@ FORECAST_METRICS = declare("""
     prompts/predicted | 0 to 1 | Predicted success | | Mean predicted success of this step's prompts.
     prompts/unseen_share | 0 to 1 | Unseen prompts | | Share of this step's prompts that had no group before.
     prompts/prediction_error | 0 to 1 | Prediction error | | Mean |predicted - observed| of this step's other \
-        prompts, where observed is the mean reward.
+        prompts, where observed is the share of right responses.
 """)
 
 

@@ -45,10 +45,8 @@ def vtrace(
         log_ratios: log pi - log alpha of each token, shape (rows, A). It must be 0 for tokens of today's weights.
             Otherwise the rounding difference between engine and actor would end every trace after some hundred tokens.
         mask: Whether a position is a token that the policy generated, shape (rows, A).
-        gamma: Discount.
-        lambd: lambda.
-        rho_max: Truncation of the ratio in delta.
-        c_max: Truncation of the ratio in the trace.
+        gamma, lambd: Discount and lambda of GAE.
+        rho_max, c_max: Truncations of the ratio, see above.
 
     Returns:
         A and v, both float64 of shape (rows, A).
@@ -64,9 +62,7 @@ def vtrace(
     )
     rho = np.exp(np.minimum(log_ratios, np.log(rho_max)))  # truncated first, because a large log-ratio would overflow
     c = lambd * np.minimum(rho, c_max)
-    next_values = np.zeros_like(values)
-    next_values[:, :-1] = values[:, 1:]
-    delta = rewards + gamma * next_values - values
+    delta = rewards + gamma * np.pad(values[:, 1:], ((0, 0), (0, 1))) - values
 
     advantages, targets = np.empty_like(values), np.empty_like(values)
     correction = np.zeros(len(values))  # v_{s+1} - V_{s+1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -45,9 +44,3 @@ def charts_bar(charts: Iterable, total: int) -> Iterable:
     from tqdm import tqdm
 
     return tqdm(charts, total=total, desc="charts", leave=False)
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["report", *sys.argv[1:]]))

@@ -153,9 +153,3 @@ def _write(study, planned: Sequence, out: Path) -> int:
     for path in paths:
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["study", *sys.argv[1:]]))

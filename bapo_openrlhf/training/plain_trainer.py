@@ -11,6 +11,7 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
+from bapo_openrlhf.record.run_record import EVALUATIONS
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward
 from bapo_openrlhf.training.recorder import StepRecorder, profile_of
@@ -100,7 +101,7 @@ class RecordedPPOTrainer(Base):
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
         """Evaluate as OpenRLHF does, and record the result."""
         numbers = super().evaluate(global_step, **generate_kwargs)
-        self.recorder.record.append_evaluation(global_step, numbers)
+        self.recorder.record.append_rows(EVALUATIONS, global_step, [numbers])
         return numbers
 
     @extends(Base)

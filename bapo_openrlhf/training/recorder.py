@@ -14,7 +14,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.record.answers import PromptStates, shortened
-from bapo_openrlhf.record.run_record import RunRecord, read_answers, read_metrics
+from bapo_openrlhf.record.run_record import ANSWERS, GROUPS, RunRecord, read_answers, read_metrics
 from bapo_openrlhf.training.generated import GeneratedGroup
 from bapo_openrlhf.training.profiling import Profile
 
@@ -59,10 +59,10 @@ class StepRecorder:
             trained: Number of tokens that the step trained on.
         """
         self.step = step
-        self.record.append_groups(step, [group.row(states.get(group.uid, FAILED)) for group in groups])
+        self.record.append_rows(GROUPS, step, [group.row(states.get(group.uid, FAILED)) for group in groups])
         if self._answer_chars:
             answers = answers_of(groups, self._prompt_states, self._tokenizer, self._answer_chars)
-            self.record.append_answers(step, answers)
+            self.record.append_rows(ANSWERS, step, answers)
         rollouts, generated = sum(len(group.samples) for group in groups), sum(group.tokens for group in groups)
         self.rollouts += rollouts
         self.tokens["generated"] += generated

@@ -28,6 +28,7 @@ from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.methods import Method
+from bapo_openrlhf.record.run_record import EVALUATIONS
 from bapo_openrlhf.training.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.data_files import read_traces
@@ -161,7 +162,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         self.phase = "evaluating"
         with self.rollout_weights.of_today(self.step, next_rollout=self.step):
             numbers = super().evaluate(global_step, **generate_kwargs)
-            self.recorder.record.append_evaluation(global_step, numbers)
+            self.recorder.record.append_rows(EVALUATIONS, global_step, [numbers])
             return numbers
 
     def _begin_step(self) -> list[Prompt]:

@@ -12,7 +12,7 @@ from bapo_openrlhf.record.run_record import read_evaluations, read_metrics, read
 pytestmark = pytest.mark.stack
 
 
-COMMAND = [sys.executable, "-m", "bapo_openrlhf.cli.study", "--config", "pair.yaml", "--smoke"]
+COMMAND = [sys.executable, "-m", "bapo_openrlhf.cli", "study", "--config", "pair.yaml", "--smoke"]
 RUNS = {"plain-group-s7": "grpo", "bapo-critic-s7": "ba_ppo"}
 
 

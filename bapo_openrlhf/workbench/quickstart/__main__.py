@@ -44,7 +44,7 @@ def main() -> int:
 
     console.print("[bold]2/3[/] reinforcement learning on OpenRLHF: Ray, DeepSpeed, vLLM")
     # Training runs in a process of its own because it changes its environment and imports large libraries.
-    command = [sys.executable, "-m", "bapo_openrlhf.cli.train", "--config", "configs/quickstart.yaml", *flags]
+    command = [sys.executable, "-m", "bapo_openrlhf.cli", "train", "--config", "configs/quickstart.yaml", *flags]
     status = subprocess.run(command, check=False).returncode
     if status != 0:
         return status

@@ -156,6 +156,10 @@ class TestReview:
         found = reviewed(Batch(fresh=[mixed]), [-1000.0, np.log(0.75)], max_tv_fresh=0.26)
         assert found.kept == [0, 1] and found.rollout_tv == pytest.approx(0.25)
 
+    def test_the_distance_of_a_broken_group_does_not_count(self, make_group):
+        fresh = [make_group(1, size=2, step=9, policy_step=6) for _ in range(2)]
+        assert reviewed(Batch(fresh=fresh), [-1000.0, 0.0, math.nan, -1000.0]).rollout_tv == 0.5
+
     def test_of_an_empty_batch(self):
         batch = Batch()
         assert reviewed(batch, []) == Review(batch, [], 0, 0.0)
