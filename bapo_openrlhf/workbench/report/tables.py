@@ -8,7 +8,7 @@ from typing import Any
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import is_number, mean, number
+from bapo_openrlhf.workbench.pages.text import is_number, number
 from bapo_openrlhf.workbench.report import data
 from bapo_openrlhf.workbench.report.accuracy import Paired, paired, why_no_bins
 from bapo_openrlhf.workbench.report.figures import Comparison
@@ -23,8 +23,8 @@ def overview(page: Comparison) -> Table:
         "algorithm": lambda run: run.fact("algorithm"),
         "seed": lambda run: run.fact("seed"),
         "trainer steps": _progress,
-        "reward, first steps": lambda run: _ends(run)[0],
-        "reward, last steps": lambda run: _ends(run)[1],
+        "reward, first steps": lambda run: data.end_means(run.curve(REWARD))[0],
+        "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
         "responses generated": lambda run: data.cost(run)["responses generated"],
         "hours of all steps": _hours,
@@ -35,13 +35,6 @@ def overview(page: Comparison) -> Table:
 def _progress(run: Run) -> str:
     of = run.about.get("total_steps")
     return f"{len(run.rows):,}" + (f" of {of:,}" if of and of != len(run.rows) else "")
-
-
-def _ends(run: Run) -> tuple[float | None, float | None]:
-    """Mean reward of the first and of the last steps: 8 of them, at most a third of all."""
-    reward = run.curve(REWARD).to_list()
-    window = max(1, min(8, len(reward) // 3))
-    return mean(reward[:window]), mean(reward[-window:])
 
 
 def _capacity_used(run: Run) -> str | None:

@@ -18,6 +18,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
 from bapo_openrlhf.workbench.pages.text import is_number
+from bapo_openrlhf.workbench.report.data import end_means
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 from bapo_openrlhf.workbench.study.steps import FIRST, StudyRun, steps_table
@@ -153,7 +154,7 @@ class Results:
             "tokens_trained": trained,
             "update_tokens": self.times_epochs(trained),
             "seconds": by_run[ALL_SECONDS].sum(min_count=1),
-            "reward_end": by_run[REWARD].agg(_end_mean),
+            "reward_end": by_run[REWARD].agg(lambda rewards: end_means(rewards)[1]),
             "solved": (hard["best"] > 0).groupby(RUN).mean(),
         }, index=trained.index)  # fmt: skip
 
@@ -250,11 +251,6 @@ class Results:
         groups = pandas.concat(frames) if frames else pandas.DataFrame(columns=[*RUN, "prompt", "mean"])
         by_prompt = groups.dropna(subset="mean").groupby([*RUN, "prompt"])["mean"]
         return by_prompt.agg(first="first", best="max", worst="min", latest="last").astype(float)
-
-
-def _end_mean(values: pandas.Series) -> float:
-    """The mean over the last steps: 8 of them, but at most a third of all."""
-    return values.tail(max(1, min(8, len(values) // 3))).mean()
 
 
 def band(curves: Sequence[pandas.Series]) -> pandas.DataFrame:

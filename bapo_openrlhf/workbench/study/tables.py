@@ -200,8 +200,8 @@ def sources(results: Results) -> Table:
     return Table.of(head, rows, title)
 
 
-def unlocked(results: Results) -> Table | None:
-    """How many of the prompts that were not solved at first were solved later."""
+def unlocked(results: Results) -> list[Table]:
+    """How many of the prompts that were not solved at first were solved later; no table without such prompts."""
     rows: list[list[Any]] = []
     for arm in results.arms:
         prompts = results.of_arm(results.prompts, arm)
@@ -219,14 +219,14 @@ def unlocked(results: Results) -> Table | None:
         "passes unlocked 31 % with BAPO and 19 % with GRPO. An arm that tries such prompts more often also "
         "solves more of them by chance"
     )
-    return Table.of(head, rows, title) if rows else None
+    return [Table.of(head, rows, title)] if rows else []
 
 
 # ── theory ──
 
 
-def theory(results: Results) -> Table | None:
-    """The bound of Theorem 3.2 and the distances, over whole runs."""
+def theory(results: Results) -> list[Table]:
+    """The bound of Theorem 3.2 and the distances, over whole runs; no table without a bound."""
     bounds = results.steps.dropna(subset="theory/bound").groupby("arm")["theory/bound"]
     metrics = [metric.format(source) for metric in ("theory/bound_{}", "tv/{}") for source in SOURCES]
     means, above = results.means.groupby("arm")[metrics].mean(), bounds.agg(lambda values: (values > 0).mean())
@@ -237,7 +237,7 @@ def theory(results: Results) -> Table | None:
     ]
     head = ["arm", "bound", "steps with a bound above 0", *(f"term of {SOURCE_LABELS[source]}" for source in SOURCES)]
     head += [f"TV, {SOURCE_LABELS[source]}" for source in SOURCES]
-    return Table.of(head, rows, "Means over steps and seeds") if rows else None
+    return [Table.of(head, rows, "Means over steps and seeds")] if rows else []
 
 
 # ── what was run ──
@@ -252,22 +252,22 @@ def arms(results: Results) -> Table:
     return Table.of(["arm", "name", "runs", "flags"], rows, "Arms of the study")
 
 
-def flags(results: Results) -> Table | None:
-    """Flags that differ between the first runs of the arms, including those of the machine."""
+def flags(results: Results) -> list[Table]:
+    """Flags that differ between the first runs of the arms, including those of the machine; none for one arm."""
     first = [replace(results.by_arm[arm.name][0].run, name=results.labels[arm.name]) for arm in results.arms]
     known = [run for run in first if run.config]
-    return different_flags(known) if len(known) > 1 else None
+    return [different_flags(known)] if len(known) > 1 else []
 
 
-def provenance(about: Mapping[str, Any]) -> Table | None:
-    """What made the study."""
+def provenance(about: Mapping[str, Any]) -> list[Table]:
+    """What made the study; no table if nothing says it."""
     rows: list[list[Any]] = []
     for name, value in about.items():
         if isinstance(value, Mapping):
             rows += [[f"{name}: {part}", _text(content)] for part, content in value.items()]
         else:
             rows.append([name, _text(value)])
-    return Table.of(["", "value"], rows) if rows else None
+    return [Table.of(["", "value"], rows)] if rows else []
 
 
 def _text(value: Any) -> str:
