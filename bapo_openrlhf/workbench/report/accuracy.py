@@ -61,16 +61,13 @@ def passes(groups: pd.DataFrame) -> pd.DataFrame:
     prompts = groups.loc[fresh, "prompt"].nunique()
     ends = groups.index[groups["step"].ne(groups["step"].shift(-1))]  # the last group of each step
     seen = fresh.cumsum()[ends]
-    points, ended = [], 0
-    for end, count in seen.items():
-        if prompts and count // prompts > ended:
-            ended = count // prompts
-            points.append((str(ended), end))
-        elif end == ends[-1]:
-            points.append((f"{count / prompts:.1f}" if prompts else "end", end))
-    chosen = [points[place] for place in evenly(len(points), MAX_PASSES)]
+    whole = seen // max(prompts, 1)  # whole passes
+    points = {end: str(count) for end, count in whole[whole.diff().fillna(whole) > 0].items()}
+    points.setdefault(ends[-1], f"{seen.iloc[-1] / prompts:.1f}" if prompts else "end")
     counted = {"first": known.drop_duplicates("prompt")}
-    counted |= {name: known.loc[:end].drop_duplicates("prompt", keep="last") for name, end in chosen}
+    for place in evenly(len(points), MAX_PASSES):
+        end, name = [*points.items()][place]
+        counted[name] = known.loc[:end].drop_duplicates("prompt", keep="last")
     counts = {name: found["bin"].value_counts() for name, found in counted.items()}
     return pd.DataFrame(counts).T.reindex(columns=range(group_size(groups) + 1)).fillna(0).astype(int)
 

@@ -16,7 +16,7 @@ from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, in_words, s
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import number
-from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, thirds, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, why_no_bins
 from bapo_openrlhf.workbench.report.data import all_phases
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
@@ -244,11 +244,6 @@ def _curves(page: Comparison, run: Run, metrics: dict[str, Key]) -> list[Curve]:
 
 
 # ── accuracy ──
-
-
-def accuracy(page: Comparison) -> list[Figure]:
-    """Prompts by accuracy over the passes, then where they went until each third of the steps."""
-    return [*accuracy_bins(page), *migrations(page, thirds(page.last_step))]
 
 
 def accuracy_bins(page: Comparison) -> list[Figure]:

@@ -62,11 +62,6 @@ class Kind:
     spent: str
     why: str
 
-    @property
-    def x(self) -> str:
-        """The title of the x axis."""
-        return "responses generated" if self.spent else STEP
-
 
 def accuracy_kind(results: Results, spent: str = "") -> Kind:
     """Held-out accuracy, the mean over the benchmarks."""
@@ -149,9 +144,10 @@ def _small_multiple(
         )
         for arm in shown
     ]
-    chart = charts.lines(curves, x=kind.x, y=kind.y, x_domain=domain, y_domain=y_domain)
+    x = "responses generated" if kind.spent else STEP
+    chart = charts.lines(curves, x=x, y=kind.y, x_domain=domain, y_domain=y_domain)
     words = in_words(curves, "" if kind.spent else "step")
-    return figure.with_curves(curves, chart, kind.x, domain, summary=words, table=_quartiles(curves, kind.x))
+    return figure.with_curves(curves, chart, x, domain, summary=words, table=_quartiles(curves, x))
 
 
 def _quartiles(curves: Sequence[Curve], x: str) -> Table:

@@ -104,7 +104,8 @@ def _targets(results: Results) -> Section:
         "the target only once, by chance, counts too."
     )
     notes = [] if results.study.targets else ["The study names no accuracy to reach."]
-    return Section("targets", "Until an accuracy was reached", intro, tables=tables.targets(results), notes=notes)
+    found = [tables.until(results, target) for target in results.study.targets]
+    return Section("targets", "Until an accuracy was reached", intro, tables=found, notes=notes)
 
 
 def _cost(results: Results) -> Section:

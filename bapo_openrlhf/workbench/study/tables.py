@@ -137,12 +137,8 @@ def _benchmark(key: str) -> str:
 # ── until an accuracy was reached ──
 
 
-def targets(results: Results) -> list[Table]:
-    """What each arm had spent when it first reached an accuracy: one table per target."""
-    return [_target(results, target) for target in results.study.targets]
-
-
-def _target(results: Results, target: float) -> Table:
+def until(results: Results, target: float) -> Table:
+    """What each arm had spent when it first reached an accuracy."""
     rollouts, tokens = results.until(target, ROLLOUTS), results.times_epochs(results.until(target, TOKENS_TRAINED))
     rows: list[list[Any]] = []
     for path in results.paths:
