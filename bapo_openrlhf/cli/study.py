@@ -125,9 +125,8 @@ def _write(study, planned: Sequence, out: Path) -> int:
     from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.workbench.report.runs import read_run
     from bapo_openrlhf.workbench.study.claims import table_of
-    from bapo_openrlhf.workbench.study.data import Results
+    from bapo_openrlhf.workbench.study.data import Results, StudyRun, write_table
     from bapo_openrlhf.workbench.study.page import make_study_page
-    from bapo_openrlhf.workbench.study.steps import StudyRun, write_table
     from bapo_openrlhf.workbench.study.summary import summary
 
     begun = [run for run in planned if record.read_metrics(run.folder)]

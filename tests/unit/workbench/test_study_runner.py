@@ -11,10 +11,10 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import EVALUATIONS, RunRecord, write_summary
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study import runner
+from bapo_openrlhf.workbench.study.data import StudyRun, steps_table, write_table
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 from bapo_openrlhf.workbench.study.progress import Watching, on_terminal
 from bapo_openrlhf.workbench.study.runner import Running, only_one, plan, require_same, run_all
-from bapo_openrlhf.workbench.study.steps import StudyRun, steps_table, write_table
 
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
 STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})
