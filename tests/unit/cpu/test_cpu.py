@@ -286,24 +286,24 @@ def _add_a_name(module):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package `fake_stack` with modules `good` (base = 1) and `bad` (no base), both to be patched."""
-    (tmp_path / "fake_stack").mkdir()
-    (tmp_path / "fake_stack" / "__init__.py").write_text("")
-    (tmp_path / "fake_stack" / "good.py").write_text("base = 1\n\ndef function():\n    return base\n")
-    (tmp_path / "fake_stack" / "bad.py").write_text("nothing = 1\n")
+    """A package `patched_package` with modules `good` (base = 1) and `bad` (no base), both to be patched."""
+    (tmp_path / "patched_package").mkdir()
+    (tmp_path / "patched_package" / "__init__.py").write_text("")
+    (tmp_path / "patched_package" / "good.py").write_text("base = 1\n\ndef function():\n    return base\n")
+    (tmp_path / "patched_package" / "bad.py").write_text("nothing = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(cpu.SWITCH, "1")
     for name in ("good", "bad"):
-        monkeypatch.setitem(patching.PATCHES, f"fake_stack.{name}", _add_a_name)
+        monkeypatch.setitem(patching.PATCHES, f"patched_package.{name}", _add_a_name)
     yield
-    for name in [name for name in sys.modules if name.startswith("fake_stack")]:
+    for name in [name for name in sys.modules if name.startswith("patched_package")]:
         del sys.modules[name]
 
 
 def test_a_module_is_patched_when_it_is_imported(package):
     cpu.install()
-    assert "fake_stack.good" not in sys.modules
-    good = importlib.import_module("fake_stack.good")
+    assert "patched_package.good" not in sys.modules
+    good = importlib.import_module("patched_package.good")
     assert good.added == 2
     assert "return base" in inspect.getsource(good.function)  # the loader still works in every other way
 
@@ -315,23 +315,25 @@ def test_a_block_is_active_while_a_module_is_executed(package, monkeypatch):
     def block():
         active.append(True)
         yield
-        active.append("fake_stack.good" in sys.modules and hasattr(sys.modules["fake_stack.good"], "function"))
+        active.append(
+            "patched_package.good" in sys.modules and hasattr(sys.modules["patched_package.good"], "function")
+        )
 
-    monkeypatch.setattr(patching, "AROUND", {"fake_stack.good": block})
+    monkeypatch.setattr(patching, "AROUND", {"patched_package.good": block})
     patching.install()
-    assert importlib.import_module("fake_stack.good").added == 2
+    assert importlib.import_module("patched_package.good").added == 2
     assert active == [True, True]
 
 
 def test_a_module_that_is_already_imported_is_patched_at_once(package):
-    good = importlib.import_module("fake_stack.good")
+    good = importlib.import_module("patched_package.good")
     assert not hasattr(good, "added")
     cpu.install()
     assert good.added == 2
 
 
 def test_installing_twice_patches_once(package):
-    good = importlib.import_module("fake_stack.good")
+    good = importlib.import_module("patched_package.good")
     cpu.install()
     good.base = 10
     cpu.install()
@@ -341,7 +343,7 @@ def test_installing_twice_patches_once(package):
 
 def test_a_ray_worker_is_patched_and_exits_fast(package):
     cpu.set_up_ray_worker()
-    assert importlib.import_module("fake_stack.good").added == 2
+    assert importlib.import_module("patched_package.good").added == 2
     assert cpu.atexit.registered == [cpu._leave]
 
 
@@ -360,16 +362,16 @@ def test_a_ray_worker_leaves_after_its_own_exit_handlers_and_loses_no_output():
 
 def test_an_import_fails_when_its_patch_does(package):
     cpu.install()
-    with pytest.raises(RuntimeError, match=r"fake_stack\.bad has no 'base' to replace"):
-        importlib.import_module("fake_stack.bad")
-    assert "fake_stack.bad" not in sys.modules
+    with pytest.raises(RuntimeError, match=r"patched_package\.bad has no 'base' to replace"):
+        importlib.import_module("patched_package.bad")
+    assert "patched_package.bad" not in sys.modules
 
 
 def test_a_module_that_is_not_installed_stays_so(package, monkeypatch):
-    monkeypatch.setitem(patching.PATCHES, "fake_stack.absent", _add_a_name)
+    monkeypatch.setitem(patching.PATCHES, "patched_package.absent", _add_a_name)
     cpu.install()
-    with pytest.raises(ModuleNotFoundError, match=r"fake_stack\.absent"):
-        importlib.import_module("fake_stack.absent")
+    with pytest.raises(ModuleNotFoundError, match=r"patched_package\.absent"):
+        importlib.import_module("patched_package.absent")
 
 
 @pytest.mark.parametrize(("switch", "expected"), [("1", True), ("auto", False), (None, False)])
