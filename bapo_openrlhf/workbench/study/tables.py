@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
@@ -64,27 +65,25 @@ def tests(results: Results) -> list[Table]:
     for path in results.paths:
         baseline, *others = results.of_path(path)
         theirs = finals[baseline.name]
-        pairs = {arm.name: theirs.index.intersection(finals[arm.name].index).sort_values() for arm in others}
-        compared = [arm.name for arm in others if len(pairs[arm.name])]
-        if not compared:
-            continue
-        changes = {name: finals[name].loc[pairs[name]] - theirs.loc[pairs[name]] for name in compared}
+        changes = {arm.name: (finals[arm.name] - theirs).dropna() for arm in others}
         # Differences are rounded, so that equal accuracies are equal.
-        by_seed = {name: change.mean(axis=1).round(9) for name, change in changes.items()}
-        p_values = [statistics.sign_flip_p(by_seed[name]) or 1.0 for name in compared]
+        by_seed = {name: change.mean(axis=1).round(9) for name, change in changes.items() if len(change)}
+        if not by_seed:
+            continue
+        p_values = [statistics.sign_flip_p(change) or 1.0 for change in by_seed.values()]
         rows = []
-        for name, p, adjusted in zip(compared, p_values, statistics.holm(p_values), strict=True):
-            sides = [side.loc[pairs[name]].to_numpy().mean() for side in (finals[name], theirs)]
-            moved = [int(part.sum()) for part in (by_seed[name] > 0, by_seed[name] == 0, by_seed[name] < 0)]
+        for (name, change), p, adjusted in zip(by_seed.items(), p_values, statistics.holm(p_values), strict=True):
+            sides = [side.loc[change.index].to_numpy().mean() for side in (finals[name], theirs)]
+            moved = [str((np.sign(change) == sign).sum()) for sign in (1, 0, -1)]
             rows.append([
-                results.labels[name], len(by_seed[name]), *(f"{mean:.1f}" for mean in sides),
-                _with_interval(statistics.mean_interval(by_seed[name]), signed), " / ".join(map(str, moved)),
+                results.labels[name], len(change), *(f"{mean:.1f}" for mean in sides),
+                _with_interval(statistics.mean_interval(change), signed), " / ".join(moved),
                 f"{p:.3f}", f"{adjusted:.3f}", *map(signed, changes[name].mean()),
             ])  # fmt: skip
         base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
         head = ["arm", "pairs", "its accuracy, %", f"{base}, %", "difference, points", "better / equal / worse"]
         head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
-        found.append(Table.of(head, rows, _title_of_tests(path, base, most, len(compared))))
+        found.append(Table.of(head, rows, _title_of_tests(path, base, most, len(by_seed))))
     return found
 
 
