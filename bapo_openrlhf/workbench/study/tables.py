@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ def overview(results: Results) -> Table:
     for arm in results.arms:
         of_arm, scores = results.of_arm(finished, arm), 100 * results.scores(arm)
         row: list[Any] = [results.labels[arm.name], arm.path, f"{len(of_arm)} of {len(results.study.seeds)}"]
-        row.append(percent(statistics.mean_interval(scores.mean(axis=1))))
+        row.append(_with_interval(statistics.mean_interval(scores.mean(axis=1))))
         row += [f"{mean:.1f}" for mean in scores.mean(axis=0)] if len(scores) else ["–"] * scores.shape[1]
         row += of_arm[["reward_end", "rollouts", "tokens_trained", "update_tokens", "seconds"]].mean().to_list()
         rows.append(row)
@@ -43,12 +43,8 @@ def overview(results: Results) -> Table:
     return Table.of(head, rows, title)
 
 
-def percent(found: Estimate | None) -> str:
-    """An estimate in percent with its interval, such as 28.1 [26.0, 30.2]."""
-    return _with_interval(found, lambda value: f"{value:.1f}")
-
-
-def _with_interval(found: Estimate | None, words: Any) -> str:
+def _with_interval(found: Estimate | None, words: Callable[[float], str] = "{:.1f}".format) -> str:
+    """An estimate with its interval, such as 28.1 [26.0, 30.2]."""
     if found is None:
         return "–"
     interval = "" if found.low is None or found.high is None else f" [{words(found.low)}, {words(found.high)}]"
@@ -206,7 +202,7 @@ def unlocked(results: Results) -> list[Table]:
         if hard.empty:
             continue
         solved = 100 * (hard[["best", "latest"]] > 0).groupby("seed").mean()
-        shares = [percent(statistics.mean_interval(solved[part])) for part in solved]
+        shares = [_with_interval(statistics.mean_interval(solved[part])) for part in solved]
         rows.append([results.labels[arm.name], len(solved), hard.groupby("seed").size().mean(), *shares])
     head = ["arm", "seeds", "prompts not solved at first", "solved by a later group, %", "by the latest group, %"]
     title = (
