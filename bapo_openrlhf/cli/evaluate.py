@@ -17,8 +17,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     args = parse(argv, prog)
 
     from bapo_openrlhf.cli.show import show
-    from bapo_openrlhf.workbench.evaluation.generate import Sampling
-    from bapo_openrlhf.workbench.evaluation.request import Request
+    from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
 
@@ -132,7 +131,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _name(model: Path) -> str:
-    """The name of the model's folder. For runs/NAME/model, where training writes, it is NAME."""
+    """The name of the model's folder. It is NAME for runs/NAME/model, the folder into which training writes."""
     return model.parent.name if model.name == "model" and model.parent.name else model.name
 
 

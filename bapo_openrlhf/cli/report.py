@@ -18,12 +18,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
-    parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; others are compared with the first"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder"
-    )
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; others are compared with the first")
+    add("--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder")
     args = parser.parse_args(list(argv))
     output = args.output or args.runs[0] / "report.html"
     if output.is_dir():

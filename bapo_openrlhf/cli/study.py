@@ -56,16 +56,13 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="YAML", help="the study's file: configs/studies/*.yaml"
-    )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")
-    parser.add_argument("--parallel", type=int, metavar="N", help="number of runs at a time; default: the file's")
-    parser.add_argument("--max-hours", type=float, metavar="H", help="start no further run after H hours")
-    parser.add_argument("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
-    parser.add_argument(
-        "--only-report", action="store_true", help="run nothing; write table and page of the runs so far"
-    )
+    add = parser.add_argument
+    add("--config", type=Path, required=True, metavar="YAML", help="the study's file: configs/studies/*.yaml")
+    add("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")
+    add("--parallel", type=int, metavar="N", help="number of runs at a time; default: the file's")
+    add("--max-hours", type=float, metavar="H", help="start no further run after H hours")
+    add("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
+    add("--only-report", action="store_true", help="run nothing; write table and page of the runs so far")
     given = parser.parse_args(list(argv))
     for name, least in (("parallel", 1), ("max_hours", 0)):
         value = getattr(given, name)

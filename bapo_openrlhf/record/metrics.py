@@ -143,8 +143,7 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
                 steps old the weights were that generated the fresh groups.
         """),
         *replaying("""
-            staleness/replayed_steps_mean | trainer steps | Age of the replayed groups | | Mean age of the \
-                groups in X3.
+            staleness/replayed_steps_mean | trainer steps | Age of the replayed groups | | Mean age of the groups in X3.
             staleness/replayed_steps_max | trainer steps | Age of the oldest replayed group | | Age of the \
                 oldest group in X3.
             staleness/replayed_syncs_mean | syncs | Syncs since the replayed groups | | Mean number of syncs \

@@ -24,6 +24,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,8 @@ def provenance(secret: str | None = None) -> dict[str, Any]:
     """
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     words = sys.orig_argv
     if secret:
         words = [HIDDEN.join(word.rsplit(secret, 1)) if word.endswith(secret) else word for word in words]

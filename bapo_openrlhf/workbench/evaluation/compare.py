@@ -163,7 +163,7 @@ def _values(rows: Sequence[Mapping[str, Any]], k: int) -> tuple[np.ndarray, np.n
     """avg and pass@k in percent and the number of solved responses of each problem, each of shape (P,)."""
     scores = np.array([row["scores"] for row in rows], dtype=float)
     right = estimators.solved(scores).sum(axis=1)
-    return 100 * estimators.average(scores), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
+    return 100 * scores.mean(axis=1), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
 
 
 # ── table and files ──

@@ -1,6 +1,8 @@
 """The estimators of the tables: avg@k, pass@k, maj@k, and bootstrap intervals over problems. Only numpy is needed.
 
-Each of P problems was asked n times. Each response has a score. A response is *solved* if its score is at least 1.
+Each of P problems was asked n times. Each response has a score, which may be any number. A response is *solved* if its
+score is at least 1. avg@n is the mean score of a problem ("accuracy is averaged over 32 runs", Table 1). The value of a
+benchmark is the mean over its problems.
 """
 
 from __future__ import annotations
@@ -16,18 +18,6 @@ LEVEL = 0.95
 _ROWS = 500  # Resamples that are made at a time, so that they need only some MB.
 
 Estimate = dict[str, float]  # The keys are value, low and high.
-
-
-def average(scores: np.ndarray) -> np.ndarray:
-    """avg@n of each problem: the mean score of its n responses ("accuracy is averaged over 32 runs", Table 1).
-
-    Args:
-        scores: Any numbers, not only 0 and 1, shape (P, n).
-
-    Returns:
-        Means of shape (P,). Their mean is the benchmark's value.
-    """
-    return np.asarray(scores, dtype=float).mean(axis=1)
 
 
 def solved(scores: np.ndarray) -> np.ndarray:

@@ -14,42 +14,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.training.engine_core import ENGINE
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt, open_images
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How responses are drawn. settings.json holds all of it, and a resumed evaluation must have the same values.
-
-    Attributes:
-        runs: Number of responses to each problem.
-        temperature, top_p, top_k: As in vLLM. A top_k of -1 allows all tokens.
-        max_new_tokens: Tokens of the longest response. A longer one is cut there and counted as truncated.
-        seed: Seed of the evaluation.
-    """
-
-    runs: int
-    temperature: float
-    top_p: float
-    top_k: int
-    max_new_tokens: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Engine:
-    """Resources of vLLM. They do not change what is asked.
-
-    Attributes:
-        max_model_len: Most tokens of prompt and response together.
-        tensor_parallel_size: Number of GPUs that share the model.
-        gpu_memory_utilization: Share of each GPU's memory.
-        max_num_seqs: Number of responses that are generated at the same time. None means vLLM's default.
-    """
-
-    max_model_len: int
-    tensor_parallel_size: int
-    gpu_memory_utilization: float
-    max_num_seqs: int | None = None
+from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 
 
 @dataclass(frozen=True)
@@ -79,7 +44,7 @@ def problem_seed(seed: int, benchmark: str, problem: str) -> int:
 
 
 def generate(
-    model: str, prompts: Mapping[tuple[str, str], EncodedPrompt], sampling: Sampling, engine: Engine
+    request: Request, prompts: Mapping[tuple[str, str], EncodedPrompt], max_model_len: int
 ) -> Iterator[tuple[tuple[str, str], list[SampledResponse]]]:
     """Ask each prompt `sampling.runs` times. Yields a prompt's key and responses as soon as it has all of them.
 
@@ -88,6 +53,7 @@ def generate(
 
     Args:
         prompts: The prompts by (benchmark, problem id).
+        max_model_len: Most tokens of prompt and response together.
 
     Raises:
         RunError: The model cannot be loaded, or the engine failed.
@@ -97,14 +63,14 @@ def generate(
     os.environ[ENGINE] = str(os.getpid())  # Then vLLM's engine process ends whenever this process ends.
     llm = None
     try:
-        llm = _load(model, prompts, sampling, engine)
+        llm = _load(request, prompts, max_model_len)
         tokenizer = llm.get_tokenizer()
-        for key, output in _outputs(llm.llm_engine, prompts, sampling):
+        for key, output in _outputs(llm.llm_engine, prompts, request.sampling):
             yield key, [_response(tokenizer, output.prompt_token_ids, part) for part in output.outputs]
     except Exception as error:
         traceback.print_exc()
         what = " ".join(str(error).split())
-        raise RunError(f"vLLM failed with {model}: {type(error).__name__}: {what}") from error
+        raise RunError(f"vLLM failed with {request.model}: {type(error).__name__}: {what}") from error
     finally:
         # vLLM excludes everything that it has loaded from garbage collection. Without these lines the model's memory
         # is not freed, and its libraries report leaks when the process ends.
@@ -113,21 +79,21 @@ def generate(
         gc.collect()
 
 
-def _load(model: str, prompts: Mapping[tuple[str, str], EncodedPrompt], sampling: Sampling, engine: Engine) -> Any:
+def _load(request: Request, prompts: Mapping[tuple[str, str], EncodedPrompt], max_model_len: int) -> Any:
     import vllm
 
     options: dict[str, Any] = {
-        "model": model,
+        "model": request.model,
         "dtype": "bfloat16",  # As OpenRLHF's rollout engines.
-        "seed": sampling.seed,
-        "max_model_len": engine.max_model_len,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "seed": request.sampling.seed,
+        "max_model_len": max_model_len,
+        "tensor_parallel_size": request.tensor_parallel_size,
+        "gpu_memory_utilization": request.gpu_memory_utilization,
         "enforce_eager": cpu.active(),
         "disable_log_stats": True,
     }
-    if engine.max_num_seqs is not None:
-        options["max_num_seqs"] = engine.max_num_seqs
+    if request.max_num_seqs is not None:
+        options["max_num_seqs"] = request.max_num_seqs
     if images := max(len(prompt.images) for prompt in prompts.values()):
         options["limit_mm_per_prompt"] = {"image": images}
     return vllm.LLM(**options)

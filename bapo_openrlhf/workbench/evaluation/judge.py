@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ class Judge:
         self._pool = RewardPool(path, processes=limits.processes, timeout=limits.timeout, memory_gib=limits.memory_gib)
         try:
             self._pool([prompt], [prompt], [label])
-            self._answer = _load_answer(path)
+            self._answer = runpy.run_path(str(path), run_name="_reward_of_an_evaluation").get("answer")
         except Exception as error:
             self.close()
             raise ConfigError(f"reward file gives no reward for an empty response: {error}") from error
@@ -62,10 +61,3 @@ class Judge:
     def close(self) -> None:
         """End the processes."""
         self._pool.close()
-
-
-def _load_answer(path: Path) -> Callable[[str], str | None] | None:
-    spec = importlib.util.spec_from_file_location("_reward_of_an_evaluation", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, "answer", None)

@@ -7,9 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.workbench.evaluation.generate import Sampling
 
 MAX_RUNS = 1000  # `estimators.majority_at_k` counts majority votes in floats.
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn. settings.json holds all of it, and a resumed evaluation must have the same values.
+
+    Attributes:
+        runs: Number of responses to each problem.
+        temperature, top_p, top_k: As in vLLM. A top_k of -1 allows all tokens.
+        max_new_tokens: Tokens of the longest response. A longer one is cut there and counted as truncated.
+        seed: Seed of the evaluation.
+    """
+
+    runs: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -30,7 +48,9 @@ class Request:
         skip_long: Whether to leave out problems that are too long for the model, instead of refusing them.
         max_model_len: Most tokens of prompt and response together. None means the model's own limit; vLLM then gets
             only as many as the prompts need.
-        tensor_parallel_size, gpu_memory_utilization, max_num_seqs: As in `Engine`.
+        tensor_parallel_size: Number of GPUs that share the model.
+        gpu_memory_utilization: Share of each GPU's memory.
+        max_num_seqs: Number of responses that are generated at the same time. None means vLLM's default.
     """
 
     model: str

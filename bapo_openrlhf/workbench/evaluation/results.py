@@ -92,7 +92,7 @@ def estimate(
     scores = np.array([row["scores"] for row in rows], dtype=float)  # (P, runs)
     right = estimators.solved(scores)
     runs = scores.shape[1]
-    by_name = {f"avg@{runs}": 100 * estimators.average(scores)}
+    by_name = {f"avg@{runs}": 100 * scores.mean(axis=1)}
     by_name |= {f"pass@{k}": 100 * estimators.pass_at_k(right.sum(axis=1), runs, k) for k in ks}
     if all(row["answers"] is not None for row in rows):
         for k in (k for k in ks if k > 1):  # A single vote is pass@1.

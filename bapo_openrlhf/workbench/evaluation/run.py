@@ -17,7 +17,7 @@ from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.evaluation import generate as vllm
 from bapo_openrlhf.workbench.evaluation import problems, results, store
-from bapo_openrlhf.workbench.evaluation.generate import Engine, SampledResponse
+from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
 from bapo_openrlhf.workbench.evaluation.judge import Judge
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt, Prompter
@@ -26,13 +26,14 @@ from bapo_openrlhf.workbench.evaluation.request import Request, check
 BACKLOG = 64  # If more problems wait for the judge, generation waits too.
 
 Key = tuple[str, str]  # benchmark and problem id
+Generate = Callable[..., Iterator[tuple[Key, list[SampledResponse]]]]
 
 
 def evaluate(
     request: Request,
     *,
     prompter: Callable[..., Prompter] = Prompter,
-    generate: Callable[..., Iterator[tuple[Key, list[SampledResponse]]]] = vllm.generate,
+    generate: Generate = vllm.generate,
 ) -> dict[str, Any]:
     """Ask the problems that are not finished yet, and write the results.
 
@@ -62,12 +63,7 @@ def evaluate(
         too_long = _too_long(request, benchmarks, prompts, request.max_model_len or make.longest)
         prompts = {key: prompt for key, prompt in prompts.items() if key not in set(too_long)}
         if prompts:
-            with _Work(request, benchmarks, left, prompts) as work:  # It loads and tries the judges first.
-                store.write_settings(request.out, settings)
-                for benchmark in benchmarks:
-                    if store.cut_torn_line(request.out, benchmark.name):
-                        print(f"{benchmark.name}.jsonl: cut off the last line, which a crash left incomplete")
-                work.run(generate)
+            _ask(request, benchmarks, settings, left, prompts, generate)
     store.write_settings(request.out, settings)
     return results.write(request, benchmarks, settings, too_long)
 
@@ -114,83 +110,71 @@ def _too_long(
     return keys
 
 
-class _Work:
-    """Asks, judges and stores the unfinished problems. It is a context because it holds the judges' processes."""
+def _ask(
+    request: Request,
+    benchmarks: Sequence[Benchmark],
+    settings: Mapping[str, Any],
+    problems: Mapping[Key, BenchmarkProblem],
+    prompts: Mapping[Key, EncodedPrompt],
+    generate: Generate,
+) -> None:
+    """Ask, judge and store problems. If generation fails, the responses so far are still judged and stored."""
+    limits, files = VerifierConfig(), {benchmark.name: benchmark.reward for benchmark in benchmarks}
+    judges: dict[Path, Judge] = {}
+    judging: deque[tuple[Key, list[SampledResponse], list[Future]]] = deque()
+    with ExitStack() as stack:
+        for key, prompt in prompts.items():  # The judges are tried before the model is loaded.
+            path = files[key[0]]
+            if path not in judges:
+                judges[path] = Judge(path, limits, prompt.text, problems[key].label)
+                stack.callback(judges[path].close)
+        threads = ThreadPoolExecutor(limits.processes * len(judges), "judge")
+        stack.callback(threads.shutdown, cancel_futures=True)
+        store.write_settings(request.out, settings)
+        for name in files:
+            if store.cut_torn_line(request.out, name):
+                print(f"{name}.jsonl: cut off the last line, which a crash left incomplete")
+        bar = tqdm(total=len(prompts), desc=request.name, unit="problem", smoothing=0.05, disable=None)
+        stack.enter_context(bar)
 
-    def __init__(
-        self,
-        request: Request,
-        benchmarks: Sequence[Benchmark],
-        left: Mapping[Key, BenchmarkProblem],
-        prompts: Mapping[Key, EncodedPrompt],
-    ) -> None:
-        self.request, self.problems, self.prompts = request, left, prompts
-        self.files = {benchmark.name: benchmark.reward for benchmark in benchmarks}
-        self.judges: dict[Path, Judge] = {}
-        self.judging: deque[tuple[Key, list[SampledResponse], list[Future]]] = deque()
-        self.stack = ExitStack()
+        def store_oldest() -> None:
+            key, responses, futures = judging.popleft()
+            judged = [future.result() for future in futures]
+            row = _row(problems[key], prompts[key], responses, judged, judges[files[key[0]]])
+            store.append_row(request.out, key[0], row)
+            bar.update()
+            bar.set_postfix_str(f"{key[0]} {100 * sum(row['scores']) / len(responses):.0f} %")
 
-    def __enter__(self) -> _Work:
-        limits = VerifierConfig()
-        with ExitStack() as stack:
-            for key, prompt in self.prompts.items():
-                path = self.files[key[0]]
-                if path not in self.judges:
-                    judge = self.judges[path] = Judge(path, limits, prompt.text, self.problems[key].label)
-                    stack.callback(judge.close)
-            self.threads = ThreadPoolExecutor(limits.processes * len(self.judges), "judge")
-            stack.callback(self.threads.shutdown, cancel_futures=True)
-            self.stack = stack.pop_all()
-        return self
+        needed = max(prompt.length for prompt in prompts.values()) + request.sampling.max_new_tokens
+        try:
+            for key, responses in generate(request, prompts, request.max_model_len or needed):
+                score, text, label = judges[files[key[0]]].score, prompts[key].text, problems[key].label
+                scores = [threads.submit(score, response.query, text, label) for response in responses]
+                judging.append((key, responses, scores))
+                while judging and (len(judging) > BACKLOG or all(score.done() for score in judging[0][2])):
+                    store_oldest()
+        finally:
+            while judging:
+                store_oldest()
 
-    def __exit__(self, *exception: Any) -> None:
-        self.stack.close()
 
-    def run(self, generate: Callable[..., Iterator[tuple[Key, list[SampledResponse]]]]) -> None:
-        """Do all the work. If generation fails, the responses so far are still judged and stored."""
-        request = self.request
-        needed = max(prompt.length for prompt in self.prompts.values()) + request.sampling.max_new_tokens
-        engine = Engine(
-            max_model_len=request.max_model_len or needed,
-            tensor_parallel_size=request.tensor_parallel_size,
-            gpu_memory_utilization=request.gpu_memory_utilization,
-            max_num_seqs=request.max_num_seqs,
-        )
-        with tqdm(total=len(self.prompts), desc=request.name, unit="problem", smoothing=0.05, disable=None) as bar:
-            try:
-                for key, responses in generate(request.model, self.prompts, request.sampling, engine):
-                    self._judge(key, responses)
-                    while self._oldest_is_judged() or len(self.judging) > BACKLOG:
-                        self._write(bar)
-            finally:
-                while self.judging:
-                    self._write(bar)
-
-    def _judge(self, key: Key, responses: list[SampledResponse]) -> None:
-        judge, prompt, label = self.judges[self.files[key[0]]], self.prompts[key].text, self.problems[key].label
-        scores = [self.threads.submit(judge.score, response.query, prompt, label) for response in responses]
-        self.judging.append((key, responses, scores))
-
-    def _oldest_is_judged(self) -> bool:
-        return bool(self.judging) and all(score.done() for score in self.judging[0][2])
-
-    def _write(self, bar: tqdm) -> None:
-        """Store the problem that has waited longest."""
-        key, responses, futures = self.judging.popleft()
-        problem, judge = self.problems[key], self.judges[self.files[key[0]]]
-        judged = [future.result() for future in futures]
-        row = {
-            "id": problem.id,
-            "input": problem.input,
-            "prompt": self.prompts[key].text,
-            "label": problem.label,
-            "responses": [response.text for response in responses],
-            "scores": [score for score, _ in judged],
-            "failures": [failure for _, failure in judged],
-            "answers": [judge.answer(response.text) for response in responses] if judge.answers else None,
-            "tokens": [response.tokens for response in responses],
-            "truncated": [response.truncated for response in responses],
-        }
-        store.append_row(self.request.out, key[0], row)
-        bar.update()
-        bar.set_postfix_str(f"{key[0]} {100 * sum(row['scores']) / len(responses):.0f} %")
+def _row(
+    problem: BenchmarkProblem,
+    prompt: EncodedPrompt,
+    responses: Sequence[SampledResponse],
+    judged: Sequence[tuple[float, str | None]],
+    judge: Judge,
+) -> dict[str, Any]:
+    """The row of a finished problem, as `store.read_rows` describes it."""
+    return {
+        "id": problem.id,
+        "input": problem.input,
+        "prompt": prompt.text,
+        "label": problem.label,
+        "responses": [response.text for response in responses],
+        "scores": [score for score, _ in judged],
+        "failures": [failure for _, failure in judged],
+        "answers": [judge.answer(response.text) for response in responses] if judge.answers else None,
+        "tokens": [response.tokens for response in responses],
+        "truncated": [response.truncated for response in responses],
+    }

@@ -93,8 +93,20 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     if not path.is_file():
         return
     old = read_settings(folder)
-    if any((folder / f"{name}.jsonl").is_file() for name in old["benchmarks"]):
-        _check_same(path, old, settings)
+    if not any((folder / f"{name}.jsonl").is_file() for name in old["benchmarks"]):
+        return
+    missing = [name for name in old["benchmarks"] if name not in settings["benchmarks"]]
+    if missing:
+        raise ConfigError(f"{path} has the benchmark {missing[0]}; name it too, or choose another folder (--out)")
+    was, is_now = _compared(old), _compared(settings)
+    if old["limit"] is not None and (settings["limit"] is None or settings["limit"] >= old["limit"]):
+        del was["limit"]
+    for name, value in was.items():
+        if is_now.get(name) != value:
+            raise ConfigError(
+                f"{name} is {is_now.get(name)}, and {path} has {value}; results of the two cannot be mixed; choose "
+                "another folder (--out)"
+            )
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -121,31 +133,18 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _check_same(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    missing = [name for name in old["benchmarks"] if name not in new["benchmarks"]]
-    if missing:
-        raise ConfigError(f"{path} has the benchmark {missing[0]}; name it too, or choose another folder (--out)")
-    if old["limit"] is None or (new["limit"] is not None and new["limit"] < old["limit"]):
-        _refuse_unless(old["limit"] == new["limit"], path, "limit", old["limit"], new["limit"])
-    was, is_now = dict(_compared(old)), dict(_compared(new))
-    for name, value in was.items():
-        _refuse_unless(is_now.get(name) == value, path, name, value, is_now.get(name))
-
-
-def _refuse_unless(same: bool, path: Path, name: str, old: Any, new: Any) -> None:
-    if not same:
-        raise ConfigError(f"{name} is {new}, and {path} has {old}; results of the two cannot be mixed; choose another "
-                          "folder (--out)")  # fmt: skip
-
-
-def _compared(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and values of everything that must be the same."""
-    yield "model's fingerprint", settings["model"]["fingerprint"]
-    yield "chat_template", settings["chat_template"]
-    yield from settings["sampling"].items()
+def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Names and values of everything that must be the same. Only the limit may grow."""
+    compared = {
+        "limit": settings["limit"],
+        "model's fingerprint": settings["model"]["fingerprint"],
+        "chat_template": settings["chat_template"],
+        **settings["sampling"],
+    }
     for name, benchmark in settings["benchmarks"].items():
-        yield f"digest of {name}'s problems", benchmark["sha256"]
-        yield f"digest of {name}'s reward file", benchmark["reward_sha256"]
+        compared[f"digest of {name}'s problems"] = benchmark["sha256"]
+        compared[f"digest of {name}'s reward file"] = benchmark["reward_sha256"]
+    return compared
 
 
 # ── one line for each problem ──

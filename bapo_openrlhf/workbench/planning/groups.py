@@ -36,11 +36,6 @@ class Groups:
         """Groups of the batch: X1, X2 and X3."""
         return self.x1 + self.x2 + self.x3
 
-    def mixed(self, other: Groups, share: float) -> Groups:
-        """The average of many steps of which the part `share` is like `other`."""
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Groups(*((1 - share) * mine + share * theirs for mine, theirs in pairs))
-
 
 def kept_share(workload: Workload, constants: Constants) -> float:
     """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1]."""
@@ -95,8 +90,9 @@ def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constant
 def average_groups(algorithm: Algorithm, workload: Workload, constants: Constants) -> Groups:
     """The groups of an average step. Every m-th step re-evaluates."""
     every = workload.reevaluate_every if algorithm.adapted else 0
+    share = 1 / every if every else 0.0
     plain, again = (groups_of_step(algorithm, workload, constants, reevaluates=whether) for whether in (False, True))
-    return plain.mixed(again, 1 / every if every else 0.0)
+    return Groups(*((1 - share) * a + share * b for a, b in zip(astuple(plain), astuple(again), strict=True)))
 
 
 @dataclass(frozen=True)

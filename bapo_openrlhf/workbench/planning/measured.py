@@ -6,10 +6,12 @@ import math
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds
 from bapo_openrlhf.errors import ConfigError
@@ -58,7 +60,11 @@ def shares_of(groups: Rows, workload: Workload) -> dict[str, float]:
     }
     if signal:
         found["gaussian_share"] = statistics.fmean(math.exp(-(((m - centre) / width) ** 2) / 2) for m in signal)
-    tried = [row["mean"] for row in groups if row["source"] == "reevaluated"] or list(_second_tries(fresh, workload))
+    tried = [row["mean"] for row in groups if row["source"] == "reevaluated"]
+    if not tried:  # Prompts that came again after they had been hard show what a re-evaluation would find.
+        frame = pd.DataFrame(fresh)
+        was_hard = (frame["mean"] <= workload.c1).groupby(frame["prompt"]).shift(fill_value=False)
+        tried = frame.loc[was_hard, "mean"].tolist()
     if tried:
         found["leaving_share"] = sum(mean > workload.c1 for mean in tried) / len(tried)
         found["improved_share"] = sum(workload.c1 < mean < 1 for mean in tried) / len(tried)
@@ -75,25 +81,13 @@ def _replayable(fresh: Rows, workload: Workload) -> float:
         thresholds = AdaptiveThresholds(workload.c2, workload.c3, direction=workload.direction)
         thresholds.update(Fraction(statistics.fmean(means)))
         limits[step] = (thresholds.c2, thresholds.c3)
-    inside = total = 0
-    for today in by_step:
-        for step in range(today - workload.replay_steps, today):
-            means = by_step.get(step, [])
-            total += len(means)
-            inside += sum(all(low <= mean <= high for low, high in (limits[step], limits[today])) for mean in means)
-    return inside / total if total else 0.0
-
-
-def _second_tries(fresh: Rows, workload: Workload) -> Iterable[float]:
-    """Mean rewards of prompts that came again after they had been hard.
-
-    A run without re-evaluation shows in this way what a re-evaluation would find.
-    """
-    last: dict[str, float] = {}
-    for row in fresh:
-        if row["prompt"] in last and last[row["prompt"]] <= workload.c1:
-            yield row["mean"]
-        last[row["prompt"]] = row["mean"]
+    inside = [
+        all(low <= mean <= high for low, high in (limits[step], limits[today]))
+        for today in by_step
+        for step in range(today - workload.replay_steps, today)
+        for mean in by_step.get(step, [])
+    ]
+    return sum(inside) / len(inside) if inside else 0.0
 
 
 def lengths_of(metrics: Rows, config: Mapping[str, Any]) -> dict[str, float]:

@@ -12,7 +12,6 @@ from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import GIB
-from bapo_openrlhf.workbench.planning.memory import REASONS
 from bapo_openrlhf.workbench.planning.plan import Plan, as_json
 from bapo_openrlhf.workbench.planning.times import PHASES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
@@ -74,7 +73,7 @@ def _groups(plan: Plan) -> str:
     for e in first:
         g = e.groups
         counts = [g.fresh, g.again, g.x1, g.x2, g.x3, g.trained, e.responses, e.trained_tokens, e.rollouts]
-        rows.append((e.algorithm, *map(number, counts), f"{e.rollouts / first[0].rollouts:.2f}"))
+        rows.append((e.method, *map(number, counts), f"{e.rollouts / first[0].rollouts:.2f}"))
     return Table.of(head, rows).markdown() + f'\n"rollouts" are the responses of all {plan.steps} steps.\n'
 
 
@@ -86,21 +85,21 @@ def _seconds(plan: Plan, model: str) -> str:
     rows = []
     for gpus in _gpus(plan):
         found = [plan.entry(model, gpus, name) for name in NAMES]
-        cells = [number(e.step_seconds) if e.step_seconds is not None else e.memory.word for e in found]
+        cells = [number(e.step_seconds) if e.step_seconds is not None else e.fits for e in found]
         rows.append((model, str(gpus), str(found[0].tensor_parallel or "-"), *cells))
     return Table.of(("model", "GPUs", "GPUs per engine", *NAMES), rows).markdown()
 
 
 def _words(plan: Plan) -> str:
-    words = dict.fromkeys(e.memory.word for e in plan.entries if e.memory.word != "fits")
-    return "".join(f"- {word}: {REASONS[word]}\n" for word in words)
+    words = dict.fromkeys((e.fits, e.why) for e in plan.entries if e.fits != "fits")
+    return "".join(f"- {word}: {why}\n" for word, why in words)
 
 
 def _phases(plan: Plan) -> str:
     rows = []
     for shape in plan.shapes:
         for name in NAMES:
-            fitting = [e for e in plan.entries if (e.model, e.algorithm) == (shape.name, name) and e.seconds]
+            fitting = [e for e in plan.entries if (e.model, e.method) == (shape.name, name) and e.seconds]
             e = min(fitting, key=lambda entry: entry.gpus, default=None)
             if e is None or e.seconds is None:
                 rows.append((shape.name, name, "-", *("-" for _ in PHASES), "does not fit"))
@@ -113,8 +112,9 @@ def _phases(plan: Plan) -> str:
 def _memory(plan: Plan, model: str) -> str:
     rows = []
     for gpus in _gpus(plan):
-        found = [plan.entry(model, gpus, name).memory for name in NAMES]
-        rows.append((model, str(gpus), *(f"{gib(m.generation)} / {gib(max(m.experience, m.training))}" for m in found)))
+        found = [plan.entry(model, gpus, name).gpu_bytes for name in NAMES]
+        cells = [f"{gib(size['generation'])} / {gib(max(size['experience'], size['training']))}" for size in found]
+        rows.append((model, str(gpus), *cells))
     return Table.of(("model", "GPUs", *NAMES), rows).markdown()
 
 
@@ -123,7 +123,7 @@ def _traffic(plan: Plan) -> str:
     for shape in plan.shapes:
         for name in ("GRPO", "BAPO-GRPO"):
             e = plan.entry(shape.name, gpus, name)
-            sizes = (e.sync_bytes, e.sync_bytes * e.syncs / plan.steps, e.sync_bytes * e.syncs, e.delayed_bytes)
+            sizes = (e.sync_bytes, e.sync_bytes_step, e.sync_bytes_total, e.delayed_bytes_engine)
             rows.append((shape.name, name, str(e.syncs), *map(gib, sizes)))
     adapted = plan.entry(plan.shapes[0].name, gpus, "BAPO-GRPO")
     head = ("model", "method", "syncs", "GiB per sync", "GiB per step", "GiB in all", "GiB delayed, host of an engine")
@@ -140,7 +140,7 @@ def figure(plan: Plan) -> alt.ConcatChart:
     All panels have the same scale. A line has a gap if the model does not fit.
     """
     data = pd.DataFrame(
-        [(e.model, e.gpus, e.algorithm, e.step_seconds) for e in plan.entries],
+        [(e.model, e.gpus, e.method, e.step_seconds) for e in plan.entries],
         columns=["model", "gpus", "algorithm", "seconds"],
     )
     panels = [_panel(data[data["model"] == shape.name], plan.gpu, data["seconds"]) for shape in plan.shapes]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.groups import Groups, average_groups, happenings, replayable_groups, rollouts
-from bapo_openrlhf.workbench.planning.memory import Memory
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.times import GPUCosts, average_seconds, lengths
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
@@ -17,43 +16,48 @@ from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Wor
 
 @dataclass(frozen=True)
 class Entry:
-    """Predictions for one model on so many GPUs with one algorithm.
+    """Predictions for one model on so many GPUs with one algorithm, in the form of plan.json.
 
     Attributes:
+        method: Name of the algorithm.
+        fits, why: The key of `memory.REASONS` that says whether the run fits, and its value.
+        step_seconds: Seconds of all phases of an average step. None means that the run does not fit.
+        seconds: Seconds of an average step by phase, or None.
         groups: Groups of an average step.
         responses, generated_tokens, trained_tokens: Counts of an average step. Tokens are tokens of responses.
         rollouts: Responses of the whole run.
         tensor_parallel: Number of GPUs of an engine. None means that no engine is large enough.
-        seconds: Seconds of an average step by phase. None means that the run does not fit.
+        gpu_bytes: Bytes on the fullest GPU by name (`memory.Memory`).
         sync_bytes: Bytes that the GPUs of all engines together receive in one sync.
         syncs: Syncs of the whole run, including those for re-evaluations between two regular syncs.
+        sync_bytes_step, sync_bytes_total: Bytes of the syncs of an average step, and of the whole run.
         replay_bytes, replay_bytes_most: Bytes of the replay buffer: expected, and full of the longest samples.
         hard_bytes: Bytes of a full hard buffer.
-        delayed_bytes: Bytes on the host of each engine for the delayed weights.
+        delayed_bytes_engine: Bytes on the host of each engine for the delayed weights.
     """
 
     model: str
     gpus: int
-    algorithm: str
-    memory: Memory
+    method: str
+    fits: str
+    why: str
+    step_seconds: float | None
+    seconds: dict[str, float] | None
     groups: Groups
     responses: float
     generated_tokens: float
     trained_tokens: float
     rollouts: float
     tensor_parallel: int | None
-    seconds: dict[str, float] | None
+    gpu_bytes: dict[str, float]
     sync_bytes: float
     syncs: int
+    sync_bytes_step: float
+    sync_bytes_total: float
     replay_bytes: float
     replay_bytes_most: float
     hard_bytes: float
-    delayed_bytes: float
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Seconds of all phases. None means that the run does not fit."""
-        return sum(self.seconds.values()) if self.seconds is not None else None
+    delayed_bytes_engine: float
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,9 @@ class Plan:
     gpu: str
     command: str
 
-    def entry(self, model: str, gpus: int, algorithm: str) -> Entry:
+    def entry(self, model: str, gpus: int, method: str) -> Entry:
         """The one entry of this model, number of GPUs and algorithm."""
-        return next(e for e in self.entries if (e.model, e.gpus, e.algorithm) == (model, gpus, algorithm))
+        return next(e for e in self.entries if (e.model, e.gpus, e.method) == (model, gpus, method))
 
 
 def plan_entry(shape: ModelShape, gpus: int, algorithm: Algorithm, workload: Workload, constants: Constants,
@@ -92,24 +96,34 @@ def plan_entry(shape: ModelShape, gpus: int, algorithm: Algorithm, workload: Wor
         seconds = average_seconds(algorithm, workload, constants, costs)
     responses = workload.group_size * groups.generated
     stored = replayable_groups(workload, constants)
+    sync_bytes = float(shape.weight_bytes) * workload.gpus_of("engines", algorithm, gpus)
+    syncs = happenings(workload.schedule(algorithm), steps).sent
     return Entry(
         model=shape.name,
         gpus=gpus,
-        algorithm=algorithm.name,
-        memory=found,
+        method=algorithm.name,
+        fits=found.word,
+        why=memory.REASONS[found.word],
+        step_seconds=sum(seconds.values()) if seconds is not None else None,
+        seconds=seconds,
         groups=groups,
         responses=responses,
         generated_tokens=responses * length.response,
         trained_tokens=workload.group_size * groups.trained * length.response,
         rollouts=rollouts(algorithm, workload, constants, steps),
         tensor_parallel=size,
-        seconds=seconds,
-        sync_bytes=float(shape.weight_bytes) * workload.gpus_of("engines", algorithm, gpus),
-        syncs=happenings(workload.schedule(algorithm), steps).sent,
+        gpu_bytes={
+            name: getattr(found, name)
+            for name in ("generation", "experience", "training", "state", "activations", "engine", "most")
+        },
+        sync_bytes=sync_bytes,
+        syncs=syncs,
+        sync_bytes_step=sync_bytes * syncs / steps,
+        sync_bytes_total=sync_bytes * syncs,
         replay_bytes=memory.replay_bytes(workload, constants, groups=stored) if algorithm.adapted else 0.0,
         replay_bytes_most=memory.replay_bytes(workload, constants) if algorithm.adapted else 0.0,
         hard_bytes=memory.hard_bytes(workload, constants) if algorithm.adapted else 0.0,
-        delayed_bytes=memory.delayed_weight_bytes(shape, workload, algorithm),
+        delayed_bytes_engine=memory.delayed_weight_bytes(shape, workload, algorithm),
     )
 
 
@@ -137,34 +151,5 @@ def as_json(plan: Plan) -> dict[str, Any]:
             dict(zip(("name", "value", "unit", "meaning", "source"), row, strict=True)) for row in plan.constants.rows()
         ],
         "models": [{"name": shape.name, "parameters": shape.parameters} for shape in plan.shapes],
-        "entries": [
-            {
-                "model": e.model,
-                "gpus": e.gpus,
-                "method": e.algorithm,
-                "fits": e.memory.word,
-                "why": memory.REASONS[e.memory.word],
-                "step_seconds": e.step_seconds,
-                "seconds": e.seconds,
-                "groups": dict(vars(e.groups)),
-                "responses": e.responses,
-                "generated_tokens": e.generated_tokens,
-                "trained_tokens": e.trained_tokens,
-                "rollouts": e.rollouts,
-                "tensor_parallel": e.tensor_parallel,
-                "gpu_bytes": {
-                    name: getattr(e.memory, name)
-                    for name in ("generation", "experience", "training", "state", "activations", "engine", "most")
-                },
-                "sync_bytes": e.sync_bytes,
-                "syncs": e.syncs,
-                "sync_bytes_step": e.sync_bytes * e.syncs / plan.steps,
-                "sync_bytes_total": e.sync_bytes * e.syncs,
-                "replay_bytes": e.replay_bytes,
-                "replay_bytes_most": e.replay_bytes_most,
-                "hard_bytes": e.hard_bytes,
-                "delayed_bytes_engine": e.delayed_bytes,
-            }
-            for e in plan.entries
-        ],
+        "entries": [asdict(entry) for entry in plan.entries],
     }

@@ -16,9 +16,9 @@ from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.workbench.evaluation import generate, judge, plots, problems, prompts, run, store
-from bapo_openrlhf.workbench.evaluation.generate import Engine, SampledResponse, Sampling
+from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt
-from bapo_openrlhf.workbench.evaluation.request import Request
+from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 
 REWARD = """
 import os, time
@@ -54,11 +54,11 @@ class FakeModel:
     """Says "it is N". N within 0..2 is a digest of seed, problem and run. `calls` holds the problems of each call."""
 
     def __init__(self, fail_after=None):
-        self.calls, self.fail_after, self.engine = [], fail_after, None
+        self.calls, self.fail_after, self.longest = [], fail_after, None
 
-    def __call__(self, model, asked, sampling, engine):
+    def __call__(self, request, asked, max_model_len):
         self.calls.append(list(asked))
-        self.engine = engine
+        self.longest, sampling = max_model_len, request.sampling
         for number, ((benchmark, identity), prompt) in enumerate(asked.items()):
             if number == self.fail_after:
                 raise RunError("the engine died")
@@ -354,9 +354,9 @@ def test_skipped_problems_are_named_and_shown(long_request):
 
 def test_engine_gets_the_room_that_is_needed(long_request):
     model = FakeModel()
-    evaluate(replace(long_request, skip_long=True, max_num_seqs=3, tensor_parallel_size=2), model)
+    evaluate(replace(long_request, skip_long=True), model)
     longest = len("<user>What is 7 mod 3?<assistant>")
-    assert model.engine == Engine(longest + 20, tensor_parallel_size=2, gpu_memory_utilization=0.9, max_num_seqs=3)
+    assert model.longest == longest + 20
 
 
 # ── bad input ──
@@ -683,7 +683,9 @@ def fake_vllm(monkeypatch, keep_environment):
 
 def ask(asked, **changes):
     sampling = replace(Sampling(2, 0.7, 0.9, 40, 20, 42), **changes)
-    return dict(generate.generate("model", asked, sampling, Engine(100, 2, 0.8, 16)))
+    request = Request("model", "name", ["m"], Path("out"), sampling, [1],
+                      tensor_parallel_size=2, gpu_memory_utilization=0.8, max_num_seqs=16)  # fmt: skip
+    return dict(generate.generate(request, asked, 100))
 
 
 def test_every_prompt_is_asked_with_a_seed_of_its_own(fake_vllm):

@@ -10,9 +10,8 @@ import pytest
 from bapo_openrlhf.cli.show import show
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.workbench.evaluation import paper, plots, results, store
-from bapo_openrlhf.workbench.evaluation.generate import Sampling
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
-from bapo_openrlhf.workbench.evaluation.request import Request
+from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 from bapo_openrlhf.workbench.pages.table import Table
 
 MATHEMATICS, PLANNING, GEOMETRY = paper.BLOCKS
