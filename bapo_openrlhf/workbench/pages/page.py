@@ -153,14 +153,10 @@ def lacking(figures: Sequence[Figure]) -> dict[tuple[str, str], list[str]]:
 
 def step_ranges(steps: Iterable[int], most: int = 8) -> str:
     """3, 4, 5, 9 as "3–5, 9". Beyond `most` ranges it says how many other steps there are."""
-    ranges: list[list[int]] = []
-    for step in sorted(set(steps)):
-        if ranges and step == ranges[-1][1] + 1:
-            ranges[-1][1] = step
-        else:
-            ranges.append([step, step])
-    text = ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in ranges[:most])
-    rest = sum(high - low + 1 for low, high in ranges[most:])
+    in_a_row = groupby(enumerate(sorted(set(steps))), key=lambda placed: placed[1] - placed[0])
+    ranges = [[step for _, step in placed] for _, placed in in_a_row]
+    text = ", ".join(str(found[0]) if len(found) == 1 else f"{found[0]}–{found[-1]}" for found in ranges[:most])
+    rest = sum(map(len, ranges[most:]))
     return text + (f" and {rest:,} more" if rest else "")
 
 

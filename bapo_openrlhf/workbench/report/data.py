@@ -36,15 +36,13 @@ def outcomes(run: Run) -> dict[str, int]:
 def cost(run: Run) -> dict[str, float | None]:
     """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it."""
 
-    def last(metric: str) -> float | None:
-        found = run.curve(metric)
-        return None if found.empty else float(found.iloc[-1])
-
+    totals = ("rollouts/total", "tokens/generated_total", "tokens/trained_total")
+    responses, generated, trained = (next(reversed(run.curve(total).to_list()), None) for total in totals)
     return {
         "trainer steps": len(run.rows),
-        "responses generated": last("rollouts/total"),
-        "tokens generated": last("tokens/generated_total"),
-        "tokens trained on": last("tokens/trained_total"),
+        "responses generated": responses,
+        "tokens generated": generated,
+        "tokens trained on": trained,
         "groups trained on": round(sum(run.total(f"groups/{source}") for source in SOURCES)),
         ALL_SECONDS: phase_seconds(run).get("step_total"),
     }

@@ -56,8 +56,7 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def _judge(results: Results, claim: Claim, target: float | None) -> Verdict:
-    unknown = [name for name in (claim.better, claim.than) if name not in results.by_arm]
-    if unknown:
+    if unknown := [name for name in (claim.better, claim.than) if name not in results.by_arm]:
         return Verdict(claim, target, None, None, None, None, [f"the study has no arm {', '.join(unknown)}"])
     if claim.measure == "rollouts_to":
         return _judge_reaching(results, claim, target or 0.0)
@@ -174,11 +173,8 @@ def effect_in_words(verdict: Verdict) -> tuple[str, str]:
     sign, words, unit = "× ", "{:.3g}".format, ""
     if verdict.claim.measure in DIFFERENCES:
         sign, words, unit = "", lambda value: f"{100 * value:+.1f}", " points"
-    known = effect.low is not None and effect.high is not None
-    return (
-        f"{sign}{words(effect.value)}{unit}",
-        f"{sign}{words(effect.low)} to {words(effect.high)}" if known else "–",
-    )
+    interval = "–" if effect.low is None else f"{sign}{words(effect.low)} to {words(effect.high)}"
+    return f"{sign}{words(effect.value)}{unit}", interval
 
 
 def value_in_words(measure: str, value: float | None) -> str:

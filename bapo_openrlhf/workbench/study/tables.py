@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
@@ -31,7 +32,7 @@ def overview(results: Results) -> Table:
     for arm in results.arms:
         of_arm, scores = results.of_arm(finished, arm), 100 * results.scores(arm)
         row: list[Any] = [results.labels[arm.name], arm.path, f"{len(of_arm)} of {len(results.study.seeds)}"]
-        row.append(percent(statistics.mean_interval(scores.mean(axis=1))))
+        row.append(_with_interval(statistics.mean_interval(scores.mean(axis=1))))
         row += [f"{mean:.1f}" for mean in scores.mean(axis=0)] if len(scores) else ["–"] * scores.shape[1]
         row += of_arm[["reward_end", "rollouts", "tokens_trained", "update_tokens", "seconds"]].mean().to_list()
         rows.append(row)
@@ -42,12 +43,8 @@ def overview(results: Results) -> Table:
     return Table.of(head, rows, title)
 
 
-def percent(found: Estimate | None) -> str:
-    """An estimate in percent with its interval, such as 28.1 [26.0, 30.2]."""
-    return _with_interval(found, lambda value: f"{value:.1f}")
-
-
-def _with_interval(found: Estimate | None, words: Any) -> str:
+def _with_interval(found: Estimate | None, words: Callable[[float], str] = "{:.1f}".format) -> str:
+    """An estimate with its interval, such as 28.1 [26.0, 30.2]."""
     if found is None:
         return "–"
     interval = "" if found.low is None or found.high is None else f" [{words(found.low)}, {words(found.high)}]"
@@ -64,27 +61,25 @@ def tests(results: Results) -> list[Table]:
     for path in results.paths:
         baseline, *others = results.of_path(path)
         theirs = finals[baseline.name]
-        pairs = {arm.name: theirs.index.intersection(finals[arm.name].index).sort_values() for arm in others}
-        compared = [arm.name for arm in others if len(pairs[arm.name])]
-        if not compared:
-            continue
-        changes = {name: finals[name].loc[pairs[name]] - theirs.loc[pairs[name]] for name in compared}
+        changes = {arm.name: (finals[arm.name] - theirs).dropna() for arm in others}
         # Differences are rounded, so that equal accuracies are equal.
-        by_seed = {name: change.mean(axis=1).round(9) for name, change in changes.items()}
-        p_values = [statistics.sign_flip_p(by_seed[name]) or 1.0 for name in compared]
+        by_seed = {name: change.mean(axis=1).round(9) for name, change in changes.items() if len(change)}
+        if not by_seed:
+            continue
+        p_values = [statistics.sign_flip_p(change) or 1.0 for change in by_seed.values()]
         rows = []
-        for name, p, adjusted in zip(compared, p_values, statistics.holm(p_values), strict=True):
-            sides = [side.loc[pairs[name]].to_numpy().mean() for side in (finals[name], theirs)]
-            moved = [int(part.sum()) for part in (by_seed[name] > 0, by_seed[name] == 0, by_seed[name] < 0)]
+        for (name, change), p, adjusted in zip(by_seed.items(), p_values, statistics.holm(p_values), strict=True):
+            sides = [side.loc[change.index].to_numpy().mean() for side in (finals[name], theirs)]
+            moved = [str((np.sign(change) == sign).sum()) for sign in (1, 0, -1)]
             rows.append([
-                results.labels[name], len(by_seed[name]), *(f"{mean:.1f}" for mean in sides),
-                _with_interval(statistics.mean_interval(by_seed[name]), signed), " / ".join(map(str, moved)),
+                results.labels[name], len(change), *(f"{mean:.1f}" for mean in sides),
+                _with_interval(statistics.mean_interval(change), signed), " / ".join(moved),
                 f"{p:.3f}", f"{adjusted:.3f}", *map(signed, changes[name].mean()),
             ])  # fmt: skip
         base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
         head = ["arm", "pairs", "its accuracy, %", f"{base}, %", "difference, points", "better / equal / worse"]
         head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
-        found.append(Table.of(head, rows, _title_of_tests(path, base, most, len(compared))))
+        found.append(Table.of(head, rows, _title_of_tests(path, base, most, len(by_seed))))
     return found
 
 
@@ -207,7 +202,7 @@ def unlocked(results: Results) -> list[Table]:
         if hard.empty:
             continue
         solved = 100 * (hard[["best", "latest"]] > 0).groupby("seed").mean()
-        shares = [percent(statistics.mean_interval(solved[part])) for part in solved]
+        shares = [_with_interval(statistics.mean_interval(solved[part])) for part in solved]
         rows.append([results.labels[arm.name], len(solved), hard.groupby("seed").size().mean(), *shares])
     head = ["arm", "seeds", "prompts not solved at first", "solved by a later group, %", "by the latest group, %"]
     title = (

@@ -122,6 +122,7 @@ def test_thirds(last, steps):
     assert accuracy.thirds(last) == steps
 
 
+@settings(deadline=None)
 @given(records())
 def test_unlocked_prompts(groups):
     hard = [bins for bins in latest(groups, 99).values() if bins[0] == 0]
