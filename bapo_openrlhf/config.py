@@ -253,9 +253,6 @@ class RunConfig:
         "their time went, and has traces for Perfetto; 0: none", allowed="at least 0", type=int)
 
     # fmt: on
-    def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed."""
-        check_numbers("run", self)
 
 
 @dataclass
@@ -273,9 +270,6 @@ class VerifierConfig:
         allowed="finite and above 0", type=float)
 
     # fmt: on
-    def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed."""
-        check_numbers("verifier", self)
 
 
 @dataclass(frozen=True)

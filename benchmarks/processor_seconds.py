@@ -40,7 +40,7 @@ def main() -> None:
         metrics = Path(name) / "run" / METRICS
         places = ["--run.dir", name, "--ckpt.path", f"{name}/checkpoints", "--ckpt.output_dir", f"{name}/model"]
         flags = ["--algorithm", "bapo_grpo", "--train.batch_size", "256", "--run.name", "run", *places]
-        words = ["-m", "bapo_openrlhf.cli.train", "--config", "configs/quickstart.yaml", *flags]
+        words = ["-m", "bapo_openrlhf.cli", "train", "--config", "configs/quickstart.yaml", *flags]
         run = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         process, marks = psutil.Process(run.pid), []
         for step in (FIRST, LAST):

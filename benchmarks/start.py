@@ -41,7 +41,7 @@ def start(fork: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         flags = ["--run.dir", name, "--run.name", "run", "--ckpt.path", f"{name}/checkpoints"]
-        words = ["-m", "bapo_openrlhf.cli.train", "--config", "configs/quickstart.yaml", *flags]
+        words = ["-m", "bapo_openrlhf.cli", "train", "--config", "configs/quickstart.yaml", *flags]
         begun = time.perf_counter()
         with (folder / "log").open("w") as log:
             run = subprocess.Popen(

@@ -122,7 +122,7 @@ def run(kind: Kind, folder: Path, flags: Mapping[str, Any], more: Sequence[str] 
         "ckpt.path": folder / "checkpoints",
         "ckpt.output_dir": folder / "model",
     }
-    command = [serving.python(), "-m", "bapo_openrlhf.cli.train", *words_of(kind, {**flags, **places}), *more]
+    command = [serving.python(), "-m", "bapo_openrlhf.cli", "train", *words_of(kind, {**flags, **places}), *more]
     with (folder / "output.log").open("w") as output:
         status = subprocess.run(command, stdout=output, stderr=output).returncode
     if status:

@@ -49,7 +49,7 @@ def run(folder: Path) -> None:
                 flags |= {"rollout.batch_size": 1, "rollout.top_p": 1e-6, "data.max_samples": 5}
             flags |= {f"{model}.num_gpus_per_node": ranks for model in ("actor", "critic", "ref")}
             words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-            command = [sys.executable, "-m", "bapo_openrlhf.cli.train", "--config", "configs/quickstart.yaml"]
+            command = [sys.executable, "-m", "bapo_openrlhf.cli.train_ppo_ray", "--config", "configs/quickstart.yaml"]
             print(name, flush=True)
             with open(folder.parent / f"{folder.name}_{name}.log", "w") as log:
                 subprocess.run(

@@ -62,9 +62,7 @@ def vtrace(
     )
     rho = np.exp(np.minimum(log_ratios, np.log(rho_max)))  # truncated first, because a large log-ratio would overflow
     c = lambd * np.minimum(rho, c_max)
-    next_values = np.zeros_like(values)
-    next_values[:, :-1] = values[:, 1:]
-    delta = rewards + gamma * next_values - values
+    delta = rewards + gamma * np.pad(values[:, 1:], ((0, 0), (0, 1))) - values
 
     advantages, targets = np.empty_like(values), np.empty_like(values)
     correction = np.zeros(len(values))  # v_{s+1} - V_{s+1}

@@ -93,10 +93,10 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     for prefix, kind in config.GROUPS.items():
         setattr(args, prefix, kind(**own[prefix]))
     _check_algorithm(args)
-    args.run.check()
+    config.check_numbers("run", args.run)
     if args.adapt.enabled:
         args.adapt.check()
-        args.verifier.check()
+        config.check_numbers("verifier", args.verifier)
     return args
 
 

@@ -123,9 +123,3 @@ def _check_is_outside(path: Path, folder: Path) -> None:
     top = top.parent if top.name == "_adapt" else folder.resolve()
     if path.resolve().is_relative_to(top):
         raise ConfigError(f"export {str(path)!r} is among the checkpoints in {top}, which must not be changed")
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["buffer", *sys.argv[1:]]))

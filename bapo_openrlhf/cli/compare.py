@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,9 +30,3 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
     result = compare(args.a, args.b, out)
     show([table(result)], f"compare.md, .json, .csv and .png are in {out}")
     return 0
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["compare", *sys.argv[1:]]))

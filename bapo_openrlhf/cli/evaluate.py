@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _name(model: Path) -> str:
-    """The name of the model's folder. For runs/NAME/model, where training writes, it is NAME."""
+    """The name of the model's folder. It is NAME for runs/NAME/model, the folder into which training writes."""
     return model.parent.name if model.name == "model" and model.parent.name else model.name
 
 
@@ -142,9 +141,3 @@ def _out(out: Path | None, name: str) -> Path:
     if not name or Path(name).name != name or name in (".", ".."):
         raise ConfigError(f"name is {name!r}; it must be a valid name for a folder: give --name or --out")
     return Path("runs") / "eval" / name
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["evaluate", *sys.argv[1:]]))

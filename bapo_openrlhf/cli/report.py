@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,12 +18,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
-    parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; others are compared with the first"
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder"
-    )
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; others are compared with the first")
+    add("--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder")
     args = parser.parse_args(list(argv))
     output = args.output or args.runs[0] / "report.html"
     if output.is_dir():
@@ -45,9 +41,3 @@ def charts_bar(charts: Iterable, total: int) -> Iterable:
     from tqdm import tqdm
 
     return tqdm(charts, total=total, desc="charts", leave=False)
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["report", *sys.argv[1:]]))

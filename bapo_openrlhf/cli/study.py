@@ -56,16 +56,13 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.error = refuse  # type: ignore[method-assign]
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="YAML", help="the study's file: configs/studies/*.yaml"
-    )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")
-    parser.add_argument("--parallel", type=int, metavar="N", help="number of runs at a time; default: the file's")
-    parser.add_argument("--max-hours", type=float, metavar="H", help="start no further run after H hours")
-    parser.add_argument("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
-    parser.add_argument(
-        "--only-report", action="store_true", help="run nothing; write table and page of the runs so far"
-    )
+    add = parser.add_argument
+    add("--config", type=Path, required=True, metavar="YAML", help="the study's file: configs/studies/*.yaml")
+    add("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")
+    add("--parallel", type=int, metavar="N", help="number of runs at a time; default: the file's")
+    add("--max-hours", type=float, metavar="H", help="start no further run after H hours")
+    add("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
+    add("--only-report", action="store_true", help="run nothing; write table and page of the runs so far")
     given = parser.parse_args(list(argv))
     for name, least in (("parallel", 1), ("max_hours", 0)):
         value = getattr(given, name)
@@ -128,9 +125,8 @@ def _write(study, planned: Sequence, out: Path) -> int:
     from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.workbench.report.runs import read_run
     from bapo_openrlhf.workbench.study.claims import table_of
-    from bapo_openrlhf.workbench.study.data import Results
+    from bapo_openrlhf.workbench.study.data import Results, StudyRun, write_table
     from bapo_openrlhf.workbench.study.page import make_study_page
-    from bapo_openrlhf.workbench.study.steps import StudyRun, write_table
     from bapo_openrlhf.workbench.study.summary import summary
 
     begun = [run for run in planned if record.read_metrics(run.folder)]
@@ -153,9 +149,3 @@ def _write(study, planned: Sequence, out: Path) -> int:
     for path in paths:
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["study", *sys.argv[1:]]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from bapo_openrlhf.cli import arguments
@@ -17,9 +16,3 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
 
     launch(args, check_inputs(args))
     return 0
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["train", *sys.argv[1:]]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,9 +134,3 @@ def _kind(text: str) -> str:
 
 def _say(console: Console, text: str) -> None:
     console.print(text.encode("ascii", "replace").decode(), markup=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    from bapo_openrlhf.cli.main import run
-
-    sys.exit(run(["watch", *sys.argv[1:]]))

@@ -17,7 +17,7 @@ def _no_flash_attention(*_args: Any, **_kwargs: Any) -> None:
 
 @contextmanager
 def flash_attention_stand_ins() -> Iterator[None]:
-    """Let `from flash_attn...` succeed inside the block and nowhere else.
+    """Let `from flash_attn...` succeed only inside the block.
 
     If the stand-ins stayed, transformers and other packages would believe that flash-attention is installed.
     """
@@ -27,7 +27,7 @@ def flash_attention_stand_ins() -> Iterator[None]:
         "flash_attn.utils": (),
         "flash_attn.utils.distributed": ("all_gather",),
     }
-    before = {name: sys.modules.get(name) for name in functions}
+    before = {name: sys.modules[name] for name in functions if name in sys.modules}
     for name, attributes in functions.items():
         stand_in = ModuleType(name)
         stand_in.__path__ = []
@@ -37,64 +37,49 @@ def flash_attention_stand_ins() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, original in before.items():
-            if original is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = original
+        for name in functions:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
 
 
 AROUND["openrlhf.models.ring_attn_utils"] = flash_attention_stand_ins
 
 
-@replaces(
-    "openrlhf.utils.deepspeed.deepspeed",
-    "init_device_mesh",
-    "get_train_ds_config",
-    "DeepspeedStrategy.moving_average",
-)
-def deepspeed_strategy(module: ModuleType) -> None:
-    """Put the device mesh and the moving average on the CPU, and use torch's optimizer."""
-    mesh, config = module.init_device_mesh, module.get_train_ds_config
-    average = module.DeepspeedStrategy.moving_average
+@replaces("openrlhf.utils.deepspeed.deepspeed", "init_device_mesh")
+def init_device_mesh(original: Any, _device_type: str, *args: Any, **kwargs: Any) -> Any:
+    """Put the device mesh on the CPU."""
+    return original("cpu", *args, **kwargs)
 
-    def init_device_mesh(_device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return mesh("cpu", *args, **kwargs)
 
-    def get_train_ds_config(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        """DeepSpeed compiles its own Adam on first use, which takes about 40 s. torch's AdamW makes the same update."""
-        ds_config = config(*args, **kwargs)
-        optimizer = ds_config.get("optimizer")
-        if optimizer is not None and optimizer["type"] in ("Adam", "AdamW"):
-            ds_config["optimizer"] = {**optimizer, "params": {**optimizer["params"], "torch_adam": True}}
-        return ds_config
+@replaces("openrlhf.utils.deepspeed.deepspeed", "get_train_ds_config")
+def get_train_ds_config(original: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """DeepSpeed compiles its own Adam on first use, which takes about 40 s. torch's AdamW makes the same update."""
+    ds_config = original(*args, **kwargs)
+    optimizer = ds_config.get("optimizer")
+    if optimizer is not None and optimizer["type"] in ("Adam", "AdamW"):
+        ds_config["optimizer"] = {**optimizer, "params": {**optimizer["params"], "torch_adam": True}}
+    return ds_config
 
-    def moving_average(self: Any, model: Any, model_ema: Any, beta: float = 0.992, device: str = "cpu") -> None:
-        average(self, model, model_ema, beta, "cpu")  # because the trainer passes the literal "cuda"
 
-    module.init_device_mesh = init_device_mesh
-    module.get_train_ds_config = get_train_ds_config
-    module.DeepspeedStrategy.moving_average = moving_average
+@replaces("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.moving_average")
+def moving_average(original: Any, self: Any, model: Any, model_ema: Any, beta: float, _device: str) -> None:
+    """Make the moving average on the CPU. The trainer passes the literal "cuda"."""
+    original(self, model, model_ema, beta, "cpu")
 
 
 @replaces("openrlhf.trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer.__init__")
-def replay_buffer(module: ModuleType) -> None:
+def replay_buffer(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """`NaiveReplayBuffer` builds `torch.device(f"cuda:{torch.cuda.current_device()}")`, which needs a number."""
-    original = module.NaiveReplayBuffer.__init__
+    import torch
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        import torch
-
-        current_device = torch.cuda.current_device
-        torch.cuda.current_device = lambda: 0
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            torch.cuda.current_device = current_device
-        require(self, "target_device")
-        self.target_device = torch.device("cpu")
-
-    module.NaiveReplayBuffer.__init__ = __init__
+    current_device = torch.cuda.current_device
+    torch.cuda.current_device = lambda: 0
+    try:
+        original(self, *args, **kwargs)
+    finally:
+        torch.cuda.current_device = current_device
+    require(self, "target_device")
+    self.target_device = torch.device("cpu")
 
 
 class _GlooGroup:
@@ -109,57 +94,40 @@ class _GlooGroup:
 
 
 @replaces("openrlhf.utils.distributed_util", "stateless_init_process_group")
-def distributed_util(module: ModuleType) -> None:
+def process_group(_original: Any, address: str, port: int, rank: int, world_size: int, _device: Any) -> _GlooGroup:
     """Send the weights to vLLM over gloo."""
+    import vllm.distributed.utils as vllm_utils
 
-    def stateless_init_process_group(master_address: str, master_port: int, rank: int, world_size: int, device: Any):
-        import vllm.distributed.utils as vllm_utils
-
-        require(vllm_utils, "stateless_init_torch_distributed_process_group")
-        return _GlooGroup(
-            vllm_utils.stateless_init_torch_distributed_process_group(
-                master_address, master_port, rank, world_size, backend="gloo"
-            )
-        )
-
-    module.stateless_init_process_group = stateless_init_process_group
+    require(vllm_utils, "stateless_init_torch_distributed_process_group")
+    return _GlooGroup(
+        vllm_utils.stateless_init_torch_distributed_process_group(address, port, rank, world_size, backend="gloo")
+    )
 
 
 @replaces("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer._init_vllm_sync_group")
-def ppo_actor(module: ModuleType) -> None:
-    """Fail at once if an engine fails to start."""
-    original = module.ActorPPOTrainer._init_vllm_sync_group
+def init_vllm_sync_group(original: Any, self: Any, backend: str) -> None:
+    """Wait for the engines first, because gloo would wait half an hour for an engine that failed to start."""
+    import ray
 
-    def _init_vllm_sync_group(self: Any, backend: str) -> None:
-        """Wait for the engines first, because gloo would wait half an hour for an engine that failed to start."""
-        import ray
-
-        ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
-        original(self, backend)
-
-    module.ActorPPOTrainer._init_vllm_sync_group = _init_vllm_sync_group
+    ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
+    original(self, backend)
 
 
 @replaces("openrlhf.trainer.ray.vllm_worker_wrap", "WorkerWrap.update_weight")
-def vllm_worker_wrap(module: ModuleType) -> None:
-    """Receive weights on the CPU."""
+def update_weight(_original: Any, self: Any, name: str, dtype: Any, shape: Any, empty_cache: bool = False) -> None:
+    """Receive one tensor from rank 0 of the actor and load it: the original with "cpu" instead of "cuda"."""
+    import torch
 
-    def update_weight(self: Any, name: str, dtype: Any, shape: Any, empty_cache: bool = False) -> None:
-        """Receive one tensor from rank 0 of the actor and load it: the original with "cpu" instead of "cuda"."""
-        import torch
+    # Receive before checking: without a receiver the sender would wait for the timeout of the group.
+    weight = torch.empty(shape, dtype=dtype, device="cpu")
+    if self._model_update_with_ray:
+        from ray.util import collective
 
-        # Receive before checking: without a receiver the sender would wait for the timeout of the group.
-        weight = torch.empty(shape, dtype=dtype, device="cpu")
-        if self._model_update_with_ray:
-            from ray.util import collective
-
-            collective.broadcast(weight, 0, group_name=self._model_update_group)
-        else:
-            self._model_update_group.broadcast(weight, src=0)
-        if dtype != self.model_config.dtype:
-            raise RuntimeError(f"weight {name!r} is {dtype} in the actor and {self.model_config.dtype} in vLLM")
-        loaded = self.model_runner.model.load_weights(weights=[(name, weight)])
-        if loaded is not None and not loaded:
-            raise RuntimeError(f"vLLM has no weight for the actor's {name!r}")
-
-    module.WorkerWrap.update_weight = update_weight
+        collective.broadcast(weight, 0, group_name=self._model_update_group)
+    else:
+        self._model_update_group.broadcast(weight, src=0)
+    if dtype != self.model_config.dtype:
+        raise RuntimeError(f"weight {name!r} is {dtype} in the actor and {self.model_config.dtype} in vLLM")
+    loaded = self.model_runner.model.load_weights(weights=[(name, weight)])
+    if loaded is not None and not loaded:
+        raise RuntimeError(f"vLLM has no weight for the actor's {name!r}")

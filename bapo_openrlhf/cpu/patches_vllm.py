@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from bapo_openrlhf.cpu.patching import replaces
@@ -16,7 +15,8 @@ def _refuse(layer: Any) -> None:
     )
 
 
-def _plain_linear(layer: Any, remove_weight: bool) -> None:
+@replaces("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm")
+def plain_linear(_original: Any, layer: Any, remove_weight: bool) -> None:
     """Keep `layer.weight` as it is and multiply with it. This replaces vLLM's choice of a CPU kernel.
 
     vLLM's kernels pack a copy of the weight when the model is loaded. Afterwards linear layers have no parameter into
@@ -29,31 +29,19 @@ def _plain_linear(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
 
 
-@replaces("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm")
-def linear(module: ModuleType) -> None:
-    """Let linear layers use the weight that they have now."""
-    module.dispatch_cpu_unquantized_gemm = _plain_linear
-
-
 @replaces("vllm.model_executor.layers.fused_moe.experts.cpu_moe", "CPUUnquantizedExperts.process_weights_after_loading")
-def experts(module: ModuleType) -> None:
+def experts(_original: Any, _self: Any, layer: Any) -> None:
     """Refuse mixtures of experts."""
-    module.CPUUnquantizedExperts.process_weights_after_loading = lambda self, layer: _refuse(layer)
+    _refuse(layer)
 
 
 @replaces("vllm.v1.worker.cpu_worker", "CPUWorker.determine_available_memory", "CPUWorker.get_kv_cache_spec")
-def cpu_worker(module: ModuleType) -> None:
-    """Allocate only as much KV cache as all sequences at full length can fill.
+def available_memory(original: Any, self: Any) -> int:
+    """Size of the KV cache in bytes: only as much as all sequences at full length can fill.
 
     On the CPU vLLM counts the cache in whole GiB and writes zeros to all of it. This takes 3 s and 1 GiB per engine,
     but a small model needs only a few MiB.
     """
-    original = module.CPUWorker.determine_available_memory
-
-    def determine_available_memory(self: Any) -> int:
-        """Size of the KV cache in bytes."""
-        sequences = self.scheduler_config.max_num_seqs + 1  # one more for the block that vLLM keeps for itself
-        one_sequence = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
-        return min(original(self), sequences * one_sequence)
-
-    module.CPUWorker.determine_available_memory = determine_available_memory
+    sequences = self.scheduler_config.max_num_seqs + 1  # one more for the block that vLLM keeps for itself
+    one_sequence = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
+    return min(original(self), sequences * one_sequence)

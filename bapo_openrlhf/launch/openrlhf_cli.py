@@ -21,16 +21,9 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.training.contract import OPENRLHF_VERSION, require_version
 
 
-def _installed_file(module: str) -> Path:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise RuntimeError(f"openrlhf {OPENRLHF_VERSION} should have the module {module}; the installed one has not")
-    return Path(spec.origin)
-
-
 def _package_file(relative: str) -> Path:
     # The path is built from the package's folder, because finding the spec of a submodule would import its parents.
-    return _installed_file("openrlhf").parent / relative
+    return Path(importlib.util.find_spec("openrlhf").origin).parent / relative
 
 
 def _is_call(node: ast.stmt, target: str) -> bool:

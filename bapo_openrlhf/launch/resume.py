@@ -28,16 +28,20 @@ def choose_checkpoint(args: SimpleNamespace) -> str | None:
     if not args.adapt.enabled:
         return None
     try:
+        store = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
         if args.ckpt.load_enable:
-            return _choose(args)
-        _require_no_others(args)
+            return _choose(args, store)
+        if tags := store.tags():
+            raise ConfigError(
+                f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); continue "
+                "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+            )
         return None
     except CheckpointError as error:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
 
 
-def _choose(args: SimpleNamespace) -> str | None:
-    store = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
+def _choose(args: SimpleNamespace, store: CheckpointStore) -> str | None:
     for tag in store.remove_unfinished():
         _report(f"{tag} was not finished: removed")
     tag = store.newest_whole(_report)
@@ -55,16 +59,6 @@ def _choose(args: SimpleNamespace) -> str | None:
         _report("there is no checkpoint: starting from the beginning")
         args.ckpt.load_enable = False
     return tag
-
-
-def _require_no_others(args: SimpleNamespace) -> None:
-    """Raise ConfigError if the folder has checkpoints of an earlier run, because a later resume might take them."""
-    tags = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path)).tags()
-    if tags:
-        raise ConfigError(
-            f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); continue "
-            "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
-        )
 
 
 def _report(text: str) -> None:

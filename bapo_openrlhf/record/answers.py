@@ -20,7 +20,7 @@ class PromptStates:
         self._told = {(row["kind"], row["prompt"]) for row in answers}
 
     def news(self, prompt: str, mean: Fraction | None) -> str | None:
-        """Whether a group shows something new about its prompt.
+        """What a group shows about its prompt for the first time.
 
         Args:
             prompt: Prompt.id.

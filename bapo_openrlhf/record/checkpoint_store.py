@@ -77,7 +77,7 @@ class CheckpointStore:
         The files of an older attempt with this tag, including its models, are deleted first. Otherwise DeepSpeed would
         overwrite the models file by file, and a mixture of two attempts could look like one.
         """
-        folder = self._folder(ADAPT, tag)
+        folder = self.folder(tag)
         folder.mkdir(parents=True, exist_ok=True)
         # The order matters: the old checkpoint is whole until its manifest is deleted, and by then the marker is there.
         with open(folder / MARKER, "wb") as file:
@@ -102,7 +102,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: The folder of a model has no file.
         """
-        folder = self._folder(ADAPT, tag)
+        folder = self.folder(tag)
         files = {}
         for part in self.models:
             paths = self._files(part, tag)
@@ -119,16 +119,19 @@ class CheckpointStore:
     @os_errors()
     def abandon(self, tag: str) -> None:
         """Undo `begin`, because no models were saved."""
-        _remove_last(self._folder(ADAPT, tag), MARKER)
+        _remove_last(self.folder(tag), MARKER)
 
     @os_errors()
     def has_models(self, tag: str) -> bool:
         """Whether OpenRLHF has saved the actor under this tag."""
         return bool(self._files(ACTOR, tag))
 
-    def folder(self, tag: str) -> Path:
-        """Path of _adapt/TAG."""
-        return self._folder(ADAPT, tag)
+    def folder(self, tag: str, part: str = ADAPT) -> Path:
+        """Path of _adapt/TAG, or of TAG in the folder of a model."""
+        if not TAG.fullmatch(tag):
+            raise ValueError(f"tag {tag!r} of a checkpoint must be global_stepN or best_global_stepN")
+        self._refuse_links(f"{part}/{tag}")
+        return self.path / part / tag
 
     # ── Loading ──
 
@@ -151,12 +154,7 @@ class CheckpointStore:
     @os_errors()
     def tags(self) -> list[str]:
         """All tags with a folder in _adapt, newest step first. Within a step global_stepN comes before the best one."""
-
-        def age(tag: str) -> tuple[int, bool]:
-            best, step = TAG.fullmatch(tag).groups()
-            return -int(step), best is not None
-
-        return sorted(self._tags_in(ADAPT), key=age)
+        return sorted(self._tags_in(ADAPT), key=lambda tag: (-int(tag.split("global_step")[1]), tag.startswith("best")))
 
     @os_errors()
     def newest_whole(self, report: Callable[[str], None]) -> str | None:
@@ -178,7 +176,7 @@ class CheckpointStore:
     def point_to(self, tag: str) -> None:
         """Make OpenRLHF load this tag, which it reads from a file `latest` next to the tags of each model."""
         for part in self.models:
-            write_atomically(self._folder(part, tag).parent / "latest", tag.encode("ascii"))
+            write_atomically(self.folder(tag, part).parent / "latest", tag.encode("ascii"))
 
     @os_errors()
     def has_foreign(self) -> bool:
@@ -195,7 +193,7 @@ class CheckpointStore:
         """
         removed = []
         for tag in self.tags():
-            folder = self._folder(ADAPT, tag)
+            folder = self.folder(tag)
             names = os.listdir(folder)
             # A folder is empty between two operations of `begin` or of this method.
             if MANIFEST not in names and (MARKER in names or not names):
@@ -208,17 +206,11 @@ class CheckpointStore:
     def forget_rotated(self) -> None:
         """Delete from _adapt the finished tags that OpenRLHF has deleted from _actor because of --ckpt.max_num."""
         for tag in self.tags():
-            folder = self._folder(ADAPT, tag)
-            if (folder / MANIFEST).exists() and not self._folder(ACTOR, tag).exists():
+            folder = self.folder(tag)
+            if (folder / MANIFEST).exists() and not self.folder(tag, ACTOR).exists():
                 _remove_last(folder, MANIFEST)
 
     # ── Files. Paths are relative to `self.path` and have slashes ──
-
-    def _folder(self, part: str, tag: str) -> Path:
-        if not TAG.fullmatch(tag):
-            raise ValueError(f"tag {tag!r} of a checkpoint must be global_stepN or best_global_stepN")
-        self._refuse_links(f"{part}/{tag}")
-        return self.path / part / tag
 
     def _refuse_links(self, path: str) -> None:
         """Raise CheckpointError if any part of `path` below ckpt.path is a symbolic link."""
@@ -236,7 +228,7 @@ class CheckpointStore:
             return [e.name for e in entries if TAG.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
 
     def _manifest(self, tag: str) -> dict[str, Any]:
-        folder = self._folder(ADAPT, tag)
+        folder = self.folder(tag)
         self._refuse_links(f"{ADAPT}/{tag}/{MANIFEST}")
         if (folder / MARKER).exists() and not (folder / MANIFEST).exists():
             raise CheckpointError(f"{folder / MANIFEST} is missing: the save did not finish")
@@ -253,7 +245,7 @@ class CheckpointStore:
         def stop(error: OSError) -> None:
             raise error
 
-        top = self._folder(part, tag)
+        top = self.folder(tag, part)
         found = []
         for folder, folders, names in os.walk(top, onerror=stop) if top.exists() else ():
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
@@ -276,7 +268,7 @@ class CheckpointStore:
 
     def _remove_models(self, tag: str) -> None:
         for part in (ACTOR, CRITIC):
-            folder = self._folder(part, tag)
+            folder = self.folder(tag, part)
             if folder.exists():
                 _remove_tree(folder)
                 sync_folder(folder.parent)

@@ -18,15 +18,27 @@ from bapo_openrlhf.methods import BAPO, registry
 
 TRAINED = "steps that trained on the source"
 UPDATE = "steps with an update"
-ENGINE_RATIO = "`--adapt.ratio decoupled` or `--algo.advantage.is_correction_level`"
 
 # Tables of metrics by the runs and steps that have them; `declare` without more is for every step of batch adaptation.
 every = partial(declare, algorithms=ALL)
-every_update = partial(declare, algorithms=ALL, when=UPDATE)
+every_update = partial(every, when=UPDATE)
+every_trained = partial(every, when=TRAINED)
 plain = partial(declare, algorithms=("ppo", "grpo"))
 critic = partial(declare, algorithms=CRITIC)
+critic_trained = partial(declare, algorithms=("ba_ppo",), when=TRAINED)
 trained = partial(declare, when=TRAINED)
 updated = partial(declare, when=UPDATE)
+replaying = partial(declare, when="steps that replay")
+reevaluating = partial(declare, when="steps that re-evaluate")
+# Those of a setting or an incident.
+between_syncs = partial(declare, when="steps that re-evaluate while the engines hold older weights", optional=True)
+without_update = partial(every, when="steps without an update", optional=True)
+with_entropy = partial(every, when="`--actor.entropy_coef` is set", optional=True)
+with_scores = partial(every, when="rewards not from a model", optional=True)
+with_dynamic_filter = partial(plain, when="`--algo.dynamic_filtering_enable`", optional=True)
+with_engine_ratio = partial(
+    every, when="`--adapt.ratio decoupled` or `--algo.advantage.is_correction_level`", optional=True
+)
 
 
 def _of_single_methods() -> tuple[Metric, ...]:
@@ -57,13 +69,9 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             tokens/generated_total | tokens | Tokens generated | | Tokens generated so far in this run, \
                 re-evaluation included.
         """),
-        *declare(
-            """
-                length/SOURCE | tokens | Response length by source | | Mean length of a response that is trained on.
-            """,
-            algorithms=ALL,
-            when=TRAINED,
-        ),
+        *every_trained("""
+            length/SOURCE | tokens | Response length by source | | Mean length of a response that is trained on.
+        """),
         *declare("""
             prompts/passed_over | prompts | Prompts passed over | | Prompts drawn from the data and not generated \
                 for, by a method that chooses prompts.
@@ -108,15 +116,10 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             tokens/reference_kept | tokens | Reference log-probs kept | | Generated tokens of the batch that the \
                 reference model did not have to compute again.
         """),
-        *declare(
-            """
-                skipped_update | | Skipped update | | 1 if nothing was left to train on. The step then has no \
-                    metrics of the training.
-            """,
-            algorithms=ALL,
-            when="steps without an update",
-            optional=True,
-        ),
+        *without_update("""
+            skipped_update | | Skipped update | | 1 if nothing was left to train on. The step then has no \
+                metrics of the training.
+        """),
     ),
     "Re-evaluation": (
         ATTEMPTS,
@@ -128,13 +131,10 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
                 timing/reevaluation, or the wait after the fresh groups were done if hard prompts were generated \
                 together with them.
         """),
-        *declare(
-            """
-                reevaluation/improved_share | 0 to 1 | Re-evaluated and improved | Eq. 6 | Share of the hard \
-                    prompts generated again whose new group was trained on.
-            """,
-            when="steps that re-evaluate",
-        ),
+        *reevaluating("""
+            reevaluation/improved_share | 0 to 1 | Re-evaluated and improved | Eq. 6 | Share of the hard \
+                prompts generated again whose new group was trained on.
+        """),
     ),
     "Buffers and thresholds": tuple(metric for metric in BAPO.METRICS if metric not in (CAPACITY, ATTEMPTS)),
     "Staleness": (
@@ -142,18 +142,14 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
             staleness/rollout_policy | trainer steps | Age of the rollout weights | t mod v | How many trainer \
                 steps old the weights were that generated the fresh groups.
         """),
-        *declare(
-            """
-                staleness/replayed_steps_mean | trainer steps | Age of the replayed groups | | Mean age of the \
-                    groups in X3.
-                staleness/replayed_steps_max | trainer steps | Age of the oldest replayed group | | Age of the \
-                    oldest group in X3.
-                staleness/replayed_syncs_mean | syncs | Syncs since the replayed groups | | Mean number of syncs \
-                    of the rollout engines since the groups' weights.
-                staleness/replayed_syncs_max | syncs | Syncs since the oldest of them | | The same for the oldest group.
-            """,
-            when="steps that replay",
-        ),
+        *replaying("""
+            staleness/replayed_steps_mean | trainer steps | Age of the replayed groups | | Mean age of the groups in X3.
+            staleness/replayed_steps_max | trainer steps | Age of the oldest replayed group | | Age of the \
+                oldest group in X3.
+            staleness/replayed_syncs_mean | syncs | Syncs since the replayed groups | | Mean number of syncs \
+                of the rollout engines since the groups' weights.
+            staleness/replayed_syncs_max | syncs | Syncs since the oldest of them | | The same for the oldest group.
+        """),
         *trained("""
             tv/SOURCE | 0 to 1 | Distance to today's policy | Eq. 9, 10 | Sampled total variation distance between \
                 today's policy and the one that generated the source: mean of max(0, 1 - pi(y|x) / alpha(y|x)).
@@ -172,16 +168,12 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
                 c also A < 0 and rho > c.
             advantage/SOURCE_abs | | Advantages | Eq. 2, A.9 | Mean of |A| over tokens, as the loss takes it.
         """),
-        *declare(
-            """
-                value/SOURCE_error | reward | Error of the critic | A.9 | Root mean square of value minus return \
-                    over tokens.
-                value/SOURCE_bias | reward | Bias of the critic | A.9 | Mean of value minus return over tokens. \
-                    Above 0, the critic expects too much.
-            """,
-            algorithms=("ba_ppo",),
-            when=TRAINED,
-        ),
+        *critic_trained("""
+            value/SOURCE_error | reward | Error of the critic | A.9 | Root mean square of value minus return \
+                over tokens.
+            value/SOURCE_bias | reward | Bias of the critic | A.9 | Mean of value minus return over tokens. \
+                Above 0, the critic expects too much.
+        """),
     ),
     "Theorem 3.2": (
         *updated("""
@@ -202,14 +194,10 @@ CATALOGUE: dict[str, tuple[Metric, ...]] = {
                 are generated together with them.
             timing/step_total | seconds | Step | | Sum of all timing/*.
         """),
-        *declare(
-            """
-                timing/reevaluation | seconds | Re-evaluation | | Generating hard prompts again on their own, with \
-                    the weight syncs that this takes.
-            """,
-            when="steps that re-evaluate while the engines hold older weights",
-            optional=True,
-        ),
+        *between_syncs("""
+            timing/reevaluation | seconds | Re-evaluation | | Generating hard prompts again on their own, with \
+                the weight syncs that this takes.
+        """),
         *declare("""
             timing/adapt | seconds | Making the batch | | Making the batch.
         """),
@@ -246,46 +234,26 @@ OPENRLHF: tuple[Metric, ...] = (
         rollout/response_length_mean | tokens | Response length | | The same as response_length.
         rollout/truncated_rate | 0 to 1 | Truncated | | The same as truncated.
     """),
-    *declare(
-        """
-            entropy_loss | nats | Entropy | | Mean entropy of the actor's next-token distribution.
-        """,
-        algorithms=ALL,
-        when="`--actor.entropy_coef` is set",
-        optional=True,
-    ),
-    *declare(
-        """
-            vllm_kl | nats | KL to the engine | | Mean of log alpha - log pi_old over tokens.
-            is_filter_ratio | 0 to 1 | Corrected weights | | Share of tokens (or responses) whose weight prox / \
-                alpha was truncated or masked.
-        """,
-        algorithms=ALL,
-        when=ENGINE_RATIO,
-        optional=True,
-    ),
-    *declare(
-        """
-            score | reward | Score | | Mean of the reward function's "scores".
-        """,
-        algorithms=ALL,
-        when="rewards not from a model",
-        optional=True,
-    ),
+    *with_entropy("""
+        entropy_loss | nats | Entropy | | Mean entropy of the actor's next-token distribution.
+    """),
+    *with_engine_ratio("""
+        vllm_kl | nats | KL to the engine | | Mean of log alpha - log pi_old over tokens.
+        is_filter_ratio | 0 to 1 | Corrected weights | | Share of tokens (or responses) whose weight prox / \
+            alpha was truncated or masked.
+    """),
+    *with_scores("""
+        score | reward | Score | | Mean of the reward function's "scores".
+    """),
     *critic("""
         critic_loss | reward^2 | Critic loss | A.9 | Half the mean squared error of the values.
         values | reward | Values | A.9 | Mean value over tokens.
         critic_grad_norm | | Gradient norm of the critic | | Gradient norm of the critic, mean over micro-batches.
         critic_lr | | Learning rate of the critic | | Learning rate of the critic, mean over micro-batches.
     """),
-    *declare(
-        """
-            dynamic_filtering_pass_rate | percent | Pass rate | | Responses kept for each prompt drawn, times 100.
-        """,
-        algorithms=("ppo", "grpo"),
-        when="`--algo.dynamic_filtering_enable`",
-        optional=True,
-    ),
+    *with_dynamic_filter("""
+        dynamic_filtering_pass_rate | percent | Pass rate | | Responses kept for each prompt drawn, times 100.
+    """),
 )
 
 

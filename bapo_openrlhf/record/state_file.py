@@ -36,6 +36,7 @@ REFUSED = "a checkpoint holds dense arrays of safetensors' dtypes, in this machi
 # A JSON object with this key represents a value that JSON does not have: {MARK: its type, "of": its content}.
 MARK = "$"
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 blake2b = partial(hashlib.blake2b, digest_size=32)  # 64 hexadecimal digits
 NO_DIGEST = b"0" * 64
 
@@ -115,7 +116,7 @@ def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> di
             for key, part in deserialize(raw)
             if part["dtype"] in NUMPY_NAMES  # only torch has the other types
         }
-    return _Decoder(loaded, tensors_path, tensors=tensors).value(document["state"])
+    return _decoded(document["state"], loaded, tensors_path, tensors=tensors)
 
 
 # ── Writing one file completely or not at all ──
@@ -222,7 +223,7 @@ class _Encoder:
             return value
         if kind is str:
             # In JSON two lone surrogates look like the character that they form as a pair.
-            return value if _is_unicode(value) else {MARK: "str", "of": [ord(char) for char in value]}
+            return {MARK: "str", "of": [ord(char) for char in value]} if SURROGATE.search(value) else value
         if kind is int:
             # Readers of JSON differ beyond 64 bits, and Python limits the digits of decimal numbers.
             return value if -(2**63) <= value < 2**64 else {MARK: "int", "of": hex(value)}
@@ -273,49 +274,42 @@ class _Encoder:
             raise TypeError(f"{path} has dtype {dtype.str}: {REFUSED}")
 
 
-class _Decoder:
-    """Inverse of `_Encoder`. It gets the arrays by their running numbers, and the path of their file."""
+def _decoded(value: Any, loaded: Mapping[str, Any], path: Path, *, tensors: bool) -> Any:
+    """Inverse of `_Encoder.value`.
 
-    def __init__(self, loaded: Mapping[str, Any], path: Path, *, tensors: bool) -> None:
-        self.loaded = loaded
-        self.path = path
-        self.tensors = tensors  # whether torch tensors are wanted
-
-    def value(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self.value(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if MARK not in value:
-            return {key: self.value(item) for key, item in value.items()}
-        kind, content = value[MARK], value["of"]
-        if kind == "dict":
-            return {self.value(key): self.value(item) for key, item in content}
-        if kind == "tuple":
-            return tuple(self.value(item) for item in content)
-        if kind == "str":
-            return "".join(map(chr, content))
-        if kind == "int":
-            return int(content, 16)
-        if kind == "float":
-            return struct.unpack(">d", bytes.fromhex(content))[0]
-        if kind == "scalar":
-            dtype, bits = content
-            return np.frombuffer(bytes.fromhex(bits), dtype)[0]
-        if kind == "tensor" and not self.tensors:
-            return None
-        if content not in self.loaded:
-            raise CheckpointError(f"{self.path} lacks tensor {content}")
-        tensor = self.loaded[content]
-        return tensor if kind == "tensor" or isinstance(tensor, np.ndarray) else tensor.numpy()
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    Args:
+        value: What JSON holds.
+        loaded: The arrays by their running numbers.
+        path: The file of the arrays.
+        tensors: Whether torch tensors are wanted. Otherwise they are None.
+    """
+    decoded = partial(_decoded, loaded=loaded, path=path, tensors=tensors)
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if MARK not in value:
+        return {key: decoded(item) for key, item in value.items()}
+    kind, content = value[MARK], value["of"]
+    if kind == "dict":
+        return {decoded(key): decoded(item) for key, item in content}
+    if kind == "tuple":
+        return tuple(decoded(item) for item in content)
+    if kind == "str":
+        return "".join(map(chr, content))
+    if kind == "int":
+        return int(content, 16)
+    if kind == "float":
+        return struct.unpack(">d", bytes.fromhex(content))[0]
+    if kind == "scalar":
+        dtype, bits = content
+        return np.frombuffer(bytes.fromhex(bits), dtype)[0]
+    if kind == "tensor" and not tensors:
+        return None
+    if content not in loaded:
+        raise CheckpointError(f"{path} lacks tensor {content}")
+    tensor = loaded[content]
+    return tensor if kind == "tensor" or isinstance(tensor, np.ndarray) else tensor.numpy()
 
 
 def _article(value: Any) -> str:

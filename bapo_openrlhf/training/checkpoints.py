@@ -14,23 +14,22 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import load_state, save_state
-from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.recorder import Base, RecordedTrainer
 
 STATE_VERSION = 1
-Base = plain_class(PPOTrainer)
 logger = init_logger(__name__)
 
 
-class WholeCheckpoints(Base):
+class WholeCheckpoints(RecordedTrainer):
     """OpenRLHF's trainer with whole checkpoints. `AdaptedPPOTrainer` extends it, and owns the state that it saves."""
 
-    def open_checkpoints(self) -> None:
-        """Open the store of checkpoints. Call this once in the constructor."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.checkpoints = CheckpointStore(Path(self.args.ckpt.path), critic=self.critic_model_group is not None)
         self.resumed_engine_step: int | None = None  # set after a resume, until the engines hold their weights again
         self._epoch_done = False
@@ -60,7 +59,7 @@ class WholeCheckpoints(Base):
         """Restore what `state_dict` returned.
 
         Raises:
-            ValueError: the state has another format, method or group size.
+            ValueError: The state has another format, method or group size.
         """
         size = self.args.rollout.n_samples_per_prompt
         if state["version"] != STATE_VERSION:
@@ -88,7 +87,6 @@ class WholeCheckpoints(Base):
         """Restore OpenRLHF's state and the state of the layer, and continue the record at the checkpoint."""
         states = super().init_checkpoint_states()
         if states["global_step"]:
-            self.recorder.resume(states["global_step"])
             self.phase = "resuming"
             tag = self.args.checked.resume_tag
             state = load_state(self.checkpoints.folder(tag))
@@ -118,15 +116,13 @@ class WholeCheckpoints(Base):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
-        """Record the step's metrics, then log and save as OpenRLHF does. A saved checkpoint is made whole."""
+        """Record, log and save the step. A saved checkpoint is made whole."""
         self._epoch_done = self.samples_generator.exhausted
         if self._epoch_done:
             client_states["episode"] += 1  # otherwise OpenRLHF would repeat the data of this episode after a resume
         saves = global_step % self.args.ckpt.save_steps == 0
         with self._whole_checkpoint(f"global_step{global_step}") if saves else nullcontext():
-            self.recorder.add_metrics(global_step, logs_dict)
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
-            self.profile.step_ended()
 
     @extends(Base)
     def save_best_checkpoint(self, eval_metrics: dict, global_step: int, client_states: Any = None) -> None:

@@ -47,7 +47,7 @@ def extends(base: type) -> Callable[[Method], Method]:
     tools/openrlhf_contract.py records the overridden methods, and tells what another version of OpenRLHF changes.
 
     Raises:
-        RuntimeError: at import, if `base` has no method of this name, because OpenRLHF would never call the override.
+        RuntimeError: `base` has no method of this name, so OpenRLHF would never call the override. Raised at import.
     """
 
     def check(method: Method) -> Method:

@@ -55,7 +55,7 @@ def order_info(samples: Sequence[Experience]) -> None:
     """Put the keys of all samples' `info` into one order, because the ranks reduce metrics one after the other.
 
     Raises:
-        ValueError: samples have different keys. The ranks would reduce one metric together with another.
+        ValueError: Samples have different keys. The ranks would reduce one metric together with another.
     """
     keys = list(samples[0].info)
     for sample in samples:
@@ -105,7 +105,7 @@ def shares(experiences: Sequence[Experience], ranks: int) -> dict[str, list[Any]
         ranks: Number of data-parallel ranks.
 
     Raises:
-        ValueError: see `order_info`.
+        ValueError: See `order_info`.
     """
     places = [place for experience in experiences for place in experience.index or []]
     # OpenRLHF's function removes the index of what it gets. So it gets copies, because the critic's shares are made
@@ -140,7 +140,7 @@ class DealtBatch:
         batches: The batches of this process: those of the actor's ranks, one rank after the other, without fillers.
 
     Raises:
-        ValueError: see `order_info`.
+        ValueError: See `order_info`.
     """
 
     def __init__(self, samples: Sequence[Experience], actor: RayActorGroup, cut: Cut, pad: int) -> None:

@@ -99,24 +99,16 @@ class ForwardPass:
 
 
 @dataclass(frozen=True)
-class MadeExperience:
-    """What comes out of the experience maker: the experience of the M samples that stayed, and numbers about it.
+class MadeExperience(ForwardPass):
+    """What comes out of the experience maker: the experience of the samples that stayed, and numbers about it.
 
     Attributes:
-        experiences: The experience, as OpenRLHF's trainer takes it.
-        origins: Where each sample comes from.
-        log_ratios: Log ratio of each sample as in `ForwardPass`, shape (M,).
         tokens: What the loss takes of each source's tokens.
         errors: Error of each group, see `group_errors`.
-        reference_kept: Number of generated tokens that were not sent to the reference model.
     """
 
-    experiences: list[Experience]
-    origins: Sequence[SampleOrigin]
-    log_ratios: np.ndarray
     tokens: Mapping[str, SourceTokens]
     errors: np.ndarray
-    reference_kept: int
 
 
 class AdaptedExperienceMaker(RemoteExperienceMaker):
@@ -176,7 +168,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         self._weigh(experiences, origins)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
         log_ratios = passed.log_ratios[list(kept)]
-        return MadeExperience(experiences, origins, log_ratios, tokens, errors, passed.reference_kept)
+        return MadeExperience(experiences, origins, log_ratios, passed.reference_kept, tokens, errors)
 
     @extends(RemoteExperienceMaker)
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.group import Group, Prompt, exact_reward, exact_sum
-from bapo_openrlhf.training.samples import groups_of, prompt_of
+from bapo_openrlhf.training.samples import groups_of, in_groups, prompt_of
 
 logger = init_logger(__name__)
 
@@ -118,20 +119,11 @@ def generated_groups(
     come after them.
     """
     chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
-    whole = [all(map(usable, chunk)) for chunk in chunks]
-    order = sorted(range(len(chunks)), key=lambda index: not whole[index])
-    return [
-        GeneratedGroup(
-            uid=first_uid + number,
-            source=source,
-            prompt=prompt_of(chunks[index][0]),
-            samples=chunks[index],
-            mean=exact_sum([exact_reward(sample.rewards[0]) for sample in chunks[index]]) / len(chunks[index])
-            if whole[index]
-            else None,
-        )
-        for number, index in enumerate(order)
-    ]
+    groups = []
+    for failed, chunk in sorted(((not all(map(usable, chunk)), chunk) for chunk in chunks), key=itemgetter(0)):
+        mean = None if failed else exact_sum([exact_reward(sample.rewards[0]) for sample in chunk]) / len(chunk)
+        groups.append(GeneratedGroup(first_uid + len(groups), source, prompt_of(chunk[0]), chunk, mean))
+    return groups
 
 
 def is_usable(sample: Experience) -> bool:
@@ -149,13 +141,10 @@ def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:
         size: Number of responses of a group.
 
     Raises:
-        ValueError: the samples are not whole groups.
+        ValueError: The samples are not whole groups.
     """
-    if len(samples) % size:
-        raise ValueError(f"{len(samples)} samples are not whole groups of {size}")
-    usable = []
-    for start in range(0, len(samples), size):
-        members = samples[start : start + size]
+    usable: list[Experience] = []
+    for members in in_groups(samples, size):
         if all(map(is_usable, members)):
             usable += members
         else:

@@ -7,27 +7,19 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
-from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
-from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward
-from bapo_openrlhf.training.recorder import StepRecorder, profile_of
+from bapo_openrlhf.training.recorder import Base, RecordedTrainer
 from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
 
-Base = plain_class(PPOTrainer)
 
-
-class RecordedPPOTrainer(Base):
-    """OpenRLHF's trainer, which also records the run."""
+class RecordedPPOTrainer(RecordedTrainer):
+    """OpenRLHF's trainer, which also records what each step generated."""
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
-        torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        self.recorder = StepRecorder(self.args, self.tokenizer)
-        self.profile = profile_of(self, self.recorder.folder, engines=[])
         self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
         self.samples_generator = RecordedSamplesGenerator(
             strategy=strategy,
@@ -39,21 +31,12 @@ class RecordedPPOTrainer(Base):
         )
 
     @extends(Base)
-    def init_checkpoint_states(self) -> dict[str, Any]:
-        """Restore OpenRLHF's state, and continue the record at the checkpoint."""
-        states = super().init_checkpoint_states()
-        if states["global_step"]:
-            self.recorder.resume(states["global_step"])
-        return states
-
-    @extends(Base)
     def fit(self, global_step: int = 0) -> None:
         """Train.
 
         OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
         """
         super().fit(global_step)
-        self.profile.finish()
         if self.filtered:
             step = self.recorder.step + 1
             self.recorder.record.append(step, {"skipped_update": 1, **self._counts([], step)})
@@ -95,22 +78,6 @@ class RecordedPPOTrainer(Base):
         if trained:
             status["length/fresh"] = tokens / len(trained)
         return status
-
-    @extends(Base)
-    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
-        """Evaluate as OpenRLHF does, and record the result."""
-        numbers = super().evaluate(global_step, **generate_kwargs)
-        self.recorder.record.append_evaluation(global_step, numbers)
-        return numbers
-
-    @extends(Base)
-    def save_logs_and_checkpoints(
-        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
-    ) -> None:
-        """Record the step's metrics, then log and save as OpenRLHF does."""
-        self.recorder.add_metrics(global_step, logs_dict)
-        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
-        self.profile.step_ended()
 
 
 def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,18 +62,6 @@ def stop_trace(profiler: Any, folder: str, process: str) -> Trace:
         rows.append((event.key, seconds, event.count))
     rows.sort(key=lambda row: -row[1])
     return Trace(process, rows[:OPERATORS])
-
-
-class Profiled:
-    """A mixin for OpenRLHF's workers, which lets them be profiled."""
-
-    def start_trace(self) -> None:
-        """Start torch's profiler."""
-        self._profiler = start_trace()
-
-    def stop_trace(self, folder: str, model: str) -> Trace:
-        """Stop the profiler and write the trace of this rank."""
-        return stop_trace(self._profiler, folder, f"{model}_rank{torch.distributed.get_rank()}")
 
 
 def start_in_engine(worker: Any) -> None:
@@ -143,10 +130,7 @@ class Profile:
 def ray_timeline() -> list[dict[str, Any]]:
     """Ray's time line of all processes so far, as events in Chrome's format with ts and dur in microseconds."""
     time.sleep(2)  # because workers report their calls to Ray's server about once a second
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        ray.timeline(filename=file.name)
-        events: list[dict[str, Any]] = json.loads(Path(file.name).read_text(encoding="utf-8"))
-    return events
+    return ray.timeline()
 
 
 def calls_within(events: Iterable[dict[str, Any]], start: float, end: float) -> list[dict[str, Any]]:

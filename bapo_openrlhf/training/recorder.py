@@ -10,13 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.record.answers import PromptStates, shortened
-from bapo_openrlhf.record.run_record import RunRecord, read_answers, read_metrics
+from bapo_openrlhf.record.run_record import ANSWERS, EVALUATIONS, GROUPS, RunRecord, read_answers, read_metrics
+from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generated import GeneratedGroup
 from bapo_openrlhf.training.profiling import Profile
+
+Base = plain_class(PPOTrainer)
 
 
 class StepRecorder:
@@ -59,10 +64,10 @@ class StepRecorder:
             trained: Number of tokens that the step trained on.
         """
         self.step = step
-        self.record.append_groups(step, [group.row(states.get(group.uid, FAILED)) for group in groups])
+        self.record.append_rows(GROUPS, step, [group.row(states.get(group.uid, FAILED)) for group in groups])
         if self._answer_chars:
             answers = answers_of(groups, self._prompt_states, self._tokenizer, self._answer_chars)
-            self.record.append_answers(step, answers)
+            self.record.append_rows(ANSWERS, step, answers)
         rollouts, generated = sum(len(group.samples) for group in groups), sum(group.tokens for group in groups)
         self.rollouts += rollouts
         self.tokens["generated"] += generated
@@ -112,18 +117,49 @@ def _response_text(sample: Experience, tokenizer: Any) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def profile_of(trainer: Any, folder: Path, engines: Sequence[Any]) -> Profile:
-    """The profile of a trainer's run (`--run.profile_steps`).
+class RecordedTrainer(Base):
+    """OpenRLHF's trainer, which writes down its steps and its evaluations, and can be profiled."""
 
-    Args:
-        trainer: OpenRLHF's trainer.
-        folder: Folder of the run's record.
-        engines: Rollout engines that can be traced. OpenRLHF's own engines cannot be.
-    """
-    groups = {
-        "actor": trainer.actor_model_group,
-        "critic": trainer.critic_model_group,
-        "reference": trainer.reference_model_group,
-        "reward": trainer.reward_model_group,
-    }
-    return Profile(folder, trainer.args.run.profile_steps, groups, engines)
+    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
+        torch.manual_seed(strategy.args.train.seed)
+        super().__init__(pretrain, strategy, *args, **kwargs)
+        self.recorder = StepRecorder(self.args, self.tokenizer)
+        groups = {
+            "actor": self.actor_model_group,
+            "critic": self.critic_model_group,
+            "reference": self.reference_model_group,
+            "reward": self.reward_model_group,
+        }
+        engines = self.vllm_engines if self.args.adapt.enabled else []  # OpenRLHF's own engines cannot be traced
+        self.profile = Profile(self.recorder.folder, self.args.run.profile_steps, groups, engines)
+
+    @extends(Base)
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Restore OpenRLHF's state, and continue the record at the checkpoint."""
+        states = super().init_checkpoint_states()
+        if states["global_step"]:
+            self.recorder.resume(states["global_step"])
+        return states
+
+    @extends(Base)
+    def fit(self, global_step: int = 0) -> None:
+        """Train. A profile that is not complete yet is written at the end."""
+        super().fit(global_step)
+        self.profile.finish()
+
+    @extends(Base)
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
+        """Evaluate as OpenRLHF does, and record the result."""
+        numbers = super().evaluate(global_step, **generate_kwargs)
+        self.recorder.record.append_rows(EVALUATIONS, global_step, [numbers])
+        return numbers
+
+    @extends(Base)
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
+    ) -> None:
+        """Record the step's metrics, then log and save as OpenRLHF does."""
+        self.recorder.add_metrics(global_step, logs_dict)
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        self.profile.step_ended()

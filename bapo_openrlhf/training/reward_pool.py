@@ -149,12 +149,6 @@ class RewardPool:
         self._starter.shutdown()
         atexit.unregister(self.close)
 
-    def __enter__(self) -> RewardPool:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
-
     def _take(self) -> _Worker:
         """Take a free worker, or start a new one."""
         while (worker := self._pop_idle()) is not None:

@@ -20,29 +20,17 @@ from tqdm import tqdm
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.generated import usable_groups
+from bapo_openrlhf.training.weight_sync import ChangedHandle
 
 
-class SeededEngine:
-    """A rollout engine that adds a seed to each request of OpenRLHF's generator.
+def seeded(engine: Any, next_seed: Callable[[], int | None]) -> ChangedHandle:
+    """The handle of a rollout engine, which adds a seed to each request of OpenRLHF's generator.
 
     Without seeds vLLM has one random stream for all requests, in the order in which they arrive. Such a run cannot be
     repeated.
     """
-
-    def __init__(self, engine: Any, next_seed: Callable[[], int | None]) -> None:
-        self._engine = engine
-        self.generate_responses = _SeededMethod(engine.generate_responses, next_seed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-
-class _SeededMethod:
-    def __init__(self, method: Any, next_seed: Callable[[], int | None]) -> None:
-        self._method, self._next_seed = method, next_seed
-
-    def remote(self, **kwargs: Any) -> Any:
-        return self._method.remote(**kwargs, seed=self._next_seed())
+    method = engine.generate_responses
+    return ChangedHandle(engine, generate_responses=lambda **request: method.remote(**request, seed=next_seed()))
 
 
 def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
@@ -60,11 +48,10 @@ def reward_of(value: Any) -> float | None:
     return numbers[0] if len(numbers) == 1 and math.isfinite(numbers[0]) else None
 
 
-class ChosenPrompts:
-    """The prompts that one step generates for: more are drawn from the data than are needed, and some are chosen.
-
-    It is an iterator in the place of OpenRLHF's iterator over the data. Each item is (data source, prompt, label,
-    images), in lists of one.
+def chosen_prompts(
+    items: Iterator[Any], count: int, candidates: int, choose: Callable[[Sequence[Prompt], int], Sequence[int]]
+) -> tuple[Iterator[Any], int]:
+    """Draw more prompts from the data than a step generates for, and choose some of them.
 
     Args:
         items: OpenRLHF's iterator over the data.
@@ -73,36 +60,21 @@ class ChosenPrompts:
         choose: Called with the drawn prompts and the number of prompts to choose. Returns the positions of the chosen
             prompts, each once.
 
-    Attributes:
-        passed_over: Number of prompts that were drawn and not chosen.
+    Returns:
+        The chosen prompts in the form of `items`: (data source, prompt, label, images), in lists of one. Then the
+        number of prompts that were drawn and not chosen.
 
     Raises:
         ValueError: `choose` returned a wrong number of positions, one position twice, or one that does not exist.
     """
-
-    def __init__(
-        self,
-        items: Iterator[Any],
-        count: int,
-        candidates: int,
-        choose: Callable[[Sequence[Prompt], int], Sequence[int]],
-    ) -> None:
-        drawn = list(zip(*_collect_prompt_batch(items, count * candidates)[:3], strict=True))
-        prompts = [Prompt(text, label, images or None) for text, label, images in drawn]
-        count = min(count, len(drawn))
-        # At the end of the data there may be no more prompts than needed. All of them are then taken.
-        chosen = list(choose(prompts, count)) if len(drawn) > count else list(range(count))
-        if len(set(chosen)) != count or len(chosen) != count or not set(chosen) <= set(range(len(drawn))):
-            raise ValueError(
-                f"{count} of {len(drawn)} prompts were to be chosen, each once; the positions are {chosen}"
-            )
-        self.passed_over = len(drawn) - count
-        self._items = iter(
-            [(None, [text], [label], [images]) for text, label, images in map(drawn.__getitem__, chosen)]
-        )
-
-    def __next__(self) -> Any:
-        return next(self._items)
+    drawn = list(zip(*_collect_prompt_batch(items, count * candidates)[:3], strict=True))
+    count = min(count, len(drawn))
+    chosen = list(range(count))
+    if len(drawn) > count:  # otherwise the data ends here, and all drawn prompts are taken
+        chosen = list(choose([Prompt(text, label, images or None) for text, label, images in drawn], count))
+    if len(chosen) != count or len(set(chosen)) != count or not set(chosen) <= set(range(len(drawn))):
+        raise ValueError(f"{count} of {len(drawn)} prompts were to be chosen, each once; the positions are {chosen}")
+    return iter([(None, *([part] for part in drawn[place])) for place in chosen]), len(drawn) - count
 
 
 class RecordedSamplesGenerator(SamplesGenerator):
@@ -144,8 +116,8 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         begin_step: Called when the fresh prompts of a step have been dispatched. Returns the hard prompts to
             re-evaluate together with them.
         step: Returns the trainer step, for the seeds.
-        candidates: See `ChosenPrompts`.
-        choose: See `ChosenPrompts`.
+        candidates: See `chosen_prompts`.
+        choose: See `chosen_prompts`.
 
     Attributes:
         passed_over: Number of prompts that the last step drew and did not generate for.
@@ -169,12 +141,12 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         # object's own copy of the arguments.
         self.args = copy.deepcopy(strategy.args)
         self.args.algo.advantage.is_correction_level = "token"
-        self.vllm_engines = [SeededEngine(engine, self._next_seed) for engine in self.vllm_engines]
+        self.vllm_engines = [seeded(engine, self._next_seed) for engine in self.vllm_engines]
         self.begin_step, self.step = begin_step, step
         self.candidates, self.choose, self.passed_over = candidates, choose, 0
         self.rng_after_first_draw: torch.Tensor | None = None
         self.added_seconds = 0.0
-        self._kind = "evaluation"  # of the prompts that are dispatched now, for their seeds
+        self._kind = "evaluation"  # the kind of the prompts that are dispatched now, for their seeds
         self._numbers = itertools.count()
         self._dispatched: dict[str, int] = {}
         self._hard_requests: list[Any] = []  # requests for hard prompts that were dispatched with the fresh ones
@@ -225,8 +197,8 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         """Generate for prompts of the data, which are chosen first if there are more, and collect the hard samples."""
         passed_over = 0
         if self._kind == "fresh" and self.candidates > 1:
-            dataloader_iter = ChosenPrompts(dataloader_iter, num_prompts, self.candidates, self.choose)
-            passed_over = self.passed_over = dataloader_iter.passed_over
+            dataloader_iter, passed_over = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
+            self.passed_over = passed_over
         samples, consumed, exhausted = super()._generate_vllm(
             dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs
         )
@@ -247,7 +219,7 @@ class AdaptedSamplesGenerator(SamplesGenerator):
     @torch.no_grad()
     @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> tuple[list[Experience], float | None, int, bool]:
-        """Generate the fresh samples of a step. Groups are in the order of their prompts, whichever is done first."""
+        """Generate the fresh samples of a step. Groups are in the order of their prompts."""
         self._dispatched = {}
         self._kind, self._numbers = "fresh", itertools.count()
         if self.rng_after_first_draw is not None:

@@ -46,6 +46,17 @@ def response_of(sample: Experience) -> Response:
     )
 
 
+def in_groups(samples: Sequence[Experience], size: int) -> list[Sequence[Experience]]:
+    """The samples of each group.
+
+    Raises:
+        ValueError: The samples are not whole groups.
+    """
+    if len(samples) % size:
+        raise ValueError(f"{len(samples)} samples are not whole groups of {size}")
+    return [samples[start : start + size] for start in range(0, len(samples), size)]
+
+
 def groups_of(
     samples: Sequence[Experience], group_size: int, *, first_uid: int, step: int, policy_step: int
 ) -> list[Group]:
@@ -59,17 +70,15 @@ def groups_of(
         policy_step: Number of updates behind the weights that generated the samples.
 
     Raises:
-        ValueError: the samples are not whole groups.
+        ValueError: The samples are not whole groups, or a group has several prompts.
     """
-    if len(samples) % group_size:
-        raise ValueError(f"{len(samples)} samples are not whole groups of {group_size}")
     groups = []
-    for start in range(0, len(samples), group_size):
-        members = samples[start : start + group_size]
+    for number, members in enumerate(in_groups(samples, group_size)):
         if len({(m.prompts[0], str(m.labels[0])) for m in members}) != 1:
+            start = number * group_size
             raise ValueError(f"samples {start} to {start + group_size} are not responses to one prompt")
-        responses = tuple(response_of(member) for member in members)
-        groups.append(Group(first_uid + len(groups), prompt_of(members[0]), responses, step, policy_step))
+        responses = tuple(map(response_of, members))
+        groups.append(Group(first_uid + number, prompt_of(members[0]), responses, step, policy_step))
     return groups
 
 
@@ -82,9 +91,7 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
     for start, end in response.action_spans:
         mask[start:end] = 1
     log_probs[mask.bool()] = torch.from_numpy(response.log_probs.copy())
-    first, last = response.action_spans[0][0] if response.action_spans else 0, 0
-    if response.action_spans:
-        last = response.action_spans[-1][1]
+    spans = response.action_spans or ((0, 0),)
     extras, info = response.extras, response.extras["info"]
     if response.external:  # its extras are copied from the generated response that it replaces
         own = {"reward": response.reward, "score": response.reward, "response_clip_ratio": False}
@@ -102,7 +109,7 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
         mm_train_inputs=[extras["mm_train_inputs"]],
         rewards=torch.tensor([response.reward]),
         scores=None if extras["score"] is None else torch.tensor([extras["score"]]),
-        response_length=torch.tensor([last - first]),
+        response_length=torch.tensor([spans[-1][1] - spans[0][0]]),
         truncated=torch.tensor([extras["truncated"]]),
         total_length=torch.tensor([float(length)]),
         info={key: torch.tensor([value]) for key, value in info.items()},

@@ -15,11 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-import torch
-from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps, in_parts
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.group import Prompt, mean_reward
@@ -29,17 +27,17 @@ from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.methods import Method
 from bapo_openrlhf.training.checkpoints import WholeCheckpoints
-from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.data_files import read_traces
+from bapo_openrlhf.training.dealing import dealt_batches, ranks_of
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
-from bapo_openrlhf.training.finetuning import finetune
 from bapo_openrlhf.training.generated import GeneratedStep
-from bapo_openrlhf.training.recorder import StepRecorder, profile_of
+from bapo_openrlhf.training.recorder import Base
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.samples import samples_of
 from bapo_openrlhf.training.traces import tokens_of
 
-Base = plain_class(PPOTrainer)
 logger = init_logger(__name__)
 
 
@@ -54,11 +52,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
     """
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
-        torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        self.recorder = StepRecorder(self.args, self.tokenizer)
-        self.profile = profile_of(self, self.recorder.folder, self.vllm_engines)
         adapt = self.args.adapt
         if adapt.kl_target == "behaviour":
             self.kl_ctl.value = self.args.checked.kl_coef
@@ -68,11 +62,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             known = {text for _, text, *_ in self.prompts_dataloader.dataset}
             self.method.take_traces(tokens_of(read_traces(self.method.traces), known, self.tokenizer, self.args))
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
-        schedule = RolloutSchedule(
-            delay=adapt.rollout_delay,
-            reevaluate_every=adapt.reevaluate_every,
-            evaluate_every=int(self.args.eval.steps) if evaluates else 0,
-        )
+        evaluate_every = int(self.args.eval.steps) if evaluates else 0
+        schedule = RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every, evaluate_every)
         sleep = self.args.vllm.enable_sleep
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, sleep=sleep)
         self.ledger = Ledger()
@@ -80,7 +71,6 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         self.phase = "starting"
         self.rollout_tv = 0.0
         self._prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
-        self.open_checkpoints()
         self.samples_generator = AdaptedSamplesGenerator(
             strategy=strategy,
             prompts_dataloader=self.prompts_dataloader,
@@ -111,17 +101,16 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         counts as a full one, and a method that fine-tunes adds one optimizer step to each trainer step.
         """
         epoch = epoch_steps(self.args, len(self.prompts_dataloader), self.method.candidates)
-        train_steps = epoch * self.args.train.num_episodes
         updates = self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
         finetunes = type(self.method).demonstrations is not Method.demonstrations
-        return train_steps * (updates + finetunes)
+        return epoch * self.args.train.num_episodes * (updates + finetunes)
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> None:
         """Train. At the start the engines hold the actor's initial weights, which are those of step 0.
 
         Raises:
-            RuntimeError: the run failed; names the step and the phase.
+            RuntimeError: The run failed. The message names the step and the phase.
         """
         try:
             ray.get([engine.isolate_rewards.remote(self.args.verifier) for engine in self.vllm_engines])
@@ -131,7 +120,6 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             if self.args.checked.resume_tag is None:
                 self.rollout_weights.keep_if_needed()
             super().fit(global_step)
-            self.profile.finish()
         except Exception as error:
             raise RuntimeError(f"step {self.step}, {self.phase}: {brief(error)}") from error
 
@@ -160,15 +148,12 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         """Evaluate today's policy as OpenRLHF does, and record the result."""
         self.phase = "evaluating"
         with self.rollout_weights.of_today(self.step, next_rollout=self.step):
-            numbers = super().evaluate(global_step, **generate_kwargs)
-            self.recorder.record.append_evaluation(global_step, numbers)
-            return numbers
+            return super().evaluate(global_step, **generate_kwargs)
 
     def _begin_step(self) -> list[Prompt]:
         """The hard prompts to re-evaluate together with the fresh prompts of a step.
 
-        These are all hard prompts of the step if the engines hold today's weights. Otherwise there are none, and all
-        of them are re-evaluated after the fresh prompts.
+        If the engines do not hold today's weights, there are none: all are re-evaluated after the fresh prompts.
         """
         self.phase = "generating"
         prompts = self.method.begin_step(self.step)
@@ -275,7 +260,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         """OpenRLHF's optimizer steps, then one of fine-tuning if the method names demonstrations.
 
         Raises:
-            FloatingPointError: a gradient is not finite. The weights are spoilt, but not those of the last checkpoint.
+            FloatingPointError: A gradient is not finite. The weights are spoilt, the last checkpoint is not.
         """
         self.phase = "training"
         status = super().ppo_train(global_steps)
@@ -285,14 +270,27 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         return status | self._finetune()
 
     def _finetune(self) -> dict[str, float]:
-        """One optimizer step of the actor on the demonstrations that the method names for this step."""
+        """Take one optimizer step of the actor's cross-entropy on the demonstrations that the method names."""
         demonstrations = self.method.demonstrations(self.step)
         if not demonstrations:
             return {}
         self.phase = "fine-tuning"
-        micro, sleep, pad = self.arithmetic.micro_train, self.args.ds.enable_sleep, self.tokenizer.pad_token_id
-        weight = self.method.finetune_weight
-        return finetune(demonstrations, self.actor_model_group, micro=micro, weight=weight, sleep=sleep, pad=pad)
+        actor, sleep = self.actor_model_group, self.args.ds.enable_sleep
+        samples, ranks, micro = samples_of(demonstrations), ranks_of(actor), self.arithmetic.micro_train
+        cut = lambda _, shares: [in_parts(share, micro) for share in shares]  # noqa: E731
+        if sleep:
+            ray.get(actor.async_run_method(method_name="reload_states"))
+        refs = actor.async_run_method_batch(
+            method_name="finetune",
+            demonstrations=dealt_batches(samples, ranks, cut, self.tokenizer.pad_token_id),
+            tokens=[sum(int(sample.action_mask.sum()) for sample in samples)] * ranks,
+            ranks=[ranks] * ranks,
+            weight=[self.method.finetune_weight] * ranks,
+        )
+        parts = ray.get(refs)[:: len(refs) // ranks]  # all processes of a tensor-parallel or ring group return the same
+        if sleep:
+            ray.get(actor.async_run_method(method_name="offload_states"))
+        return {"finetune/demonstrations": len(samples), "finetune/loss": sum(part for (part,) in parts)}
 
 
 def check_share(unusable: int, total: int, what: str, share: float, engines: Sequence[Any]) -> None:
@@ -306,7 +304,7 @@ def check_share(unusable: int, total: int, what: str, share: float, engines: Seq
         engines: The rollout engines, which count the failed calls of the reward function.
 
     Raises:
-        RuntimeError: the share is larger.
+        RuntimeError: The share is larger.
     """
     if unusable <= share * total:
         return

@@ -10,7 +10,7 @@ with many tensors. This is not done if actor and engine share a GPU and hand mem
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,23 @@ PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel,
 
 Piece = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor in a parcel."""
+
+
+class ChangedHandle:
+    """The handle of an engine. Some of its methods are replaced by functions of this process.
+
+    Args:
+        engine: Handle of the engine.
+        methods: A function for each replaced method.
+    """
+
+    def __init__(self, engine: Any, **methods: Callable[..., Any]) -> None:
+        self._engine = engine
+        for name, method in methods.items():
+            setattr(self, name, SimpleNamespace(remote=method))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 class Parcels:
@@ -40,7 +57,8 @@ class Parcels:
         self._tensors: list[torch.Tensor] = []  # a flat copy for each piece
         self._bytes = 0
         self._nothing_to_wait_for = ray.put(None)
-        self.engines = [_Engine(engine, self._announce) for engine in engines]
+        # Their `update_weight` only announces the next tensor.
+        self.engines = [ChangedHandle(engine, update_weight=self._announce) for engine in engines]
 
     def _announce(self, name: str, dtype: torch.dtype, shape: Sequence[int], empty_cache: bool = False) -> Any:
         self._announced = (name, tuple(shape))
@@ -68,17 +86,6 @@ class Parcels:
         loaded = [engine.update_weights.remote(pieces, flat.dtype) for engine in self._real]
         self._group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
         ray.get(loaded)
-
-
-class _Engine:
-    """The handle of an engine, whose `update_weight` only announces the next tensor."""
-
-    def __init__(self, engine: Any, announce: Any) -> None:
-        self._engine = engine
-        self.update_weight = SimpleNamespace(remote=announce)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 @contextmanager

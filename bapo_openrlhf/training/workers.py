@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -32,7 +32,7 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.training.checksums import digests, stacked
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
-from bapo_openrlhf.training.profiling import Profiled
+from bapo_openrlhf.training.profiling import Trace, start_trace, stop_trace
 from bapo_openrlhf.training.samples import EXTERNAL
 from bapo_openrlhf.training.weight_sync import in_parcels
 from bapo_openrlhf.training.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
@@ -51,9 +51,8 @@ class _WholeBatch:
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
-        self.strategy.backward = self._checked(self.strategy.backward)
+        backward = self.strategy.backward
 
-    def _checked(self, backward: Callable[..., None]) -> Callable[..., None]:
         def checked(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if not torch.isfinite(loss):
                 raise FloatingPointError(
@@ -61,7 +60,7 @@ class _WholeBatch:
                 )
             backward(loss, *args, **kwargs)
 
-        return checked
+        self.strategy.backward = checked
 
     @extends(ppo_actor.ActorPPOTrainer)
     @extends(ppo_critic.CriticPPOTrainer)
@@ -246,14 +245,8 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
         return status
 
 
-def _require_type(built: Any, kind: type) -> None:
-    """Raise RuntimeError if OpenRLHF built its own class, because gradients would then leak into the next batch."""
-    if not isinstance(built, kind):
-        raise RuntimeError(f"OpenRLHF's worker built a {type(built).__name__} and not a {kind.__name__}")
-
-
-class _OwnPort:
-    """A mixin for OpenRLHF's workers, which keeps the port of their process group.
+class _Worker:
+    """A mixin for OpenRLHF's workers, which keeps the port of their process group, and lets them be profiled.
 
     OpenRLHF chooses a free port, releases it, and listens on it only after the models' processes have started. In the
     meantime an engine or Ray may take the port. Here the socket with which the port was chosen stays bound. The kernel
@@ -268,9 +261,21 @@ class _OwnPort:
         self._port_holder.bind(("", 0))
         return self._port_holder.getsockname()[1]
 
+    def start_trace(self) -> None:
+        """Start torch's profiler."""
+        self._profiler = start_trace()
 
-class _Resumable:
-    """A mixin for OpenRLHF's workers: the state of the generator that shuffles the samples, for checkpoints."""
+    def stop_trace(self, folder: str, model: str) -> Trace:
+        """Stop the profiler and write the trace of this rank."""
+        return stop_trace(self._profiler, folder, f"{model}_rank{torch.distributed.get_rank()}")
+
+
+class _TrainingWorker(_Worker):
+    """A mixin for OpenRLHF's workers that train.
+
+    They take the shares that `dealing.shares` sends, and give checkpoints the state of the generator that shuffles the
+    samples.
+    """
 
     def rng_state(self) -> list[torch.Tensor]:
         """States of torch's generators as uint8: of the CPU, and of this rank's GPU if there is one."""
@@ -283,9 +288,11 @@ class _Resumable:
         if len(states) > 1 and torch.cuda.is_available():
             torch.cuda.set_rng_state(states[1])
 
-
-class _Dealt:
-    """A mixin for OpenRLHF's workers that train: they take the shares that `dealing.shares` sends."""
+    def _require_trainer(self, kind: type) -> None:
+        """Raise RuntimeError if OpenRLHF built its own class, because gradients would then leak into the next batch."""
+        for built, needed in ((self.trainer, kind), (self.trainer.replay_buffer, WholeBatchReplayBuffer)):
+            if not isinstance(built, needed):
+                raise RuntimeError(f"OpenRLHF's worker built a {type(built).__name__} and not a {needed.__name__}")
 
     @extends(POLICY)
     @extends(CRITIC)
@@ -294,15 +301,14 @@ class _Dealt:
         self.trainer.replay_buffer.take(experience, filler, samples)
 
 
-class PolicyWorker(_Dealt, _Resumable, Profiled, _OwnPort, POLICY):
+class PolicyWorker(_TrainingWorker, POLICY):
     """OpenRLHF's actor worker on batches of any size."""
 
     @extends(POLICY)
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
         with rebound(ppo_actor, ActorPPOTrainer=WholeBatchActorTrainer, NaiveReplayBuffer=WholeBatchReplayBuffer):
             super().init_model_from_pretrained(*args, **kwargs)
-        _require_type(self.trainer, WholeBatchActorTrainer)
-        _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
+        self._require_trainer(WholeBatchActorTrainer)
 
     def shape_traces(self, gamma: float) -> None:
         """Set gamma of the policy shaping. Call it before the first batch with responses of another model."""
@@ -313,34 +319,33 @@ class PolicyWorker(_Dealt, _Resumable, Profiled, _OwnPort, POLICY):
         return self.trainer.finetune(demonstrations, tokens, ranks, weight)
 
     def weight_checksums(self) -> dict[str, str]:
-        """The digest of each weight tensor under vLLM's name; not for ZeRO-3, where no rank has whole tensors."""
+        """The digest of each weight tensor by vLLM's name. It needs whole tensors, which no rank has under ZeRO-3."""
         return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
 
 
-class CriticWorker(_Dealt, _Resumable, Profiled, _OwnPort, CRITIC):
+class CriticWorker(_TrainingWorker, CRITIC):
     """OpenRLHF's critic worker on batches of any size."""
 
     @extends(CRITIC)
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
         with rebound(ppo_critic, CriticPPOTrainer=WholeBatchCriticTrainer, NaiveReplayBuffer=WholeBatchReplayBuffer):
             super().init_model_from_pretrained(*args, **kwargs)
-        _require_type(self.trainer, WholeBatchCriticTrainer)
-        _require_type(self.trainer.replay_buffer, WholeBatchReplayBuffer)
+        self._require_trainer(WholeBatchCriticTrainer)
 
 
-class ReferenceWorker(Profiled, _OwnPort, plain_class(launcher.ReferenceModelActor)):
+class ReferenceWorker(_Worker, plain_class(launcher.ReferenceModelActor)):
     """OpenRLHF's reference worker."""
 
 
-class RewardWorker(Profiled, _OwnPort, plain_class(launcher.RewardModelActor)):
+class RewardWorker(_Worker, plain_class(launcher.RewardModelActor)):
     """OpenRLHF's reward worker."""
 
 
-class PlainPolicyWorker(Profiled, _OwnPort, POLICY):
+class PlainPolicyWorker(_Worker, POLICY):
     """OpenRLHF's actor worker, for a run without batch adaptation."""
 
 
-class PlainCriticWorker(Profiled, _OwnPort, CRITIC):
+class PlainCriticWorker(_Worker, CRITIC):
     """OpenRLHF's critic worker, for a run without batch adaptation."""
 
 

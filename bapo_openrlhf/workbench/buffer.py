@@ -341,15 +341,9 @@ def listing(entries: Sequence[Entry], decode: Decode | None = None, *, overflow:
 
 
 def _plain(value: Any) -> Any:
-    """Convert into what JSON can hold: arrays become lists, NaN and infinity become None."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return str(value)
+    """Convert into what JSON can hold: arrays become lists, NaN and infinity become None, other objects text."""
+
+    def converted(item: Any) -> Any:
+        return item.tolist() if isinstance(item, (np.ndarray, np.generic)) else str(item)
+
+    return json.loads(json.dumps(value, default=converted), parse_constant=lambda name: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -57,7 +58,7 @@ def curve(values: Sequence[float], low: float, high: float, columns: int, height
     cells = [[0] * columns for _ in range(height)]
     for x, y in enumerate(points):
         before = points[x - 1] if x else y
-        # A steep piece starts next to the point where the column before ended.
+        # A steep piece starts next to the end of the column before.
         start, end = (min(before + 1, y), y) if y > before else (y, max(before - 1, y))
         for dot in range(start, end + 1):
             if braille:
@@ -81,13 +82,8 @@ def flow(
             current = joined
             continue
         lines += [current] if current else []
-        current = ""
-        for word in fact.split(" "):
-            joined = f"{current} {word}" if current else word
-            if len(joined) > width - label and current:
-                lines.append(current)
-                joined = word
-            current = joined
+        *full, current = wrap(fact, max(width - label, 1), break_long_words=False, break_on_hyphens=False)
+        lines += full
     lines += [current] if current else []
     return [Text(f"{'' if number else name:<{label}}{line}", style=style) for number, line in enumerate(lines)]
 

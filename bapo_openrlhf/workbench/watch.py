@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -310,20 +310,17 @@ def _sources(seen: Seen) -> list[Text]:
         "clipped": ("clip/{}", "{:.1%}"),
         "step": ("step", "{:.0f}"),
     }
-    lines = []
+    table = [["source", *columns]]
     for source in SOURCES:
         row = next((row for row in reversed(seen.recent) if row.get(f"tv/{source}") is not None), None)
         if row is not None:
             cells = [_fact(row, key.format(source), form) or "-" for key, form in columns.values()]
-            lines.append(Text(f"{NAMES[source]:<12}{_cells(cells)}"))
-    return [Text(f"{'source':<12}{_cells(columns)}"), *lines] if lines else []
+            table.append([NAMES[source], *cells])
+    lines = [Text(f"{name:<12}" + "".join(f"{cell:>8}" for cell in cells)) for name, *cells in table]
+    return lines if len(lines) > 1 else []
 
 
 # ── Parts ──
-
-
-def _cells(cells: Iterable[str]) -> str:
-    return "".join(f"{cell:>8}" for cell in cells)
 
 
 def _buffer(row: Mapping[str, Any], name: str) -> str | None:

@@ -21,7 +21,7 @@ RUNS = 4
 
 def start(workspace, name, *words):
     """Evaluate the tiny model. One sequence at a time: a response then does not depend on what else is in a batch."""
-    command = [sys.executable, "-m", "bapo_openrlhf.cli.evaluate", "--model", "model", "--name", name]
+    command = [sys.executable, "-m", "bapo_openrlhf.cli", "evaluate", "--model", "model", "--name", name]
     command += ["--benchmarks", "own=data.jsonl", "--reward", str(REWARD), "--runs", str(RUNS)]
     command += ["--max-new-tokens", "8", "--max-num-seqs", "1", *map(str, words)]
     return subprocess.Popen(
@@ -99,7 +99,7 @@ def metrics(folder):
 def test_two_seeds_are_compared(workspace, whole):
     other = evaluate(workspace, "seed43", "--limit", 12, "--seed", 43)
     assert read_rows(other, "own") != read_rows(whole, "own")
-    command = [sys.executable, "-m", "bapo_openrlhf.cli.compare", whole, other, "--out", workspace / "compared"]
+    command = [sys.executable, "-m", "bapo_openrlhf.cli", "compare", whole, other, "--out", workspace / "compared"]
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
     entry = json.loads((workspace / "compared" / "compare.json").read_text())["benchmarks"]["own"]
     averages = [metrics(folder)["own"]["metrics"]["avg@4"]["value"] for folder in (whole, other)]

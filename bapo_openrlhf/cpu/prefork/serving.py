@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shlex
 import socket
@@ -78,8 +77,3 @@ def python() -> str:
     """The executable to use as Python. It forks inside a block of `serving`. Otherwise it is Python itself."""
     served = environment()
     return str(Path(served[client.ADDRESS]) / PYTHON) if served else sys.executable
-
-
-def use_in_multiprocessing() -> None:
-    """Let multiprocessing start its processes by `python()`, if it does not fork them itself."""
-    multiprocessing.set_executable(python())

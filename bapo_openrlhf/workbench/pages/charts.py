@@ -126,15 +126,9 @@ def bars(counts: pd.DataFrame, colours: Sequence[str], *, x: str, y: str, top: f
     data = _long(counts).assign(bar=lambda frame: frame["row"].astype(int))
     labels = "[" + ",".join(f"'{name}'" for name in counts.index) + "][datum.value]"
     axis = alt.Axis(title=x, grid=False, labelExpr=labels, labelAngle=0, ticks=False, labelFlush=True)
-    return (
-        alt.Chart(data)
-        .mark_bar(cornerRadius=0)
-        .encode(
-            x=alt.X("bar:O", scale=alt.Scale(paddingInner=0.15), axis=axis),
-            y=alt.Y("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top]), axis=_y_axis(y)),
-            color=_colour("part:O", list(range(len(colours))), colours),
-            order="part:O",
-        )
+    return _stacked_bars(data, colours).encode(
+        x=alt.X("bar:O", scale=alt.Scale(paddingInner=0.15), axis=axis),
+        y=alt.Y("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top]), axis=_y_axis(y)),
     )
 
 
@@ -147,16 +141,15 @@ def level_bars(amounts: pd.DataFrame, colours: Sequence[str], *, x: str, top: fl
     """
     names = {place: name for place, name in enumerate(amounts.index)}
     data = _long(amounts).assign(name=lambda frame: frame["row"].map(names))
-    return (
-        alt.Chart(data)
-        .mark_bar()
-        .encode(
-            x=alt.X("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top], nice=True), axis=_x_axis(x, grid=True)),
-            y=_names().scale(paddingInner=0.25),
-            color=_colour("part:O", list(range(len(colours))), colours),
-            order="part:O",
-        )
+    return _stacked_bars(data, colours).encode(
+        x=alt.X("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top], nice=True), axis=_x_axis(x, grid=True)),
+        y=_names().scale(paddingInner=0.25),
     )
+
+
+def _stacked_bars(data: pd.DataFrame, colours: Sequence[str]) -> alt.Chart:
+    colour = _colour("part:O", list(range(len(colours))), colours)
+    return alt.Chart(data).mark_bar(cornerRadius=0).encode(color=colour, order="part:O")
 
 
 def _long(wide: pd.DataFrame) -> pd.DataFrame:

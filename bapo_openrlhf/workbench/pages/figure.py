@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import vl_convert
 from markupsafe import Markup, escape
 
 from bapo_openrlhf.workbench.pages.colours import GRID, INK, MUTED, without_variables
-from bapo_openrlhf.workbench.pages.curves import Key
+from bapo_openrlhf.workbench.pages.curves import Curve, Key, in_words, table_of
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean
 
@@ -63,7 +63,7 @@ class Figure:
 
     title: str
     says: str
-    chart: AnyChart | None
+    chart: AnyChart | None = None
     summary: str = ""
     table: Table | None = None
     paper: str = ""
@@ -78,6 +78,13 @@ class Figure:
     def row(self) -> str:
         """Figures with the same name here show different runs, and stand next to each other."""
         return self.title if self.run else ""
+
+    def with_curves(
+        self, curves: Sequence[Curve], chart: AnyChart, x: str, domain: tuple[float, float], **more: Any
+    ) -> Figure:
+        """This figure with a chart of curves, and with their legend, words and numbers unless `more` has others."""
+        more = {"keys": [curve.key for curve in curves], "summary": in_words(curves), **more}
+        return replace(self, **{"chart": chart, "table": table_of(curves, x), "domain": domain, **more})
 
 
 def drawings_of(figure: Figure) -> list[Markup]:

@@ -110,15 +110,12 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def render(
-    names: Sequence[str], sections: Sequence[Section], *, title: str, made_by: str, progress: Progress | None = None
-) -> str:
+def render(names: Sequence[str], sections: Sequence[Section], *, command: str, progress: Progress | None = None) -> str:
     """Sections as a whole page.
 
     Args:
         names: What the page is about; they are its heading.
-        title: What follows the names in the browser's title.
-        made_by: The command that makes the page.
+        command: The command that makes the page, which follows the names in the browser's title.
         progress: Wraps the figures (and their number) while they are drawn.
     """
     todo = [figure for section in sections for figure in section.figures if figure.chart is not None]
@@ -128,8 +125,7 @@ def render(
         .get_template("page.html.jinja")
         .render(
             names=names,
-            title=title,
-            made_by=made_by,
+            command=command,
             sections=sections,
             drawings=drawings,
             style=Markup(css()) + _text("page.css"),
@@ -145,23 +141,14 @@ def rows_of(figures: Sequence[Figure]) -> list[list[Figure]]:
     return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.row)]
 
 
-@dataclass(frozen=True)
-class Lacking:
-    """Figures of a run that cannot be drawn, for the same reason."""
-
-    run: str
-    why: str
-    titles: Sequence[str]
-
-
-def lacking(figures: Sequence[Figure]) -> list[Lacking]:
-    """What cannot be drawn: a line for each run and reason."""
+def lacking(figures: Sequence[Figure]) -> dict[tuple[str, str], list[str]]:
+    """The titles of the figures that cannot be drawn, by the run and the reason."""
     titles: dict[tuple[str, str], list[str]] = {}
     for figure in figures:
         if figure.chart is None:
             name = figure.title + (f" ({figure.paper})" if figure.paper else "")
             titles.setdefault((figure.run, "; ".join(figure.missing)), []).append(name)
-    return [Lacking(run, why, found) for (run, why), found in titles.items()]
+    return titles
 
 
 def step_ranges(steps: Iterable[int], most: int = 8) -> str:

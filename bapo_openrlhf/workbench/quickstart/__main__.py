@@ -44,7 +44,7 @@ def main() -> int:
 
     console.print("[bold]2/3[/] reinforcement learning on OpenRLHF: Ray, DeepSpeed, vLLM")
     # Training runs in a process of its own because it changes its environment and imports large libraries.
-    command = [sys.executable, "-m", "bapo_openrlhf.cli.train", "--config", "configs/quickstart.yaml", *flags]
+    command = [sys.executable, "-m", "bapo_openrlhf.cli", "train", "--config", "configs/quickstart.yaml", *flags]
     status = subprocess.run(command, check=False).returncode
     if status != 0:
         return status
@@ -53,15 +53,11 @@ def main() -> int:
     from bapo_openrlhf.workbench.plot import plot_run, summary_table
 
     console.print("[bold]3/3[/] result")
-    run = RUNS / _option(flags, "--run.name", "quickstart")
+    run = RUNS / (flags[flags.index("--run.name") + 1] if "--run.name" in flags else "quickstart")
     picture = plot_run(run)
     console.print(summary_table(read_summary(run)))
     console.print(f"reward curve and batch composition: {picture}")
     return 0
-
-
-def _option(flags: list[str], name: str, default: str) -> str:
-    return flags[flags.index(name) + 1] if name in flags else default
 
 
 if __name__ == "__main__":

@@ -183,19 +183,18 @@ def _wrong(rng: random.Random, puzzle: countdown.Puzzle) -> str:
 def _batch(pairs: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, shape (B, T), padded on the right. Labels are -100 outside the solution and its <eos>."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     ids = {character: i for i, character in enumerate(CHARACTERS, start=len(SPECIAL_TOKENS))}
-    longest = max(len(prompt) + len(solution) + 1 for prompt, solution in pairs)
-    tokens = torch.full((len(pairs), longest), PAD)
-    labels = torch.full((len(pairs), longest), -100)
-    for row, (prompt, solution) in enumerate(pairs):
-        text = torch.tensor([ids[character] for character in prompt + solution] + [EOS])
-        tokens[row, : len(text)] = text
-        labels[row, len(prompt) : len(text)] = text[len(prompt) :]
+    texts = [torch.tensor([*(ids[character] for character in prompt + solution), EOS]) for prompt, solution in pairs]
+    tokens = pad_sequence(texts, batch_first=True, padding_value=PAD)
+    labels = pad_sequence(texts, batch_first=True, padding_value=-100)
+    for row, (prompt, _) in enumerate(pairs):
+        labels[row, : len(prompt)] = -100
     return tokens, labels
 
 
-def train(model: Qwen3ForCausalLM, settings: BaseModelSettings, *, progress: bool = True) -> list[float]:
+def train(model: Qwen3ForCausalLM, settings: BaseModelSettings) -> list[float]:
     """Train the model on imperfect solutions. Returns the loss of each step in nats per token."""
     import torch
     from tqdm import tqdm
@@ -210,7 +209,7 @@ def train(model: Qwen3ForCausalLM, settings: BaseModelSettings, *, progress: boo
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate)
     losses = []
     model.train()
-    bar = tqdm(solutions(settings), total=settings.steps, desc="base model", unit="step", disable=not progress)
+    bar = tqdm(solutions(settings), total=settings.steps, desc="base model", unit="step")
     for pairs in bar:
         tokens, labels = _batch(pairs)
         # No mask is needed: padding is on the right and attention is causal, so no real token sees it.
@@ -236,9 +235,7 @@ def is_current(directory: str | os.PathLike, settings: BaseModelSettings) -> boo
         return False
 
 
-def build(
-    directory: str | os.PathLike, settings: BaseModelSettings | None = None, *, progress: bool = True
-) -> tuple[Path, bool]:
+def build(directory: str | os.PathLike, settings: BaseModelSettings | None = None) -> tuple[Path, bool]:
     """Make the base model in `directory`, or reuse it.
 
     The model is written to a folder next to its place and moved there when it is complete. So an interrupted build
@@ -267,7 +264,7 @@ def build(
     try:
         tokenizer = make_tokenizer()
         model = make_model(settings, len(tokenizer))
-        losses = train(model, settings, progress=progress)
+        losses = train(model, settings)
         model.to(torch.bfloat16).save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         files = {path.name: _digest(path) for path in sorted(unfinished.iterdir())}

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from bapo_openrlhf.record.run_record import GROUPS
-from bapo_openrlhf.workbench.evaluation.estimators import LEVEL, resampled_means
+from bapo_openrlhf.workbench.evaluation.estimators import interval, resampled_means
 from bapo_openrlhf.workbench.report.runs import Run
 
 MAX_PASSES = 12
@@ -26,14 +26,9 @@ def why_no_bins(run: Run) -> str:
         return f"there is no {GROUPS}: the run is of an older version"
     if run.groups["mean"].isna().all():
         return "no group of the run has a mean reward"
-    if not rewards_fit_bins(run.groups):
+    if not run.groups["mean"].dropna().between(0, 1).all():
         return "mean rewards are not between 0 and 1, and the bins k/G are for these"
     return ""
-
-
-def rewards_fit_bins(groups: pd.DataFrame) -> bool:
-    """Whether all means are in [0, 1], as the bins 0/G..G/G need."""
-    return bool(groups["mean"].dropna().between(0, 1).all())
 
 
 def group_size(groups: pd.DataFrame) -> int:
@@ -66,16 +61,13 @@ def passes(groups: pd.DataFrame) -> pd.DataFrame:
     prompts = groups.loc[fresh, "prompt"].nunique()
     ends = groups.index[groups["step"].ne(groups["step"].shift(-1))]  # the last group of each step
     seen = fresh.cumsum()[ends]
-    points, ended = [], 0
-    for end, count in seen.items():
-        if prompts and count // prompts > ended:
-            ended = count // prompts
-            points.append((str(ended), end))
-        elif end == ends[-1]:
-            points.append((f"{count / prompts:.1f}" if prompts else "end", end))
-    chosen = [points[place] for place in evenly(len(points), MAX_PASSES)]
+    whole = seen // max(prompts, 1)  # whole passes
+    points = {end: str(count) for end, count in whole[whole.diff().fillna(whole) > 0].items()}
+    points.setdefault(ends[-1], f"{seen.iloc[-1] / prompts:.1f}" if prompts else "end")
     counted = {"first": known.drop_duplicates("prompt")}
-    counted |= {name: known.loc[:end].drop_duplicates("prompt", keep="last") for name, end in chosen}
+    for place in evenly(len(points), MAX_PASSES):
+        end, name = [*points.items()][place]
+        counted[name] = known.loc[:end].drop_duplicates("prompt", keep="last")
     counts = {name: found["bin"].value_counts() for name, found in counted.items()}
     return pd.DataFrame(counts).T.reindex(columns=range(group_size(groups) + 1)).fillna(0).astype(int)
 
@@ -169,14 +161,13 @@ def paired(groups_a: pd.DataFrame, groups_b: pd.DataFrame) -> Paired | None:
         return None
     change = both["last_b"] - both["last_a"]
     solved_a, solved_b = both["max_a"] > 0, both["max_b"] > 0
-    tail = 100 * (1 - LEVEL) / 2
-    low, high = np.percentile(resampled_means(change.to_numpy(), seed=0, resamples=RESAMPLES), [tail, 100 - tail])
+    low, high = interval(resampled_means(change.to_numpy(), seed=0, resamples=RESAMPLES))
     return Paired(
         prompts=len(both),
         mean_a=float(both["last_a"].mean()),
         mean_b=float(both["last_b"].mean()),
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         better=int((change > 0).sum()),
         equal=int((change == 0).sum()),
         worse=int((change < 0).sum()),

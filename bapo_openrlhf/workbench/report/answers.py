@@ -25,15 +25,11 @@ class Tried:
     """A prompt that failed, with its answers.
 
     Attributes:
-        text: The prompt's text.
-        label: The prompt's label.
         failed: The row of answers.jsonl of its first failure.
         solved: The row of its first success after that; None if there was none.
         groups: How many groups with a mean were generated for it; None if groups.jsonl has none.
     """
 
-    text: str
-    label: str
     failed: Row
     solved: Row | None
     groups: int | None
@@ -50,7 +46,7 @@ def listings(run: Run, label: str) -> list[Listing]:
         ("Solved after a failure, the newest first", newly_solved(run)),
         ("Never solved, the most often tried first", never_solved(run)),
     ):
-        parts = telling_parts([one.text for one in tried])
+        parts = telling_parts([str(one.failed["text"]) for one in tried])
         entries = [_entry(one, part) for one, part in list(zip(tried, parts, strict=True))[:MAX_ANSWERS]]
         found.append(Listing(label, title, entries, len(tried), "" if run.answers else NO_ANSWERS))
     return found
@@ -60,7 +56,7 @@ def _entry(tried: Tried, start: str) -> Entry:
     what = f"Failed at step {number(tried.failed['step'])}"
     what += f", solved at step {number(tried.solved['step'])}" if tried.solved else ""
     what += f", {number(tried.groups)} group{'s' if tried.groups > 1 else ''}" if tried.groups else ""
-    texts = [("Prompt", "prompt", tried.text), ("Label", "label", tried.label)]
+    texts = [(name, name.lower(), str(tried.failed[key])) for name, key in (("Prompt", "text"), ("Label", "label"))]
     for kind, row in (("Failed", tried.failed), ("Solved", tried.solved)):
         if row:
             heading = f"{kind}, step {number(row['step'])}, reward {number(row['reward'])}"
@@ -70,17 +66,18 @@ def _entry(tried: Tried, start: str) -> Entry:
 
 def newly_solved(run: Run) -> list[Tried]:
     """Prompts that failed and were solved after that, the newest success first."""
-    failed, solved = _first(run, "failed"), _first(run, "solved")
-    means = _means(run)
-    found = [_tried(failed[prompt], solved[prompt], means) for prompt in solved if prompt in failed]
+    failed, groups = _first(run, "failed"), _means(run)["count"]
+    solved = _first(run, "solved").items()
+    found = [Tried(failed[prompt], row, groups.get(prompt)) for prompt, row in solved if prompt in failed]
     return sorted(found, key=lambda tried: -tried.solved["step"])  # type: ignore[index]
 
 
 def never_solved(run: Run) -> list[Tried]:
     """Prompts that failed and have no group with a mean above 0 at all, the most often tried first."""
-    failed, solved, means = _first(run, "failed"), _first(run, "solved"), _means(run)
-    known = set(means.index[means["max"] > 0])
-    found = [_tried(row, None, means) for prompt, row in failed.items() if prompt not in solved and prompt not in known]
+    means = _means(run)
+    solved = {*_first(run, "solved"), *means.index[means["max"] > 0]}
+    failed = _first(run, "failed").items()
+    found = [Tried(row, None, means["count"].get(prompt)) for prompt, row in failed if prompt not in solved]
     return sorted(found, key=lambda tried: (-(tried.groups or 0), tried.failed["step"]))
 
 
@@ -108,9 +105,3 @@ def _means(run: Run) -> pd.DataFrame:
     if run.groups.empty:
         return pd.DataFrame(columns=["count", "max"])
     return run.groups.groupby("prompt")["mean"].agg(["count", "max"]).query("count > 0")
-
-
-def _tried(failed: Row, solved: Row | None, means: pd.DataFrame) -> Tried:
-    prompt = failed["prompt"]
-    count = int(means.at[prompt, "count"]) if prompt in means.index else None
-    return Tried(str(failed["text"]), str(failed["label"]), failed, solved, count)

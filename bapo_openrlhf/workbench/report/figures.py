@@ -10,37 +10,46 @@ import pandas as pd
 
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts, colours, curves
-from bapo_openrlhf.workbench.pages.charts import STEP
+from bapo_openrlhf.workbench.pages.charts import STEP, Domain
 from bapo_openrlhf.workbench.pages.colours import SOURCE_LABELS
-from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, in_words, smoothed, table_of
+from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import number
-from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, thirds, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, why_no_bins
 from bapo_openrlhf.workbench.report.data import all_phases
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
 
 MAX_POINTS = 200  # of a curve, and rows of its table
-
-Domain = tuple[float, float]
+BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a page with what their figures share: colours, axes, and how many steps a point stands for."""
+    """The runs of a page with what their figures share: colours, axes, and how many steps a point stands for.
+
+    Attributes:
+        runs: The runs, or the arms of a study as pooled runs.
+        study_steps: The newest step of the study that the runs are arms of. 0 without a study.
+        points: The most points of a curve.
+        baseline: Whether the first run is the baseline of the others, in grey.
+    """
 
     runs: Sequence[Run]
+    study_steps: int = 0
+    points: int = MAX_POINTS
+    baseline: bool = False
 
     @property
     def last_step(self) -> int:
-        """The newest step of all runs."""
-        return max(run.last_step for run in self.runs)
+        """The newest step of all runs, or of the study."""
+        return self.study_steps or max(run.last_step for run in self.runs)
 
     @property
     def width(self) -> int:
         """How many steps a drawn point stands for."""
-        return curves.bin_width(self.last_step, MAX_POINTS)
+        return curves.bin_width(self.last_step, self.points)
 
     @property
     def domain(self) -> Domain:
@@ -49,12 +58,19 @@ class Comparison:
 
     def key(self, index: int) -> Key:
         """The legend of a run. Its colour and its dashes are the same in all figures."""
-        colour, dash = (values[index % len(values)] for values in (colours.PALETTE, colours.DASHES))
-        return Key(self.runs[index].name, colour, dash)
+        name, place = self.runs[index].name, index - self.baseline
+        if place < 0:
+            return replace(BASELINE, name=name)
+        return Key(name, colours.PALETTE[place % len(colours.PALETTE)], colours.DASHES[place % len(colours.DASHES)])
 
     def label(self, run: Run) -> str:
-        """What a figure of one run is called by: nothing if there is only one run."""
-        return "" if len(self.runs) == 1 else run.name
+        """What a figure of one run is called by: nothing if there is only one run, and no study."""
+        return run.name if self.study_steps or len(self.runs) > 1 else ""
+
+    @property
+    def legend(self) -> dict[str, Any]:
+        """What a figure with a line for each run changes of its legend: a single run has none."""
+        return {} if len(self.runs) > 1 else {"keys": []}
 
 
 # ── lines ──
@@ -63,8 +79,8 @@ class Comparison:
 def by_run(page: Comparison, metric: str, y_domain: Domain | None = None) -> Figure:
     """One metric of WORDS over the steps, with a line for each run."""
     words = WORDS[metric]
-    figure = Figure(words.title, words.says, None, paper=words.paper, missing=_lacking(page, [metric], words.why))
-    return _lines(page, figure, words, _of_runs(page, metric), y_domain=y_domain, keys=len(page.runs) > 1)
+    figure = words.figure(missing=_lacking(page, [metric], words.why))
+    return _lines(page, figure, words, _of_runs(page, metric), page.legend, y_domain=y_domain)
 
 
 def by_source(page: Comparison, metric: str) -> list[Figure]:
@@ -89,36 +105,22 @@ def in_each(page: Comparison, metrics: dict[str, Key], about: str = "", *, log: 
     result = []
     for run, of_run in zip(page.runs, found, strict=True):
         there = [curve for curve in of_run if len(curve.values)]
-        missing = [] if there else [words.why]
-        figure = Figure(words.title, words.says, None, paper=words.paper, run=page.label(run), missing=missing)
-        result.append(_lines(page, figure, words, there, y_domain=y_domain, log=log))
+        figure = words.figure(page.label(run), [] if there else [words.why])
+        result.append(_lines(page, figure, words, there, {}, y_domain=y_domain, log=log))
     return result
 
 
 def _lines(
-    page: Comparison, figure: Figure, words: Words, found: Sequence[Curve], *, keys: bool = True, **axes: Any
+    page: Comparison, figure: Figure, words: Words, found: Sequence[Curve], legend: dict[str, Any], **axes: Any
 ) -> Figure:
     """The figure with a chart of what was found, over the steps."""
-    point = f" A point is the {'largest' if words.peaks else 'mean'} of {page.width} steps."
-    says = words.says + (point if found and page.width > 1 else "")
-    drawn = [_drawn(page, curve, words) for curve in found]
-    axes = {"x": STEP, "y": words.y, "x_domain": page.domain, "zero": True, **axes}
-    return _with_chart(replace(figure, says=says), drawn, axes, summary=in_words(found), keys=found if keys else [])
-
-
-def _with_chart(
-    figure: Figure, drawn: Sequence[Curve], axes: dict[str, Any], summary: str, keys: Sequence[Curve]
-) -> Figure:
-    if not drawn:
+    if not found:
         return figure
-    return replace(
-        figure,
-        chart=charts.lines(drawn, **axes),
-        summary=summary,
-        table=table_of(drawn, axes["x"]),
-        keys=[curve.key for curve in keys],
-        domain=axes["x_domain"],
-    )
+    point = f" A point is the {'largest' if words.peaks else 'mean'} of {page.width} steps."
+    says = words.says + (point if page.width > 1 else "")
+    drawn = [_drawn(page, curve, words) for curve in found]
+    chart = charts.lines(drawn, x=STEP, y=words.y, x_domain=page.domain, zero=True, **axes)
+    return figure.with_curves(drawn, chart, STEP, page.domain, says=says, summary=in_words(found), **legend)
 
 
 def _drawn(page: Comparison, curve: Curve, words: Words) -> Curve:
@@ -135,7 +137,7 @@ def reward(page: Comparison) -> Figure:
     """The reward of each run, as measured and smoothed."""
     says = "Mean reward of all fresh responses, before the filter: how good the policy is."
     missing = _lacking(page, [REWARD], f"{REWARD} is not recorded")
-    figure = Figure("Reward over the steps", says, None, paper="Fig. 4", missing=missing)
+    figure = Figure("Reward over the steps", says, paper="Fig. 4", missing=missing)
     found = _of_runs(page, REWARD)
     if not found:
         return figure
@@ -144,9 +146,10 @@ def reward(page: Comparison) -> Figure:
     bold = [Curve(replace(curve.key, name=f"{curve.key.name}, smoothed"), smoothed(curve.values)) for curve in there]
     width = curves.smoothing_width(max(len(curve.values) for curve in there)) * page.width
     says += f" Faint: as measured; bold: moving average of {width} steps."
-    axes = {"x": STEP, "y": "mean reward", "x_domain": page.domain}
-    keys = there if len(page.runs) > 1 else []
-    return _with_chart(replace(figure, says=says, wide=True), [*faint, *bold], axes, in_words(found), keys)
+    chart = charts.lines([*faint, *bold], x=STEP, y="mean reward", x_domain=page.domain)
+    legend = {"keys": [curve.key for curve in there], **page.legend}
+    figure = replace(figure, says=says, wide=True)
+    return figure.with_curves([*faint, *bold], chart, STEP, page.domain, summary=in_words(found), **legend)
 
 
 def reward_for(page: Comparison, metric: str, spent: str) -> Figure:
@@ -154,16 +157,17 @@ def reward_for(page: Comparison, metric: str, spent: str) -> Figure:
     figure = Figure(
         f"Reward for {spent}",
         f"The smoothed reward against the {spent}: which run gets further for the same cost.",
-        None,
         missing=_lacking(page, [REWARD, metric], f"{spent} or rewards are not recorded"),
     )
     drawn = [
         Curve(curve.key, smoothed(curves.chunk_means(curve.values, MAX_POINTS)))
         for curve in _of_runs(page, REWARD, over=metric)
     ]
-    end = max((float(curve.values.index[-1]) for curve in drawn), default=0.0)
-    axes = {"x": spent, "y": "mean reward, smoothed", "x_domain": (0.0, end or 1.0)}
-    return _with_chart(figure, drawn, axes, in_words(drawn, spent), drawn if len(page.runs) > 1 else [])
+    if not drawn:
+        return figure
+    domain = (0.0, max(float(curve.values.index[-1]) for curve in drawn) or 1.0)
+    chart = charts.lines(drawn, x=spent, y="mean reward, smoothed", x_domain=domain)
+    return figure.with_curves(drawn, chart, spent, domain, summary=in_words(drawn, spent), **page.legend)
 
 
 def _lacking(page: Comparison, metrics: Sequence[str], why: str) -> list[str]:
@@ -221,10 +225,15 @@ def _areas(page: Comparison, metrics: dict[str, Key], words: Words, over: dict[s
     found = [(run, _curves(page, run, metrics), _curves(page, run, over or {})) for run in page.runs]
     tops = [pd.concat([curve.values for curve in stack], axis=1).sum(axis=1).max() for _, stack, _ in found if stack]
     tops += [curve.values.max() for _, _, lines in found for curve in lines]
-    result = []
+    says = words.says + (f" A column is the mean of {page.width} steps." if page.width > 1 else "")
+    domain, result = (0.5, page.last_step + 0.5), []
     for run, stack, lines in found:
-        figure = Figure(words.title, words.says, None, paper=words.paper, run=page.label(run), missing=[words.why])
-        result.append(_area(page, figure, stack, lines, y=words.y, top=max(tops)) if stack else figure)
+        figure = words.figure(page.label(run), [words.why])
+        if stack:
+            axes = {"width": page.width, "last_step": page.last_step, "y": words.y, "top": max(tops)}
+            chart = charts.areas(stack, lines, **axes)
+            figure = figure.with_curves([*stack, *lines], chart, STEP, domain, says=says, missing=())
+        result.append(figure)
     return result
 
 
@@ -234,25 +243,7 @@ def _curves(page: Comparison, run: Run, metrics: dict[str, Key]) -> list[Curve]:
     return [curve for curve in found if curve.values.any()]
 
 
-def _area(page: Comparison, figure: Figure, stack: Sequence[Curve], lines: Sequence[Curve], **axes: Any) -> Figure:
-    return replace(
-        figure,
-        says=figure.says + (f" A column is the mean of {page.width} steps." if page.width > 1 else ""),
-        chart=charts.areas(stack, lines, width=page.width, last_step=page.last_step, **axes),
-        summary=in_words([*stack, *lines]),
-        table=table_of([*stack, *lines], STEP),
-        keys=[curve.key for curve in (*stack, *lines)],
-        domain=(0.5, page.last_step + 0.5),
-        missing=(),
-    )
-
-
 # ── accuracy ──
-
-
-def accuracy(page: Comparison) -> list[Figure]:
-    """Prompts by accuracy over the passes, then where they went until each third of the steps."""
-    return [*accuracy_bins(page), *migrations(page, thirds(page.last_step))]
 
 
 def accuracy_bins(page: Comparison) -> list[Figure]:
@@ -271,7 +262,6 @@ def _passes(page: Comparison, run: Run, counts: pd.DataFrame | None, top: int) -
     figure = Figure(
         "Prompts by accuracy over the passes",
         "How many prompts are in each accuracy bin; those at the bottom, in red, had no right response.",
-        None,
         paper="Fig. 7, 13",
         run=page.label(run),
     )
@@ -298,7 +288,6 @@ def _migration(page: Comparison, run: Run, step: int) -> Figure:
     figure = Figure(
         f"Accuracy migration until step {step:,}",
         "Prompts by the bin of their first group (row) and latest (column); right of the diagonal they improved.",
-        None,
         paper="Fig. 15",
         run=page.label(run),
     )

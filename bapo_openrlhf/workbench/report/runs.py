@@ -87,11 +87,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     Raises:
         ConfigError: A folder is given twice, is not there, or is no run's; or a file in it is broken.
     """
-    seen: dict[Path, Path] = {}
-    for folder in folders:
-        if folder.resolve() in seen:
+    places = [folder.resolve() for folder in folders]
+    for index, folder in enumerate(folders):
+        if places[index] in places[:index]:
             raise ConfigError(f"run {str(folder)!r} is given twice; name each run once")
-        seen[folder.resolve()] = folder
     runs = [read_run(folder) for folder in folders]
     names = [run.name for run in runs]
     return [

@@ -10,7 +10,7 @@ from bapo_openrlhf.workbench.pages.curves import Key
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
 from bapo_openrlhf.workbench.report import figures, tables
-from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import thirds, unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
 from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each
@@ -25,7 +25,7 @@ def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
         runs: At least one, of different names.
         progress: Wraps the figures (and their number) while they are drawn.
     """
-    return render([run.name for run in runs], build(runs), title="report", made_by="report", progress=progress)
+    return render([run.name for run in runs], build(runs), command="report", progress=progress)
 
 
 def build(runs: Sequence[Run]) -> list[Section]:
@@ -90,7 +90,8 @@ def _accuracy(page: Comparison) -> Section:
             f"{found.ever:,} of them ({found.ever / found.at_first:.0%}), the latest group {found.now:,} "
             f"({found.now / found.at_first:.0%}). In the paper, 3 passes unlocked 31 % with BAPO and 19 % with GRPO."
         )
-    return Section("accuracy", "Prompts by accuracy", intro, figures.accuracy(page), tables.pairs(page), notes=notes)
+    drawn = [*figures.accuracy_bins(page), *figures.migrations(page, thirds(page.last_step))]
+    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables.pairs(page), notes=notes)
 
 
 def _buffers(page: Comparison) -> list[Figure]:

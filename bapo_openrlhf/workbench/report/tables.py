@@ -8,7 +8,7 @@ from typing import Any
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import is_number, mean, number
+from bapo_openrlhf.workbench.pages.text import is_number, number
 from bapo_openrlhf.workbench.report import data
 from bapo_openrlhf.workbench.report.accuracy import Paired, paired, why_no_bins
 from bapo_openrlhf.workbench.report.figures import Comparison
@@ -23,8 +23,8 @@ def overview(page: Comparison) -> Table:
         "algorithm": lambda run: run.fact("algorithm"),
         "seed": lambda run: run.fact("seed"),
         "trainer steps": _progress,
-        "reward, first steps": lambda run: _ends(run)[0],
-        "reward, last steps": lambda run: _ends(run)[1],
+        "reward, first steps": lambda run: data.end_means(run.curve(REWARD))[0],
+        "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
         "responses generated": lambda run: data.cost(run)["responses generated"],
         "hours of all steps": _hours,
@@ -35,13 +35,6 @@ def overview(page: Comparison) -> Table:
 def _progress(run: Run) -> str:
     of = run.about.get("total_steps")
     return f"{len(run.rows):,}" + (f" of {of:,}" if of and of != len(run.rows) else "")
-
-
-def _ends(run: Run) -> tuple[float | None, float | None]:
-    """Mean reward of the first and of the last steps: 8 of them, at most a third of all."""
-    reward = run.curve(REWARD).to_list()
-    window = max(1, min(8, len(reward) // 3))
-    return mean(reward[:window]), mean(reward[-window:])
 
 
 def _capacity_used(run: Run) -> str | None:
@@ -65,7 +58,7 @@ def sources(page: Comparison) -> Table:
     """Where the groups that were trained on came from."""
     counts = [{source: run.total(f"groups/{source}") for source in SOURCES} for run in page.runs]
     rows = [
-        [label, *(_share(found[source], sum(found.values())) for found in counts)]
+        [label, *(share(found[source], sum(found.values())) for found in counts)]
         for source, label in SOURCE_LABELS.items()
     ]
     title = "Groups trained on, over the whole run. In the paper 40 to 60 % of them are fresh (A.6)"
@@ -76,7 +69,7 @@ def outcomes(page: Comparison) -> Table:
     """What became of every generated group."""
     counts = [data.outcomes(run) for run in page.runs]
     rows: list[list[Any]] = [
-        [words, *(_share(found.get(state, 0), sum(found.values())) for found in counts)]
+        [words, *(share(found.get(state, 0), sum(found.values())) for found in counts)]
         for state, words in STATE_LABELS.items()
         if any(state in found for found in counts)
     ]
@@ -84,7 +77,8 @@ def outcomes(page: Comparison) -> Table:
     return _by_run(page, "what became of it", rows, "Every generated group ends in one of these states")
 
 
-def _share(count: float, of: float) -> str:
+def share(count: float, of: float) -> str:
+    """A count with its share of the whole."""
     return f"{count:,.0f} ({count / of:.1%})" if of else "–"
 
 
@@ -134,9 +128,9 @@ def _against_first(name: str, values: Sequence[float | None], *, shares_of: Sequ
     cells: list[Any] = [name]
     for index, value in enumerate(values):
         whole = shares_of[index] if shares_of else None
-        share = [f"{value / whole:.1%}"] if value is not None and whole else []
+        part = [f"{value / whole:.1%}"] if value is not None and whole else []
         ratio = [f"× {value / values[0]:.2f}"] if value is not None and index and values[0] else []
-        cells.append(number(value) + (f" ({', '.join([*share, *ratio])})" if share or ratio else ""))
+        cells.append(number(value) + (f" ({', '.join([*part, *ratio])})" if part or ratio else ""))
     return cells
 
 
@@ -175,9 +169,11 @@ def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
 
 
 def _value(config: Mapping[str, Any], name: str) -> str:
-    if name not in config:
-        return "(no such flag)"
-    value = config[name]
+    return in_words(config[name]) if name in config else "(no such flag)"
+
+
+def in_words(value: Any) -> str:
+    """The value of a flag."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -185,7 +181,7 @@ def provenance(page: Comparison) -> list[Table]:
     """Where the runs come from; no table if nothing says it."""
     names = ("algorithm", "seed", "started", "resumed", "finished", "commit", "command")
     rows = [
-        [name, *(_value({name: run.fact(name)}, name) for run in page.runs)]
+        [name, *(in_words(run.fact(name)) for run in page.runs)]
         for name in names
         if any(run.fact(name) is not None for run in page.runs)
     ]

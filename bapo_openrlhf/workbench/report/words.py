@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bapo_openrlhf.record import metrics
+from bapo_openrlhf.workbench.pages.figure import Figure
 
 OLDER = "it is not recorded: the run is of an older version, or without batch adaptation"
 NO_ATTEMPT = "no hard prompt was generated again, or the run is of an older version"
@@ -32,6 +34,10 @@ class Words:
     paper: str = ""
     why: str = OLDER
     peaks: bool = False
+
+    def figure(self, run: str = "", missing: Sequence[str] = ()) -> Figure:
+        """A figure with these words, without a chart."""
+        return Figure(self.title, self.says, paper=self.paper, run=run, missing=missing)
 
 
 CATALOGUE = {metric.name: metric for metric in metrics.all_metrics()}

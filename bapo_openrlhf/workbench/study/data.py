@@ -1,4 +1,4 @@
-"""The numbers of a study, as pandas tables made from its runs. Pure: no file is read and nothing is drawn.
+"""The runs of a study, and its numbers as pandas tables. No file is read and nothing is drawn.
 
 The columns "arm" and "seed" name a run in every table. "arm" holds the arm's name, such as bapo-group.
 """
@@ -6,10 +6,11 @@ The columns "arm" and "seed" name a run in every table. "arm" holds the arm's na
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas
@@ -18,13 +19,14 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
 from bapo_openrlhf.workbench.pages.text import is_number
+from bapo_openrlhf.workbench.report.data import end_means
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study.definition import Arm, Study
-from bapo_openrlhf.workbench.study.steps import FIRST, StudyRun, steps_table
 
 PLAIN = "plain"  # the method that is the baseline of its path
 PATHS = {"group": "group-relative advantages", "critic": "critic (GAE)"}
 RUN = ["arm", "seed"]  # the columns that name a run
+FIRST = ["method", "path", "label", "seed", "step", "done"]  # the columns before the metrics
 ROLLOUTS, TOKENS_TRAINED = "rollouts/total", "tokens/trained_total"  # running totals
 SECONDS = "timing/"  # prefix of the seconds that the phases of a step took
 ALL_SECONDS = "timing/step_total"
@@ -36,16 +38,63 @@ Frame = TypeVar("Frame", pandas.DataFrame, pandas.Series)
 
 
 @dataclass(frozen=True)
+class StudyRun:
+    """One seed of an arm.
+
+    Attributes:
+        evaluations: One row per evaluation during training, the final one last. A row holds the "step", and the
+            held-out accuracies as eval_BENCHMARK_passK.
+    """
+
+    arm: Arm
+    seed: int
+    run: Run
+    evaluations: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The names of the arm and the seed, which are the index of tables of runs."""
+        return self.arm.name, self.seed
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are there. The last accuracy of an interrupted run is not its final accuracy."""
+        planned = self.run.about.get("total_steps")
+        return bool(self.run.summary) or not is_number(planned) or self.run.last_step >= planned
+
+
+def steps_table(runs: Sequence[StudyRun]) -> pandas.DataFrame:
+    """All steps of all runs, one row per trainer step of a run.
+
+    Returns:
+        The columns FIRST, where "done" says whether the run has ended; then, in alphabetical order, the metrics of
+        docs/metrics.md and the numbers of the evaluation after that step. A value that is not there is NaN.
+    """
+    frames = []
+    for found in runs:
+        rows = pandas.DataFrame(found.run.rows)
+        if found.evaluations:
+            rows = rows.merge(pandas.DataFrame(found.evaluations), on="step", how="left")
+        about = {"method": found.arm.method, "path": found.arm.path, "label": found.arm.label, "seed": found.seed}
+        frames.append(rows.assign(**about, done=bool(found.run.summary)))
+    whole = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(columns=FIRST)
+    return whole[[*FIRST, *sorted(set(whole.columns) - set(FIRST))]]
+
+
+def write_table(table: pandas.DataFrame, out: Path) -> list[Path]:
+    """Write the table to OUT/table.parquet and OUT/table.csv, and return their paths."""
+    paths = [out / "table.parquet", out / "table.csv"]
+    table.to_parquet(paths[0], index=False)
+    table.to_csv(paths[1], index=False)
+    return paths
+
+
+@dataclass(frozen=True)
 class Results:
     """A study with those of its runs that are there."""
 
     study: Study
     runs: Sequence[StudyRun]
-
-    def __post_init__(self) -> None:
-        seen = Counter(found.key for found in self.runs)
-        if twice := [key for key, count in seen.items() if count > 1]:
-            raise ValueError(f"runs given more than once (arm, seed): {twice}")
 
     # ── arms ──
 
@@ -153,7 +202,7 @@ class Results:
             "tokens_trained": trained,
             "update_tokens": self.times_epochs(trained),
             "seconds": by_run[ALL_SECONDS].sum(min_count=1),
-            "reward_end": by_run[REWARD].agg(_end_mean),
+            "reward_end": by_run[REWARD].agg(lambda rewards: end_means(rewards)[1]),
             "solved": (hard["best"] > 0).groupby(RUN).mean(),
         }, index=trained.index)  # fmt: skip
 
@@ -250,11 +299,6 @@ class Results:
         groups = pandas.concat(frames) if frames else pandas.DataFrame(columns=[*RUN, "prompt", "mean"])
         by_prompt = groups.dropna(subset="mean").groupby([*RUN, "prompt"])["mean"]
         return by_prompt.agg(first="first", best="max", worst="min", latest="last").astype(float)
-
-
-def _end_mean(values: pandas.Series) -> float:
-    """The mean over the last steps: 8 of them, but at most a third of all."""
-    return values.tail(max(1, min(8, len(values) // 3))).mean()
 
 
 def band(curves: Sequence[pandas.Series]) -> pandas.DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,7 @@ class _Reader:
         return [Arm(method, path, str(label), flags, files) for path, label in paths.items()]
 
     def claim(self, about: Any, arms: Sequence[str]) -> Claim:
-        known = {"says", "source", "better", "than", "measure", "ratio", "margin"}
+        known = {one.name for one in fields(Claim)}
         claim = Claim(**self.fields("claims", about, known, required=("says", "source", "better", "than")))
         for name in ("better", "than"):
             if getattr(claim, name) not in arms:

@@ -17,14 +17,13 @@ import pandas
 
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts
-from bapo_openrlhf.workbench.pages.charts import STEP
+from bapo_openrlhf.workbench.pages.charts import STEP, Domain
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE, PHASE_LABELS, phase_colour
-from bapo_openrlhf.workbench.pages.curves import Curve, Key, bin_width, binned, in_words, smoothed, table_of
+from bapo_openrlhf.workbench.pages.curves import Curve, Key, bin_width, binned, in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean, number
-from bapo_openrlhf.workbench.report.figures import Comparison, by_run
-from bapo_openrlhf.workbench.report.runs import Run
+from bapo_openrlhf.workbench.report.figures import BASELINE, Comparison, by_run
 from bapo_openrlhf.workbench.report.words import WORDS
 from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, RUN, Results, band
@@ -35,49 +34,12 @@ MAX_POINTS = 48  # points of a curve; few, because there are many curves
 FEW = 5  # arms in a chart, in addition to the baseline
 SMALL = 185  # height in pixels of a chart with one arm
 LINE = 29  # height in pixels of one arm in a chart with a line for each arm
-GREY = Key("", MUTED, "5 3")  # the legend of a baseline
 NO_ACCURACY = "no run has a final accuracy"
 
-Domain = tuple[float, float]
 
-
-@dataclass(frozen=True)
-class Arms(Comparison):
-    """Arms as pooled runs, whose figures have the steps of the whole study on their axes.
-
-    Attributes:
-        steps: The newest step of the study.
-        baseline: Whether the first run is the baseline of the others, in grey.
-    """
-
-    steps: int = 1
-    baseline: bool = False
-
-    @property
-    def last_step(self) -> int:
-        """The newest step of the study."""
-        return self.steps
-
-    @property
-    def width(self) -> int:
-        """How many steps a drawn point stands for."""
-        return bin_width(self.last_step, MAX_POINTS)
-
-    def key(self, index: int) -> Key:
-        """The legend of an arm."""
-        if not self.baseline:
-            return super().key(index)
-        name = self.runs[index].name
-        return replace(super().key(index - 1) if index else GREY, name=name)
-
-    def label(self, run: Run) -> str:
-        """What a figure of one arm is called by."""
-        return run.name
-
-
-def arms_of(results: Results, arms: Sequence[Arm], *, baseline: bool = False) -> Arms:
-    """These arms as pooled runs."""
-    return Arms([results.pooled[arm.name] for arm in arms], results.last_step, baseline)
+def arms_of(results: Results, arms: Sequence[Arm], *, baseline: bool = False) -> Comparison:
+    """These arms as pooled runs, whose figures have the steps of the whole study on their axes."""
+    return Comparison([results.pooled[arm.name] for arm in arms], results.last_step, MAX_POINTS, baseline)
 
 
 # ── median and quartiles over the seeds ──
@@ -99,11 +61,6 @@ class Kind:
     curves: Mapping[tuple[str, int], pandas.Series]
     spent: str
     why: str
-
-    @property
-    def x(self) -> str:
-        """The title of the x axis."""
-        return "responses generated" if self.spent else STEP
 
 
 def accuracy_kind(results: Results, spent: str = "") -> Kind:
@@ -135,7 +92,7 @@ def against_baseline(results: Results, kind: Kind) -> list[Figure]:
     bands = {arm.name: _band(results, kind, arm) for arm in results.arms}
     whole = pandas.concat([found for found in bands.values() if len(found)] or [band([])])
     if whole.empty:
-        return [Figure(kind.title, kind.says, None, missing=[kind.why])]
+        return [Figure(kind.title, kind.says, missing=[kind.why])]
     first, last = float(whole.index.min()), float(whole.index.max())
     domain = (0.0, last or 1.0) if kind.spent else (min(1.0, first), max(results.last_step, last, 2.0))
     low, high = float(whole["low"].min()), float(whole["high"].max())
@@ -175,28 +132,22 @@ def _small_multiple(
 ) -> Figure:
     """The figure of the last of these arms. The baseline comes before it, unless the arm is the baseline itself."""
     name = results.labels[arms[-1].name]
+    figure = Figure(kind.title, kind.says, run=name, height=SMALL)
     if bands[arms[-1].name].empty:
-        return Figure(kind.title, kind.says, None, run=name, missing=[kind.why])
+        return replace(figure, missing=[kind.why])
     shown = [arm for arm in arms if not bands[arm.name].empty]
     curves = [
         Curve(
-            Key(name, PALETTE[0]) if arm == arms[-1] else replace(GREY, name=results.labels[arm.name]),
+            Key(name, PALETTE[0]) if arm == arms[-1] else replace(BASELINE, name=results.labels[arm.name]),
             bands[arm.name]["median"],
             band=bands[arm.name],
         )
         for arm in shown
     ]
-    return Figure(
-        kind.title,
-        kind.says,
-        charts.lines(curves, x=kind.x, y=kind.y, x_domain=domain, y_domain=y_domain),
-        summary=in_words(curves, "" if kind.spent else "step"),
-        table=_quartiles(curves, kind.x),
-        run=name,
-        keys=[curve.key for curve in curves],
-        domain=domain,
-        height=SMALL,
-    )
+    x = "responses generated" if kind.spent else STEP
+    chart = charts.lines(curves, x=x, y=kind.y, x_domain=domain, y_domain=y_domain)
+    words = in_words(curves, "" if kind.spent else "step")
+    return figure.with_curves(curves, chart, x, domain, summary=words, table=_quartiles(curves, x))
 
 
 def _quartiles(curves: Sequence[Curve], x: str) -> Table:
@@ -243,7 +194,7 @@ def profiles(results: Results) -> list[Figure]:
     scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}
     there = np.concatenate([found.ravel() for found in scores.values()])
     if not there.size:
-        return [Figure(title, says, None, missing=[NO_ACCURACY])]
+        return [Figure(title, says, missing=[NO_ACCURACY])]
     domain = (float(np.floor(there.min())), float(np.ceil(there.max() + 0.01)))
     at, x = np.linspace(*domain, MAX_POINTS + 1), "final accuracy, %"
     drawn = []
@@ -254,15 +205,13 @@ def profiles(results: Results) -> list[Figure]:
             for place, arm in enumerate(arms)
             if scores[arm.name].size
         ]
+        figure = Figure(title, says, run=name)
         if not curves:
-            drawn.append(Figure(title, says, None, run=name, missing=[NO_ACCURACY]))
+            drawn.append(replace(figure, missing=[NO_ACCURACY]))
             continue
         y = "share of runs and benchmarks above it"
-        drawn.append(Figure(
-            title, says, charts.lines(curves, x=x, y=y, x_domain=domain, y_domain=(0.0, 1.0)),
-            summary=in_words(curves, "accuracy, %,"), run=name, keys=[curve.key for curve in curves],
-            table=table_of(curves, x), domain=domain,
-        ))  # fmt: skip
+        chart = charts.lines(curves, x=x, y=y, x_domain=domain, y_domain=(0.0, 1.0))
+        drawn.append(figure.with_curves(curves, chart, x, domain, summary=in_words(curves, "accuracy, %,")))
     return drawn
 
 
@@ -345,7 +294,7 @@ def _forests(
     for path in results.paths:
         baseline, *others = results.of_path(path)
         arms = [baseline, *others] if reference is None else others
-        figure = Figure(title, says, None, run=PATHS.get(path, path), missing=[NO_ACCURACY])
+        figure = Figure(title, says, run=PATHS.get(path, path), missing=[NO_ACCURACY])
         there = [arm for arm in arms if arm.name in estimates]
         if there:
             names, found = [results.labels[arm.name] for arm in there], [estimates[arm.name] for arm in there]
@@ -405,7 +354,6 @@ def phases(results: Results) -> list[Figure]:
         figure = Figure(
             "Time by phase",
             "Seconds of all steps of a run, by what they were spent on: the mean over the seeds.",
-            None,
             run=PATHS.get(path, path),
             missing=["times are not recorded"],
         )

@@ -23,7 +23,7 @@ def make_study_page(results: Results, provenance: Mapping[str, Any], progress: P
         progress: Wraps the figures (and their number) while they are drawn.
     """
     sections = build(results, provenance)
-    return render([results.study.name], sections, title="study", made_by="study", progress=progress)
+    return render([results.study.name], sections, command="study", progress=progress)
 
 
 def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:
@@ -92,12 +92,7 @@ def _learning(results: Results) -> Section:
         "Each arm with the baseline of its path, which is grey and dashed. The line is the median over the seeds; the "
         "band reaches from the lower to the upper quartile. A curve ends when fewer than half of the seeds continue."
     )
-    kinds = [
-        figures.accuracy_kind(results),
-        figures.accuracy_kind(results, ROLLOUTS),
-        figures.reward_kind(results),
-        figures.reward_kind(results, ROLLOUTS),
-    ]
+    kinds = [kind(results, spent) for kind in (figures.accuracy_kind, figures.reward_kind) for spent in ("", ROLLOUTS)]
     drawn = [figure for kind in kinds for figure in figures.against_baseline(results, kind)]
     return Section("learning", "Learning curves", intro, drawn)
 
@@ -109,7 +104,8 @@ def _targets(results: Results) -> Section:
         "the target only once, by chance, counts too."
     )
     notes = [] if results.study.targets else ["The study names no accuracy to reach."]
-    return Section("targets", "Until an accuracy was reached", intro, tables=tables.targets(results), notes=notes)
+    found = [tables.until(results, target) for target in results.study.targets]
+    return Section("targets", "Until an accuracy was reached", intro, tables=found, notes=notes)
 
 
 def _cost(results: Results) -> Section:
@@ -133,9 +129,8 @@ def _accuracy(results: Results) -> Section:
         "groups as there are different prompts. One group says little about a prompt, so some movement is chance."
     )
     page = figures.arms_of(results, results.arms)
-    found = tables.unlocked(results)
     drawn = [*accuracy_bins(page), *migrations(page, [page.last_step])]
-    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=[found] if found else [])
+    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.unlocked(results))
 
 
 def _theory(results: Results) -> Section:
@@ -145,9 +140,8 @@ def _theory(results: Results) -> Section:
         "(equal) to 1. Means over the seeds."
     )
     page = figures.arms_of(results, results.arms)
-    found = tables.theory(results)
     drawn = [*figures.compared(results, "theory/bound"), *by_source(page, "theory/bound_{}"), *by_source(page, "tv/{}")]
-    return Section("theory", "Theory monitor", intro, drawn, tables=[found] if found else [])
+    return Section("theory", "Theory monitor", intro, drawn, tables=tables.theory(results))
 
 
 def _training(results: Results) -> Section:
@@ -157,11 +151,10 @@ def _training(results: Results) -> Section:
 
 
 def _configuration(results: Results) -> Section:
-    shown, different = [tables.arms(results)], tables.flags(results)
-    return Section("configuration", "Configuration", tables=shown, folded=[different] if different else [])
+    return Section("configuration", "Configuration", tables=[tables.arms(results)], folded=tables.flags(results))
 
 
 def _provenance(about: Mapping[str, Any]) -> Section:
     found = tables.provenance(about)
     notes = [] if found else ["Nothing says what made this study."]
-    return Section("provenance", "Provenance", "What made this study.", tables=[found] if found else [], notes=notes)
+    return Section("provenance", "Provenance", "What made this study.", tables=found, notes=notes)

@@ -29,7 +29,7 @@ COMMAND = "command.json"
 OUTPUT = "output.log"
 PLACE = ("--run.dir=", "--ckpt.path=", "--ckpt.output_dir=")  # flags that say where a run's files lie
 POLL = 0.5  # seconds between two looks at the running processes
-TRAIN = ("-m", "bapo_openrlhf.cli.train")  # arguments of Python
+TRAIN = ("-m", "bapo_openrlhf.cli", "train")  # arguments of Python
 
 
 @dataclass(frozen=True)

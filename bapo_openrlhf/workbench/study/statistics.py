@@ -64,15 +64,14 @@ def ratio_interval(ratios: ArrayLike) -> Estimate | None:
 # ── aggregates over runs and benchmarks ──
 
 
-def iqm(scores: np.ndarray) -> float:
-    """Interquartile mean: the mean of all scores without the floor(n / 4) lowest and the floor(n / 4) highest."""
-    return float(stats.trim_mean(np.asarray(scores, dtype=float), 0.25, axis=None))
-
-
 def iqm_interval(scores: np.ndarray, seed: int = 0) -> Estimate:
-    """IQM of scores, shape (runs, benchmarks), with a bootstrap interval over the runs."""
-    scores = np.asarray(scores, dtype=float)
-    return _bootstrapped(iqm(scores), [scores], lambda drawn: _flat_trimmed(drawn[0]), seed)
+    """IQM of scores, shape (runs, benchmarks), with a bootstrap interval over the runs.
+
+    The IQM is the mean of all scores without the floor(n / 4) lowest and the floor(n / 4) highest.
+    """
+    return _bootstrapped(
+        [scores], lambda drawn: stats.trim_mean(drawn[0].reshape(len(drawn[0]), -1), 0.25, axis=1), seed
+    )
 
 
 def profile(scores: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -90,39 +89,33 @@ def improvement(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> Estimate
         ours: Our scores, shape (runs, benchmarks).
         theirs: Their scores, shape (other runs, benchmarks).
     """
-    ours, theirs = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
-    value = float(_improvements([ours[None], theirs[None]])[0])
-    return _bootstrapped(value, [ours, theirs], _improvements, seed)
+
+    def share(drawn: list[np.ndarray]) -> np.ndarray:
+        ours, theirs = drawn[0][:, :, None], drawn[1][:, None]  # broadcast to (resamples, runs, other runs, benchmarks)
+        return ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(1, 2, 3))
+
+    return _bootstrapped([ours, theirs], share, seed)
 
 
 def _bootstrapped(
-    value: float, samples: Sequence[np.ndarray], statistic: Callable[[list[np.ndarray]], np.ndarray], seed: int
+    samples: Sequence[np.ndarray], statistic: Callable[[list[np.ndarray]], np.ndarray], seed: int
 ) -> Estimate:
-    """A value with the percentile interval of a statistic of resampled runs.
+    """A statistic of runs, with the percentile interval of the statistic of resampled runs.
 
     Args:
-        value: The statistic of the samples themselves.
         samples: Scores, each of shape (runs, benchmarks).
         statistic: A function of resamples, each of shape (resamples, runs, benchmarks). Its result has the shape
             (resamples,).
         seed: Seed of the generator that draws the resamples.
     """
-    count = min(map(len, samples))
+    samples = [np.asarray(sample, dtype=float) for sample in samples]
+    value, count = float(statistic([sample[None] for sample in samples])[0]), min(map(len, samples))
     if count < 2:
         return Estimate(value, None, None, count)
     rng = np.random.default_rng(seed)
     drawn = [sample[rng.integers(len(sample), size=(RESAMPLES, len(sample)))] for sample in samples]
     low, high = np.quantile(statistic(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, float(low), float(high), count)
-
-
-def _flat_trimmed(drawn: np.ndarray) -> np.ndarray:
-    return stats.trim_mean(drawn.reshape(len(drawn), -1), 0.25, axis=1)
-
-
-def _improvements(drawn: list[np.ndarray]) -> np.ndarray:
-    ours, theirs = drawn[0][:, :, None], drawn[1][:, None]  # broadcast to (resamples, runs, other runs, benchmarks)
-    return ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(1, 2, 3))
 
 
 # ── paired tests ──

@@ -13,7 +13,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import is_number, number
-from bapo_openrlhf.workbench.report.tables import different_flags
+from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, TOKENS_TRAINED, Results
 from bapo_openrlhf.workbench.study.statistics import Estimate
@@ -137,12 +137,8 @@ def _benchmark(key: str) -> str:
 # ── until an accuracy was reached ──
 
 
-def targets(results: Results) -> list[Table]:
-    """What each arm had spent when it first reached an accuracy: one table per target."""
-    return [_target(results, target) for target in results.study.targets]
-
-
-def _target(results: Results, target: float) -> Table:
+def until(results: Results, target: float) -> Table:
+    """What each arm had spent when it first reached an accuracy."""
     rollouts, tokens = results.until(target, ROLLOUTS), results.times_epochs(results.until(target, TOKENS_TRAINED))
     rows: list[list[Any]] = []
     for path in results.paths:
@@ -192,7 +188,7 @@ def sources(results: Results) -> Table:
     rows = []
     for arm in results.arms:
         counts = totals.loc[arm.name, [f"groups/{source}" for source in SOURCES]]
-        shares = [f"{count:,.0f} ({count / counts.sum():.1%})" if counts.sum() else "–" for count in counts]
+        shares = [share(count, counts.sum()) for count in counts]
         capacity = totals.loc[arm.name, "groups/capacity"]
         rows.append([results.labels[arm.name], *shares, f"{counts.sum() / capacity:.0%}" if capacity else "–"])
     head = ["arm", *(SOURCE_LABELS[source] for source in SOURCES), "capacity used"]
@@ -200,8 +196,8 @@ def sources(results: Results) -> Table:
     return Table.of(head, rows, title)
 
 
-def unlocked(results: Results) -> Table | None:
-    """How many of the prompts that were not solved at first were solved later."""
+def unlocked(results: Results) -> list[Table]:
+    """How many of the prompts that were not solved at first were solved later; no table without such prompts."""
     rows: list[list[Any]] = []
     for arm in results.arms:
         prompts = results.of_arm(results.prompts, arm)
@@ -219,14 +215,14 @@ def unlocked(results: Results) -> Table | None:
         "passes unlocked 31 % with BAPO and 19 % with GRPO. An arm that tries such prompts more often also "
         "solves more of them by chance"
     )
-    return Table.of(head, rows, title) if rows else None
+    return [Table.of(head, rows, title)] if rows else []
 
 
 # ── theory ──
 
 
-def theory(results: Results) -> Table | None:
-    """The bound of Theorem 3.2 and the distances, over whole runs."""
+def theory(results: Results) -> list[Table]:
+    """The bound of Theorem 3.2 and the distances, over whole runs; no table without a bound."""
     bounds = results.steps.dropna(subset="theory/bound").groupby("arm")["theory/bound"]
     metrics = [metric.format(source) for metric in ("theory/bound_{}", "tv/{}") for source in SOURCES]
     means, above = results.means.groupby("arm")[metrics].mean(), bounds.agg(lambda values: (values > 0).mean())
@@ -237,7 +233,7 @@ def theory(results: Results) -> Table | None:
     ]
     head = ["arm", "bound", "steps with a bound above 0", *(f"term of {SOURCE_LABELS[source]}" for source in SOURCES)]
     head += [f"TV, {SOURCE_LABELS[source]}" for source in SOURCES]
-    return Table.of(head, rows, "Means over steps and seeds") if rows else None
+    return [Table.of(head, rows, "Means over steps and seeds")] if rows else []
 
 
 # ── what was run ──
@@ -247,33 +243,27 @@ def arms(results: Results) -> Table:
     """The flags that make each arm."""
     rows = []
     for arm in results.study.arms:
-        words = " ".join(map(_flag, arm.flags.items())) or "–"
+        words = " ".join(f"--{name} {in_words(value)}" for name, value in arm.flags.items()) or "–"
         rows.append([results.labels[arm.name], arm.name, len(results.by_arm[arm.name]), words])
     return Table.of(["arm", "name", "runs", "flags"], rows, "Arms of the study")
 
 
-def _flag(item: tuple[str, Any]) -> str:
-    name, value = item
-    words = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return f"--{name} {words}"
-
-
-def flags(results: Results) -> Table | None:
-    """Flags that differ between the first runs of the arms, including those of the machine."""
+def flags(results: Results) -> list[Table]:
+    """Flags that differ between the first runs of the arms, including those of the machine; none for one arm."""
     first = [replace(results.by_arm[arm.name][0].run, name=results.labels[arm.name]) for arm in results.arms]
     known = [run for run in first if run.config]
-    return different_flags(known) if len(known) > 1 else None
+    return [different_flags(known)] if len(known) > 1 else []
 
 
-def provenance(about: Mapping[str, Any]) -> Table | None:
-    """What made the study."""
+def provenance(about: Mapping[str, Any]) -> list[Table]:
+    """What made the study; no table if nothing says it."""
     rows: list[list[Any]] = []
     for name, value in about.items():
         if isinstance(value, Mapping):
             rows += [[f"{name}: {part}", _text(content)] for part, content in value.items()]
         else:
             rows.append([name, _text(value)])
-    return Table.of(["", "value"], rows) if rows else None
+    return [Table.of(["", "value"], rows)] if rows else []
 
 
 def _text(value: Any) -> str:

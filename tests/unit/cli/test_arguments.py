@@ -20,7 +20,7 @@ from bapo_openrlhf import config
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.cli import arguments, main
-from bapo_openrlhf.config import AdaptConfig, RunConfig, VerifierConfig
+from bapo_openrlhf.config import AdaptConfig, RunConfig, VerifierConfig, check_numbers
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, BAPOConfig
 from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
@@ -493,11 +493,11 @@ class TestRanges:
     )
     def test_limits_of_the_verifier(self, name, allowed, refused, text):
         for value in allowed:
-            VerifierConfig(**{name: value}).check()
+            check_numbers("verifier", VerifierConfig(**{name: value}))
             parse("--adapt.method", "bapo", f"--verifier.{name}={value}")
         for value in refused:
             with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
-                VerifierConfig(**{name: value}).check()
+                check_numbers("verifier", VerifierConfig(**{name: value}))
             with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
                 parse("--adapt.method", "bapo", f"--verifier.{name}={value}")
             parse(f"--verifier.{name}={value}")  # not looked at without batch adaptation

@@ -182,7 +182,7 @@ def test_processes_fork_from_one_that_has_the_stack_and_not_ray(monkeypatch):
 
     with cpu.forked_processes():
         first, second = child(), child()
-    assert first[:-1] == ["True", "True", "True", "False", "3", "bapo_openrlhf.cpu.patches_torch"]
+    assert first[:-1] == ["True", "True", "True", "False", "3", "bapo_openrlhf.cpu.patching"]
     assert first[-1] != second[-1]
 
 
@@ -544,7 +544,7 @@ def test_the_replay_buffer_of_openrlhf_targets_the_cpu(monkeypatch):
 def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
     torch = pytest.importorskip("torch")
     layer = SimpleNamespace(weight=torch.eye(3))
-    patches_vllm._plain_linear(layer, remove_weight=True)
+    patches_vllm.plain_linear(None, layer, remove_weight=True)
     x, bias = torch.tensor([[1.0, 2.0, 3.0]]), torch.ones(3)
     assert layer.cpu_linear(x, layer.weight, bias).tolist() == [[2.0, 3.0, 4.0]]
     layer.weight.mul_(2)
@@ -554,7 +554,7 @@ def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
 def test_a_layer_that_vllm_would_repack_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace .* dense model"):
-        patches_vllm._plain_linear(SimpleNamespace(weight=torch.zeros(4, 1, 2)), remove_weight=False)
+        patches_vllm.plain_linear(None, SimpleNamespace(weight=torch.zeros(4, 1, 2)), remove_weight=False)
 
 
 def test_a_mixture_of_experts_is_refused():

@@ -278,7 +278,7 @@ def test_process_of_multiprocessing_forks_and_gives_its_result(server):
     program = (
         "import multiprocessing, sys\n"
         "from bapo_openrlhf.cpu.prefork import serving\n"
-        "serving.use_in_multiprocessing()\n"
+        "multiprocessing.set_executable(serving.python())\n"
         "import prefork_work\n"
         "if __name__ == '__main__':\n"
         "    context = multiprocessing.get_context('spawn')\n"

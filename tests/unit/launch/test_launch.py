@@ -45,7 +45,7 @@ def start(tmp_path, monkeypatch):
             folder = Path(args.run.dir) / args.run.name
             found.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
             record.RunRecord(folder).append(1, {"rollouts/total": 16})
-            record.RunRecord(folder).append_groups(1, [{"uid": 0}])
+            record.RunRecord(folder).append_rows(record.GROUPS, 1, [{"uid": 0}])
             if fails:
                 raise KeyboardInterrupt
 

@@ -122,10 +122,10 @@ def test_reopening_without_resume_keeps_all(tmp_path):
 def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
     run = RunRecord(tmp_path)
     assert read_groups(tmp_path) == read_answers(tmp_path) == []
-    run.append_groups(1, [{"uid": 0, "mean": None}, {"uid": 1, "mean": np.float64(0.5)}])
-    run.append_answers(1, [])
+    run.append_rows(record.GROUPS, 1, [{"uid": 0, "mean": None}, {"uid": 1, "mean": np.float64(0.5)}])
+    run.append_rows(record.ANSWERS, 1, [])
     assert not (tmp_path / "answers.jsonl").exists()
-    run.append_answers(2, [{"prompt": "a", "response": "x\ny \u2028 \ud800"}])
+    run.append_rows(record.ANSWERS, 2, [{"prompt": "a", "response": "x\ny \u2028 \ud800"}])
     with (tmp_path / "groups.jsonl").open("a") as file:
         file.write('{"step": 2, "ui')  # not written to the end yet
     assert read_groups(tmp_path) == [{"step": 1, "uid": 0, "mean": None}, {"step": 1, "uid": 1, "mean": 0.5}]
@@ -136,10 +136,10 @@ def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
 def test_resume_drops_later_lines_of_every_file(tmp_path):
     run = RunRecord(tmp_path)
     for step in (1, 2, 3):
-        run.append_groups(step, [{"uid": 2 * step}, {"uid": 2 * step + 1}])
-        run.append_answers(step, [{"prompt": str(step)}])
+        run.append_rows(record.GROUPS, step, [{"uid": 2 * step}, {"uid": 2 * step + 1}])
+        run.append_rows(record.ANSWERS, step, [{"prompt": str(step)}])
         run.append(step, {})
-        run.append_evaluation(step, {"eval_cd4_pass1": step / 4})
+        run.append_rows(record.EVALUATIONS, step, [{"eval_cd4_pass1": step / 4}])
     RunRecord(tmp_path, resume_from=3)
     assert [row["uid"] for row in read_groups(tmp_path)] == [2, 3, 4, 5]
     assert [row["prompt"] for row in read_answers(tmp_path)] == ["1", "2"]
@@ -165,8 +165,8 @@ def test_a_new_run_begins_with_an_empty_record(tmp_path):
         assert [path.name for path in folder.iterdir()] == ["run.json"]
         run = RunRecord(folder)
         run.append(1, {})
-        run.append_groups(1, [{}])
-        run.append_answers(1, [{}])
+        run.append_rows(record.GROUPS, 1, [{}])
+        run.append_rows(record.ANSWERS, 1, [{}])
         write_summary(folder, {"steps": 1})
         (folder / "train.log").write_text("kept")
         assert len(list(folder.iterdir())) == 6
@@ -329,10 +329,10 @@ def test_commit_is_the_packages_own(tmp_path, monkeypatch):
 
 def test_provenance_without_git_and_with_versions(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(record.sys, "orig_argv", ["python", "-m", "bapo_openrlhf.cli.train", "--run.name", "a b"])
+    monkeypatch.setattr(record.sys, "orig_argv", ["python", "-m", "bapo_openrlhf.cli", "train", "--run.name", "a b"])
     found = record.provenance()
     assert found["commit"] is None
-    assert found["command"] == "python -m bapo_openrlhf.cli.train --run.name 'a b'"
+    assert found["command"] == "python -m bapo_openrlhf.cli train --run.name 'a b'"
     assert found["versions"]["numpy"] == np.__version__
     assert found["versions"]["python"].startswith("3.")
 

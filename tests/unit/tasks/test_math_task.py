@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -352,7 +353,7 @@ def test_the_file_is_light_until_something_has_to_be_compared():
 
 
 def test_it_serves_as_a_reward_file():
-    with RewardPool(task.TASK.file, processes=1, timeout=120, memory_gib=4) as pool:
+    with closing(RewardPool(task.TASK.file, processes=1, timeout=120, memory_gib=4)) as pool:
         prompt = r"What is 1+1, within \boxed{}?"
         for response, reward, boxed in ((r"\boxed{4/2}", 1.0, 1.0), (r"\boxed{3}", 0.0, 1.0), ("2", 0.0, 0.0)):
             found = pool([prompt + response], [prompt], ["2"])

@@ -398,7 +398,3 @@ class TestCommandLineOfOpenRLHF:
         monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.12.0")
         with pytest.raises(RuntimeError, match=r"openrlhf 0\.12\.0 is installed"):
             openrlhf_cli.build_parser()
-
-    def test_a_module_that_is_gone(self):
-        with pytest.raises(RuntimeError, match="should have the module no_such_module"):
-            openrlhf_cli._installed_file("no_such_module")

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -531,7 +532,7 @@ def test_a_file_that_does_not_load(make_pool, source, kind, message):
 
 def test_a_file_that_is_not_there(tmp_path):
     with (
-        RewardPool(tmp_path / "none.py", processes=1, timeout=1, memory_gib=1) as pool,
+        closing(RewardPool(tmp_path / "none.py", processes=1, timeout=1, memory_gib=1)) as pool,
         pytest.raises(RewardFailure, match=r"none\.py: loading it raised FileNotFoundError"),
     ):
         ask(pool, GOOD)

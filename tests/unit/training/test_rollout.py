@@ -30,10 +30,10 @@ from bapo_openrlhf.training.engines import RolloutEngine, request_seed  # noqa: 
 from bapo_openrlhf.training.generated import is_usable, usable_groups  # noqa: E402
 from bapo_openrlhf.training.rollout import (  # noqa: E402
     AdaptedSamplesGenerator,
-    ChosenPrompts,
-    SeededEngine,
+    chosen_prompts,
     prompt_seed,
     reward_of,
+    seeded,
 )
 from bapo_openrlhf.training.samples import groups_of  # noqa: E402
 
@@ -177,7 +177,7 @@ class TestSeeds:
 class TestSeededEngine:
     def test_adds_a_seed_to_each_request_and_nothing_else(self):
         calls, seeds = [], iter([11, None, 13])
-        engine = SeededEngine(Engine(calls), lambda: next(seeds))
+        engine = seeded(Engine(calls), lambda: next(seeds))
         asked = {"prompt": "p", "label": "l", "sampling_params": object(), "num_samples": 2, "images": None, "x": 1}
         answers = [engine.generate_responses.remote(**asked) for _ in range(3)]
         assert [vars(call) for call in calls] == [
@@ -188,7 +188,7 @@ class TestSeededEngine:
     def test_passes_everything_else_through(self):
         calls = []
         inner = Engine(calls, busy=17)
-        engine = SeededEngine(inner, lambda: pytest.fail("no request was made"))
+        engine = seeded(inner, lambda: pytest.fail("no request was made"))
         assert engine.get_num_unfinished_requests.remote() == 17
         engine.wake_up.remote(tags=["weights"])
         engine.sleep.remote()
@@ -740,22 +740,24 @@ class TestChosenPrompts:
     @pytest.mark.parametrize("positions", [[5, 0, 3], [0, 1, 2]])
     def test_are_those_at_the_positions_in_that_order(self, positions):
         seen, source = [], self.items(10)
-        chosen = ChosenPrompts(source, 3, 2, lambda prompts, count: seen.append((prompts, count)) or positions)
+        chosen, passed_over = chosen_prompts(
+            source, 3, 2, lambda prompts, count: seen.append((prompts, count)) or positions
+        )
         prompts, labels, images = self.all_of(chosen)
         assert prompts == [f"p{n}" for n in positions] and labels == [f"l{n}" for n in positions]
         assert images == [[f"i{n}.png"] if n % 2 else None for n in positions]
         ((drawn, count),) = seen
         assert count == 3 and [prompt.text for prompt in drawn] == [f"p{n}" for n in range(6)]
         assert [prompt.label for prompt in drawn] == [f"l{n}" for n in range(6)]
-        assert chosen.passed_over == 3 and next(source)[1] == ["p6", "p7"]
+        assert passed_over == 3 and next(source)[1] == ["p6", "p7"]
 
     @pytest.mark.parametrize(("there", "taken"), [(5, 3), (4, 3), (3, 3), (2, 2), (0, 0)])
     def test_at_the_end_of_the_data_as_many_as_there_are(self, there, taken):
-        chosen = ChosenPrompts(self.items(there), 3, 2, lambda prompts, count: range(count))
-        assert chosen.passed_over == there - taken
+        chosen, passed_over = chosen_prompts(self.items(there), 3, 2, lambda prompts, count: range(count))
+        assert passed_over == there - taken
         assert self.all_of(chosen)[0] == [f"p{n}" for n in range(taken)]
 
     @pytest.mark.parametrize("positions", [[0, 1], [0, 1, 1], [0, 1, 6], [0, 1, -1], [0, 1, 2, 3]])
     def test_a_wrong_choice_is_refused(self, positions):
         with pytest.raises(ValueError, match=r"3 of 6 prompts were to be chosen, each once; the positions are \[0, 1"):
-            ChosenPrompts(self.items(6), 3, 2, lambda prompts, count: positions)
+            chosen_prompts(self.items(6), 3, 2, lambda prompts, count: positions)

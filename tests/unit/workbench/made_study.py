@@ -3,8 +3,8 @@
 import numpy as np
 
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
+from bapo_openrlhf.workbench.study.data import StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Claim, Study
-from bapo_openrlhf.workbench.study.steps import StudyRun
 
 METHODS = {
     "plain": ("GRPO", "PPO"),

@@ -126,7 +126,7 @@ def test_labels_cover_the_solution_and_its_end_only():
 def test_training_learns():
     settings = replace(TINY, steps=40, batch_size=16, learning_rate=1e-2)
     model = base_model.make_model(settings, 64)
-    losses = base_model.train(model, settings, progress=False)
+    losses = base_model.train(model, settings)
     assert len(losses) == 40
     assert losses[0] == pytest.approx(math.log(64), abs=0.3)  # it starts at chance
     assert sum(losses[-5:]) / 5 < 2.6
@@ -136,7 +136,7 @@ def test_training_learns():
 
 
 def test_saves_what_the_stack_loads(tmp_path):
-    folder, made = build(tmp_path / "model", TINY, progress=False)
+    folder, made = build(tmp_path / "model", TINY)
     assert (folder, made) == (tmp_path / "model", True)
     assert names(tmp_path) == ["model"]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -160,7 +160,7 @@ def test_same_settings_same_weights_and_other_seed_others(tmp_path):
     weights = []
     for i, settings in enumerate([TINY, TINY, replace(TINY, seed=1)]):
         torch.manual_seed(i)  # the caller's state is no part of it
-        folder, _ = build(tmp_path / str(i), settings, progress=False)
+        folder, _ = build(tmp_path / str(i), settings)
         weights.append((folder / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]
 
@@ -169,8 +169,8 @@ def test_reused_with_the_same_settings_only(tmp_path, monkeypatch):
     trainings = []
     train = base_model.train
     monkeypatch.setattr(base_model, "train", lambda *a, **k: trainings.append(1) or train(*a, **k))
-    assert build(tmp_path / "model", TINY, progress=False)[1]
-    assert not build(tmp_path / "model", TINY, progress=False)[1]
+    assert build(tmp_path / "model", TINY)[1]
+    assert not build(tmp_path / "model", TINY)[1]
     assert len(trainings) == 1
     changed = [
         replace(TINY, **{name: value})
@@ -185,14 +185,14 @@ def test_reused_with_the_same_settings_only(tmp_path, monkeypatch):
     ]
     for settings in changed:
         assert not base_model.is_current(tmp_path / "model", settings)
-    assert build(tmp_path / "model", changed[1], progress=False)[1]
+    assert build(tmp_path / "model", changed[1])[1]
     assert len(trainings) == 2
     assert base_model.is_current(tmp_path / "model", changed[1]) and names(tmp_path) == ["model"]
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "config.json", base_model.MANIFEST])
 def test_damaged_folder_is_not_current(tmp_path, file):
-    folder, _ = build(tmp_path / "model", TINY, progress=False)
+    folder, _ = build(tmp_path / "model", TINY)
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[:-20])
     assert not base_model.is_current(folder, TINY)
@@ -203,10 +203,10 @@ def test_damaged_folder_is_not_current(tmp_path, file):
 
 
 def test_damaged_weights_are_rebuilt(tmp_path):
-    folder, _ = build(tmp_path / "model", TINY, progress=False)
+    folder, _ = build(tmp_path / "model", TINY)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(b"")
-    assert build(folder, TINY, progress=False)[1]
+    assert build(folder, TINY)[1]
     assert (folder / "model.safetensors").read_bytes() == whole
 
 
@@ -221,28 +221,28 @@ def test_interrupted_build_leaves_nothing(tmp_path, monkeypatch, moment):
         # The model is saved by then, the tokenizer is not.
         monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "model", TINY, progress=False)
+        build(tmp_path / "model", TINY)
     assert names(tmp_path) == []
 
 
 def test_interrupted_rebuild_keeps_the_old_model(tmp_path, monkeypatch):
-    build(tmp_path / "model", TINY, progress=False)
+    build(tmp_path / "model", TINY)
 
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(base_model, "train", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "model", replace(TINY, seed=1), progress=False)
+        build(tmp_path / "model", replace(TINY, seed=1))
     assert names(tmp_path) == ["model"] and base_model.is_current(tmp_path / "model", TINY)
 
 
 def test_somebody_elses_folder_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(ConfigError, match="new or empty"):
-        build(tmp_path, TINY, progress=False)
+        build(tmp_path, TINY)
     with pytest.raises(ConfigError, match="new or empty"):
-        build(tmp_path / "thesis.txt", TINY, progress=False)
+        build(tmp_path / "thesis.txt", TINY)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
@@ -250,7 +250,7 @@ def test_callers_torch_is_left_as_it_was(tmp_path):
     torch.manual_seed(123)
     threads, expected = torch.get_num_threads(), torch.rand(3)
     torch.manual_seed(123)
-    build(tmp_path / "model", TINY, progress=False)
+    build(tmp_path / "model", TINY)
     assert torch.equal(torch.rand(3), expected)
     assert torch.get_num_threads() == threads
 

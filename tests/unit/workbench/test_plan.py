@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli import main, plan
-from bapo_openrlhf.record.run_record import RunRecord, begin_run
+from bapo_openrlhf.record.run_record import GROUPS, RunRecord, begin_run
 from bapo_openrlhf.workbench.planning import output
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
@@ -156,7 +156,7 @@ def test_measured(capsys, tmp_path):
     record = RunRecord(run)
     group = {"uid": 0, "source": "fresh", "state": "fresh", "responses": 8, "tokens": 160}
     means = (0.0, 0.25, 0.5, 1.0)
-    record.append_groups(1, [group | {"prompt": str(n), "mean": mean} for n, mean in enumerate(means)])
+    record.append_rows(GROUPS, 1, [group | {"prompt": str(n), "mean": mean} for n, mean in enumerate(means)])
     lengths = {"total_length": 70.0, "response_length": 20.0}
     record.append(1, {"tokens/generated": 640, "rollouts/step": 32} | lengths)
     result = planned(capsys, "--gpus", "8", "--models", "4B", "--measured", str(run))

@@ -5,6 +5,7 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,7 +140,7 @@ def test_a_prompt_is_in_the_bin_that_is_nearest(mean, size, expected):
 
 def test_bins_are_for_rewards_between_0_and_1():
     def fit(*means):
-        return accuracy.rewards_fit_bins(groups_frame([{"mean": mean} for mean in means]))
+        return not accuracy.why_no_bins(run_of(groups=[{"mean": mean} for mean in means]))
 
     assert fit(0, None, 1)
     assert not fit(-0.1)
@@ -206,6 +207,12 @@ def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
     assert data.all_phases([run])[-1] == "broadcast" and "step_total" not in data.all_phases([run])
     assert data.all_phases([run_of([{"step": 1, "timing/new": 1.0}])])[-1] == "new"
     assert list(data.cost(run_of([{"step": 1}])).values()) == [1, None, None, None, 0, None]
+
+
+def test_the_means_of_the_ends():
+    assert data.end_means(pd.Series(range(30))) == (3.5, 25.5)  # of 8 values each
+    assert data.end_means(pd.Series([1.0, 2.0, 4.0, 5.0])) == (1, 5)
+    assert np.isnan(data.end_means(pd.Series(dtype=float))).all()
 
 
 def test_what_was_spent_until_a_reward_was_reached():
@@ -346,7 +353,7 @@ def test_prompts_that_were_solved_after_a_failure_and_those_that_never_were():
     ]  # fmt: skip
     # d was solved before it failed; e was tried more often than c
     assert [(one.failed["prompt"], one.groups) for one in answers.never_solved(run)] == [("e", 3), ("c", 1)]
-    assert answers.never_solved(run)[0].label == "7"
+    assert answers.listings(run, "")[1].entries[0].texts[1] == ("Label", "label", "7")
     without_groups = answers.never_solved(run_of(answers=told))
     assert [(one.failed["prompt"], one.groups) for one in without_groups] == [("c", None), ("d", None), ("e", None)]
 

@@ -17,9 +17,8 @@ from bapo_openrlhf.workbench.pages.figure import specification
 from bapo_openrlhf.workbench.report.accuracy import Unlocked, unlocked
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study import claims, data, figures, page, tables
-from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
+from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Claim
-from bapo_openrlhf.workbench.study.steps import StudyRun
 from bapo_openrlhf.workbench.study.summary import summary
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -134,11 +133,6 @@ def test_an_interrupted_run_has_no_final_accuracy():
     assert "BAPO-GRPO: no run of seed 1, 2" in words
     ended = replace(halfway, run=replace(halfway.run, summary={"steps": 4}))
     assert Results(study_of(), [ended]).final.to_numpy().tolist() == [[0.9]]
-
-
-def test_a_run_given_twice_is_refused():
-    with pytest.raises(ValueError, match="plain-group"):
-        Results(study_of(), [run_of(PLAIN, 1, []), run_of(PLAIN, 1, [])])
 
 
 # ── verdicts ──
@@ -325,7 +319,7 @@ def test_no_minus_before_a_zero():
 def test_what_was_spent_until_the_target():
     runs = [run_of(PLAIN, 1, [0.1, 0.3]), run_of(PLAIN, 2, [0.3]), run_of(PLAIN, 3, [0.1])]
     runs += [run_of(BAPO, 1, [0.3], config={"train.max_epochs": 2}), run_of(BAPO, 2, [0.1, 0.3])]
-    (table,) = tables.targets(Results(study_of(targets=(0.3,)), runs))
+    table = tables.until(Results(study_of(targets=(0.3,)), runs), 0.3)
     rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     assert rows["GRPO"]["seeds that got there"] == "2 of 3"
     assert rows["GRPO"]["responses generated, median"] == 150 and rows["GRPO"]["update tokens, median"] == 15

@@ -8,13 +8,13 @@ import pytest
 
 from bapo_openrlhf.cli import study
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.run_record import RunRecord, write_summary
+from bapo_openrlhf.record.run_record import EVALUATIONS, RunRecord, write_summary
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study import runner
+from bapo_openrlhf.workbench.study.data import StudyRun, steps_table, write_table
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 from bapo_openrlhf.workbench.study.progress import Watching, on_terminal
 from bapo_openrlhf.workbench.study.runner import Running, only_one, plan, require_same, run_all
-from bapo_openrlhf.workbench.study.steps import StudyRun, steps_table, write_table
 
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
 STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})
@@ -226,7 +226,7 @@ def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, ca
     out = tmp_path / "runs" / "studies" / "tiny"
     record = RunRecord(out / "runs" / "plain-group-s1")
     record.append(1, {"reward/fresh_mean": 0.5, "rollouts/total": 8})
-    record.append_evaluation(1, {"eval_b_pass1": 0.25})
+    record.append_rows(EVALUATIONS, 1, [{"eval_b_pass1": 0.25}])
     assert study.main(command) == 0
     assert "| GRPO | group | 1 of 1 | 25.0" in " ".join((out / "summary.md").read_text().split())
     assert "1 of 1 runs are there." in (out / "report.html").read_text()

@@ -72,14 +72,16 @@ def interquartile_mean(values):
 @UNTIMED
 @given(SCORES)
 def test_iqm_is_the_mean_of_the_middle_half(scores):
-    assert statistics.iqm(np.array(scores)) == pytest.approx(interquartile_mean(itertools.chain(*scores)))
+    assert statistics.iqm_interval(np.array(scores)).value == pytest.approx(
+        interquartile_mean(itertools.chain(*scores))
+    )
 
 
 @UNTIMED
 @given(SCORES)
 def test_the_interval_of_the_iqm_is_within_the_scores(scores):
     found = statistics.iqm_interval(np.array(scores))
-    assert found.value == statistics.iqm(np.array(scores)) and found.count == len(scores)
+    assert found.count == len(scores)
     if len(scores) == 1:
         assert found.low is None and found.high is None
     else:

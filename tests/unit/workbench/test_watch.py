@@ -282,7 +282,7 @@ def finish(run):
     (run / "summary.json").write_text(json.dumps({"steps": steps, "seconds": {"whole_run": 11}}))
 
 
-COMMAND = [sys.executable, "-m", "bapo_openrlhf.cli.watch"]
+COMMAND = [sys.executable, "-m", "bapo_openrlhf.cli", "watch"]
 
 
 @pytest.mark.parametrize("environment", [{}, {"TERM": "dumb"}, {"NO_COLOR": "1"}, {"COLUMNS": "60"}])
