@@ -22,7 +22,10 @@ def get_task(name: str) -> Task:
         ConfigError: There is no such task or file, or the file has no TASK.
     """
     if name.endswith(".py"):
-        return _task_of_file(Path(name))
+        module = user_file.load("task", Path(name))
+        if not hasattr(module, "TASK"):
+            raise ConfigError(f"task is {Path(name)}; the file must define a TASK")
+        return module.TASK
     if name not in TASKS:
         raise ConfigError(f"task is {name!r}; it must be one of {', '.join(TASKS)}, or a .py file with a TASK")
     return importlib.import_module(f"bapo_openrlhf.tasks.{name}").TASK
@@ -42,10 +45,3 @@ def task_of(benchmark: str) -> Task:
     raise ConfigError(
         f"benchmark is {benchmark!r}; it must be one of {known}, or NAME=FILE.jsonl with --reward FILE.py"
     )
-
-
-def _task_of_file(path: Path) -> Task:
-    module = user_file.load("task", path)
-    if not hasattr(module, "TASK"):
-        raise ConfigError(f"task is {path}; the file must define a TASK")
-    return module.TASK

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import itertools
 import operator
 import random
 import re
@@ -148,7 +147,7 @@ class Puzzle(NamedTuple):
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
-class _Term(NamedTuple):
+class Term(NamedTuple):
     """A partial expression: its value, its text, and the precedence of its outermost operator (3 for a number)."""
 
     value: int
@@ -156,7 +155,7 @@ class _Term(NamedTuple):
     precedence: int
 
 
-def _join(left: _Term, op: str, right: _Term) -> _Term | None:
+def join(left: Term, op: str, right: Term) -> Term | None:
     """`left op right` with only the necessary parentheses. None means that the value is not a positive integer.
 
     The larger operand of + and * comes first, because fewer forms of the same expression are easier to learn.
@@ -176,40 +175,18 @@ def _join(left: _Term, op: str, right: _Term) -> _Term | None:
     right_needs = right.precedence < mine or (right.precedence == mine and op in "-/")
     left_text = f"({left.text})" if left.precedence < mine else left.text
     right_text = f"({right.text})" if right_needs else right.text
-    return _Term(value, f"{left_text}{op}{right_text}", mine)
+    return Term(value, f"{left_text}{op}{right_text}", mine)
 
 
 def random_expression(rng: random.Random, numbers: Sequence[int]) -> tuple[str, int]:
     """A random expression that uses each number once, and its value. All partial values are positive integers."""
-    terms = [_Term(number, str(number), 3) for number in numbers]
+    terms = [Term(number, str(number), 3) for number in numbers]
     while len(terms) > 1:
         i, j = rng.sample(range(len(terms)), 2)
-        joined = _join(terms[i], rng.choice("+-*/"), terms[j])
+        joined = join(terms[i], rng.choice("+-*/"), terms[j])
         if joined is not None:
             terms = [term for k, term in enumerate(terms) if k not in (i, j)] + [joined]
     return terms[0].text, terms[0].value
-
-
-def solve(numbers: Sequence[int], target: int) -> str | None:
-    """An expression that uses each number once and reaches the target. None means that none was found.
-
-    All partial values are positive integers, as in generated problems. So this may miss the only solution of a
-    published problem.
-    """
-    return _solve([_Term(number, str(number), 3) for number in numbers], target)
-
-
-def _solve(terms: Sequence[_Term], target: int) -> str | None:
-    if len(terms) == 1:
-        return terms[0].text if terms[0].value == target else None
-    for i, j in itertools.permutations(range(len(terms)), 2):
-        rest = [term for k, term in enumerate(terms) if k not in (i, j)]
-        for op in "+-*/":
-            joined = _join(terms[i], op, terms[j])
-            found = joined and _solve([*rest, joined], target)
-            if found:
-                return found
-    return None
 
 
 def make_puzzle(rng: random.Random, level: str) -> Puzzle:

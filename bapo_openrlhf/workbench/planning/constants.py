@@ -78,16 +78,11 @@ class Constants:
     improved_share: float = _constant(0.157, "of re-evaluated prompts", "mean is above c1 and below 1: X2", STUDY)
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    def rows(self) -> list[tuple[str, float, str, str, str]]:
-        """(name, value, unit, meaning, source) of each constant."""
+    def rows(self) -> list[dict[str, Any]]:
+        """Name, value, unit, meaning and source of each constant."""
         return [
-            (
-                item.name,
-                getattr(self, item.name),
-                item.metadata["unit"],
-                item.metadata["meaning"],
-                self.sources.get(item.name, item.metadata["source"]),
-            )
+            {"name": item.name, "value": getattr(self, item.name), **item.metadata}
+            | ({"source": self.sources[item.name]} if item.name in self.sources else {})
             for item in fields(self)
             if item.metadata
         ]

@@ -40,11 +40,8 @@ def gib(value: float) -> str:
 
 def page(plan: Plan) -> str:
     """The whole plan as Markdown. It can also be read in a terminal."""
-    constants = Table.of(
-        ("name", "value", "unit", "meaning", "source"),
-        [(name, f"{value:g}", *words) for name, value, *words in plan.constants.rows()],
-        words=5,
-    )
+    constants = pd.DataFrame(plan.constants.rows(), dtype=object)
+    constants["value"] = constants["value"].map("{:g}".format)
     parts = [
         "# Plan: predicted, not measured\n",
         f"{plan.gpu}, {plan.steps} trainer steps. All numbers are predictions from the flags and from the constants at "
@@ -61,7 +58,7 @@ def page(plan: Plan) -> str:
         "## Predicted buffers and weight sync\n",
         _traffic(plan),
         "## Constants\n",
-        constants.markdown(),
+        Table(constants, words=5).markdown(),
     ]
     return "\n".join(parts)
 

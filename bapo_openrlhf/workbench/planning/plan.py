@@ -147,9 +147,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "gpu": plan.gpu,
         "steps": plan.steps,
         "units": "bytes, seconds, tokens; groups and responses of an average step",
-        "constants": [
-            dict(zip(("name", "value", "unit", "meaning", "source"), row, strict=True)) for row in plan.constants.rows()
-        ],
+        "constants": plan.constants.rows(),
         "models": [{"name": shape.name, "parameters": shape.parameters} for shape in plan.shapes],
         "entries": [asdict(entry) for entry in plan.entries],
     }

@@ -238,7 +238,9 @@ class _Build:
 
     def write(self, problems: Iterable[tuple[int, Problem]], style: str) -> int:
         """Write the rows of the part and the rejected rows. Returns the number of rows of the part."""
-        prompt, tests = self.task.prompts[style], self._tests()
+        prompt, tests = self.task.prompts[style], None
+        if self.name == "train" and self.request.drop_overlap:
+            tests = _index(self.task, self.request.out, list(self.task.benchmarks))
         path, written = self.request.out / f"{self.name}.jsonl", 0
         unfinished = path.with_name(path.name + ".tmp")
         with unfinished.open("w", encoding="utf-8") as file:
@@ -276,13 +278,6 @@ class _Build:
             row["images"] = [str(_image(self.request.out, f"{row['id']}-{place}", image)) for place, image in images]
         return row
 
-    def _tests(self) -> TestIndex | None:
-        """The benchmarks' problems if this part is train and overlap is dropped, otherwise None."""
-        if self.name != "train" or not self.request.drop_overlap:
-            return None
-        rows = (row for part in self.task.benchmarks for row in _rows(self.request.out / f"{part}.jsonl"))
-        return TestIndex(rows, texts=self.task.compare_texts)
-
     def _bad(self, number: int, reason: str) -> None:
         if self.request.fail_on_bad:
             raise ConfigError(f"{self.name}, row {number}: {reason}; --bad-rows skip leaves such rows out")
@@ -307,24 +302,23 @@ def _image(out: Path, name: str, content: bytes) -> Path:
 
 def _overlap(task: Task, out: Path, parts: Sequence[str]) -> dict[str, Any]:
     """Numbers of test problems that are also in the training data, by benchmark. Writes the pairs to overlap.jsonl."""
-    benchmarks = [part for part in parts if part != "train"]
     if "train" not in parts:
         return {}
-    benchmark_of = {row["id"]: part for part in benchmarks for row in _rows(out / f"{part}.jsonl")}
-    rows = (row for part in benchmarks for row in _rows(out / f"{part}.jsonl"))
-    index = TestIndex(rows, texts=task.compare_texts)
+    benchmarks = [part for part in parts if part != "train"]
+    index = _index(task, out, benchmarks)
     pairs = [pair for row in _rows(out / "train.jsonl") for pair in index.matches(row)]
     _write_lines(
         out / "overlap.jsonl",
         [{"train": pair.train, "test": pair.test, "share": round(pair.share, 3)} for pair in pairs],
     )
-    return {
-        part: {
-            kind: len({pair.test for pair in pairs if benchmark_of[pair.test] == part and pair.same == same})
-            for kind, same in (("same", True), ("near", False))
-        }
-        for part in benchmarks
-    }
+    tests = {(pair.test, pair.same) for pair in pairs}
+    counts = Counter((test.rpartition("-")[0], same) for test, same in tests)  # An id is PART-NUMBER.
+    return {part: {"same": counts[part, True], "near": counts[part, False]} for part in benchmarks}
+
+
+def _index(task: Task, out: Path, benchmarks: Sequence[str]) -> TestIndex:
+    rows = (row for part in benchmarks for row in _rows(out / f"{part}.jsonl"))
+    return TestIndex(rows, texts=task.compare_texts)
 
 
 # ── files ──

@@ -6,10 +6,12 @@ import importlib.util
 import itertools
 import random
 import re
+import runpy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -703,19 +705,24 @@ def test_loads_by_path_alone_and_works_in_threads(tmp_path):
         assert list(pool.map(score, puzzles)) == [1.0] * 64
 
 
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "traces" / "countdown.py"))
+
+
 class TestSolve:
+    """The search of examples/traces/countdown.py."""
+
     @pytest.mark.parametrize("level", sorted(countdown.LEVELS))
     def test_finds_an_expression_for_every_problem_made_here(self, level):
         rng = random.Random(level)
         for _ in range(40):
             puzzle = countdown.make_puzzle(rng, level)
-            found = countdown.solve(puzzle.numbers, puzzle.target)
+            found = EXAMPLE["solve"](puzzle.numbers, puzzle.target)
             assert found is not None and countdown.verify(found, puzzle.numbers, puzzle.target) == 1.0
 
     @pytest.mark.parametrize(("numbers", "target"), [([2, 2], 7), ([1, 1, 1], 50), ([1, 5, 5, 5], 24), ([3], 4)])
     def test_none_where_there_is_none_of_positive_integers(self, numbers, target):
         # 1, 5, 5, 5 makes 24 through a fifth alone: 5*(5-1/5)
-        assert countdown.solve(numbers, target) is None
+        assert EXAMPLE["solve"](numbers, target) is None
 
     def test_a_number_alone(self):
-        assert countdown.solve([7], 7) == "7"
+        assert EXAMPLE["solve"]([7], 7) == "7"
