@@ -327,6 +327,7 @@ def test_step_ranges_say_every_step(steps):
     for low, high in re.findall(r"(\d+)(?:–(\d+))?", text):
         told |= set(range(int(low), int(high or low) + 1))
     assert told == steps
+    assert len(text.split(", ")) == sum(step - 1 not in steps for step in steps)  # steps in a row are one range
     short = step_ranges(steps, most=2)
     more = int((re.findall(r"and (\d+) more", short) or ["0"])[0])
     shown = sum(int(h or l) - int(l) + 1 for l, h in re.findall(r"(\d+)(?:–(\d+))?", short.split(" and ")[0]))  # noqa: E741
