@@ -413,6 +413,21 @@ def test_intervals_and_times_are_of_finished_runs_and_share_axes():
     assert results.seconds.loc["plain-group", "generation"] == pytest.approx(np.mean(finished))
 
 
+def test_a_phase_that_an_arm_does_not_have_took_no_time():
+    arms = make_arms(("plain", "bapo"), paths=("group",))
+    runs = [make_run(arm, seed) for arm in arms for seed in (1, 2)]
+    for run in runs[:2]:
+        for row in run.run.rows:
+            row.pop("timing/adapt", None)
+    for run in runs[2:]:
+        for row in run.run.rows:
+            row["timing/adapt"] = 0.5
+    (figure,) = figures.phases(Results(study_of(arms=arms), runs))
+    adapt = figure.table.head.index("batch adaptation")
+    steps = len(runs[2].run.rows)
+    assert [row[adapt] for row in figure.table.rows] == [0, pytest.approx(0.5 * steps)]
+
+
 def test_names_never_reach_an_expression():
     arms = (PLAIN, Arm("x", "group", HOSTILE, {}))
     results = Results(study_of(arms=arms), [run_of(arm, seed, [0.1 * seed]) for arm in arms for seed in (1, 2)])
