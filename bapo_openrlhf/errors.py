@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 class ConfigError(ValueError):
-    """Bad input, found before any model loads where it can be known by then.
+    """Bad input, found before any model loads if it can be known by then.
 
     The message names the field, the value found and what is allowed.
     """

@@ -101,10 +101,10 @@ def measure(groups: int, size: int, tokens: int, rounds: int) -> dict[str, Any]:
     cpu.prepare_environment()
     cpu.install()
     run = SampledRun(groups, World(size, tokens, shared=False))
-    alone = {scale: Run(scale * groups, World(size, tokens, shared=True)) for scale in SCALES}
+    by_itself = {scale: Run(scale * groups, World(size, tokens, shared=True)) for scale in SCALES}
     found: dict[str, dict[str, list[float]]] = {"step": {}, "checkpoint": {}, "layer": {}, "memory": {}}
     for number in range(-WARM_UP, rounds):
-        rows = {"step": run.round(), "checkpoint": checkpoint_round(run), "layer": layer_round(alone)}
+        rows = {"step": run.round(), "checkpoint": checkpoint_round(run), "layer": layer_round(by_itself)}
         if 0 <= number < MEMORY_ROUNDS:
             rows["memory"] = memory_round(groups, size, tokens)
         for part, row in rows.items() if number >= 0 else ():
@@ -156,7 +156,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def markdown(result: Mapping[str, Any]) -> str:
     """The page of results."""
     setting, step, layer, saved = (result[name] for name in ("setting", "step", "layer", "checkpoint"))
-    alone = [
+    by_itself = [
         [
             "a step" if name == "layer" else name,
             *(spread(layer[f"{scale}/{name}"], 1e6) for scale in SCALES),
@@ -217,7 +217,7 @@ def markdown(result: Mapping[str, Any]) -> str:
             "100 times as many would not fit into memory; the layer never reads them. The slope is that of log "
             "seconds over log groups: 1 is linear.",
             "",
-            *table(["", *(f"{scale * setting['groups']:,} groups" for scale in SCALES), "slope"], alone),
+            *table(["", *(f"{scale * setting['groups']:,} groups" for scale in SCALES), "slope"], by_itself),
             "![Seconds a step over the number of groups](adaptation.png)",
             "",
             "## Compared with OpenRLHF's own padding of the same samples",

@@ -63,7 +63,7 @@ class GeneratedStep:
     Attributes:
         fresh: Fresh groups that can be used.
         reevaluated: Re-evaluated groups that can be used.
-        recorded: All groups, for the record.
+        recorded: All groups, also those that cannot be used. The record gets them.
     """
 
     fresh: list[Group]

@@ -61,7 +61,7 @@ def k3(batch, log_probs):
 
 
 def squared_error(batch, values, clip):
-    """max((V - R)^2, (clip(V) - R)^2) / 2 by token, the clip around the old values; and where the clip decides."""
+    """max((V - R)^2, (clip(V) - R)^2) / 2 by token, and the tokens whose value the clip decides."""
     old, returns, own = batch["values"], batch["returns"], batch["output"]
     inside = torch.maximum(torch.minimum(own, old + clip), old - clip)
     held = (inside - returns) ** 2 > (own - returns) ** 2

@@ -345,7 +345,7 @@ def joined(window):
 
 
 def actor_loss(net, batch, objective):
-    """The loss of an optimizer step, its log-probs, where the clip holds, and its entropies."""
+    """The loss of an optimizer step, its log-probs, the tokens that the clip holds, and its entropies."""
     logits = net(batch["sequences"], attention_mask=batch["attention_mask"]).logits.float().log_softmax(-1)[:, :-1]
     log_probs, mask = logits.gather(-1, batch["sequences"][:, 1:, None])[..., 0], batch["action_mask"]
     loss, held, _ = plain_update.surrogate(batch, log_probs, objective)

@@ -94,7 +94,7 @@ def test_reevaluation_uses_todays_weights_and_gives_the_delayed_ones_back(weight
 
 
 def _recomputed(model, data, index):
-    """Log-probs of a sample's tokens under the weights in the folder `model`, by transformers alone."""
+    """Log-probs of a sample's tokens under the weights in the folder `model`, by transformers only."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -244,7 +244,7 @@ def test_groups_and_answers_are_recorded(watched, workspace):
 
 
 def test_off_policy_sources_are_clipped(watched):
-    """clip/SOURCE is of the first update: where today generated a sample, its ratio is 1."""
+    """clip/SOURCE is of the first update: if today's weights generated a sample, its ratio is 1."""
     rows = watched[0].metrics
     assert all(row["clip/fresh"] == 0 for row in rows[::DELAY] if row["groups/fresh"])
     assert all(row["clip/reevaluated"] == 0 for row in rows if row["groups/reevaluated"])

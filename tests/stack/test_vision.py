@@ -69,7 +69,7 @@ def result(train, folder):
 
 
 def experience(folder, step):
-    """The first sample of each group: its tensors, its image, and where it comes from."""
+    """The first sample of each group: its tensors, its image, and its source."""
     arrays = np.load(folder / "probe" / f"experience{step}.npz")
     images = json.loads((folder / "probe" / f"images{step}.json").read_text())
     names = ("sequences", "attention_mask", "action_mask", "rollout_log_probs")
@@ -83,7 +83,7 @@ def experience(folder, step):
 
 @pytest.fixture(scope="module")
 def recomputed(folder, result):
-    """(sample, log-probs with its own image, with another problem's) of every step, by transformers alone."""
+    """(sample, log-probs with its own image, with another problem's) of every step, by transformers only."""
     import torch
     from PIL import Image
     from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2VLImageProcessorPil
@@ -144,7 +144,7 @@ def test_the_actor_saw_each_samples_own_image(recomputed, source):
 
 @pytest.mark.parametrize("source", ["fresh", "reevaluated"])
 def test_the_engine_saw_each_samples_own_image_with_the_weights_it_held(recomputed, source):
-    """Where it held today's, its log-probs are the actor's, but for rounding in bf16.
+    """If it held today's, its log-probs are the actor's, except for rounding in bf16.
 
     vLLM keeps the embedding of an image that it has seen, whatever becomes of the weights: for what is generated again,
     this fails where nobody tells it to forget.

@@ -70,7 +70,7 @@ def make_model(tokenizer):
         for weight in model.parameters():
             if weight.ndim > 1:  # larger than usual: of an image much has to arrive
                 weight.normal_(std=weight[0].numel() ** -0.5)
-        # The first feature is the same for all words, and speaks against placeholders alone.
+        # The first feature is the same for all words, and speaks only against placeholders.
         words, head = model.model.language_model.embed_tokens.weight, model.lm_head.weight
         words[:, 0], head[:, 0] = 8.0, 0.0
         head[[start, end, image, video], 0] = -10.0

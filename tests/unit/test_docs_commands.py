@@ -32,7 +32,7 @@ from bapo_openrlhf.workbench.study.runner import plan
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# What a fence may hold. Commands are in bash alone; a shell block under another name would pass unseen.
+# What a fence may hold. Commands are only in bash; a shell block under another name would pass unseen.
 LANGUAGES = {"bash", "python", "text", "bibtex", ""}
 PROGRAMS = ("bapo-openrlhf", "python", "pip", "make", "ray", "git", "ssh", "pre-commit", "ruff", "mypy", "pytest")
 

@@ -23,7 +23,7 @@ VARIABLE = "\0"
 
 
 def template(node):
-    """A string expression with VARIABLE where a value is put in; None for what is no string."""
+    """A string expression with VARIABLE in the place of each value; None for what is no string."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
@@ -52,7 +52,7 @@ def matches(message, text):
 
 
 def known(message, files, whole=True):
-    """Whether a file has the message; where it need not be whole, its first sentences do."""
+    """Whether a file has the message; if it need not be whole, its first sentences must be there."""
     for text in set().union(*map(templates, files)):
         ends = [] if whole else [match.start() + 1 for match in re.finditer(r"[.!:](?= )", text)]
         if any(matches(message, text[:end]) for end in ends) or matches(message, text + VARIABLE * (not whole)):
@@ -61,7 +61,7 @@ def known(message, files, whole=True):
 
 
 def sources(package):
-    """Files of another program, or None where it is not installed. Nothing of it is imported."""
+    """Files of another program, or None if it is not installed. Nothing of it is imported."""
     spec = importlib.util.find_spec(package)
     return spec and [Path(spec.submodule_search_locations[0]) / name for name in OTHERS[package]]
 

@@ -88,7 +88,7 @@ def test_counts_add_up_over_steps(batch_of):
     ):
         groups, batch = batch_of(**lists)
         step = ledger.settle(groups.values(), batch, failed=failed)
-        # what is returned is this step's alone
+        # only this step's counts are returned
         assert step["generated"] == len(groups) + failed == sum(step[state] for state in (*STATES, "failed"))
         assert {state: step[state] for state in lists} == {state: len(uids) for state, uids in lists.items()}
     assert +ledger.counts == {

@@ -120,7 +120,7 @@ class TestReview:
         assert reviewed(batch, [-0.01, 0.01, -0.01, 0.01], max_tv_fresh=0.0).kept == [0, 1]
 
     def test_in_a_mixed_group_each_response_counts_with_its_own_policy(self, make_group):
-        # TV = (1 + 0) / 2: the first response is of step 5, the other is of today, and differs by rounding alone
+        # TV = (1 + 0) / 2: the first response is of step 5, the other is of today, and differs only by rounding
         old, group = make_group(1, step=5), make_group(0, size=2, step=9)
         mixed = group.exchange(0, old.standalone(old.responses[0]))
         log_ratios = [-1000.0, -1000.0]

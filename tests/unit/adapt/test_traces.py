@@ -79,7 +79,7 @@ class TestShaping:
 
 
 def marked(group: Group, *places: int) -> Group:
-    """The group with these responses written by another model, for the monitors alone."""
+    """The group with these responses written by another model, only for the monitors."""
     return replace(
         group,
         responses=tuple(replace(r, external=index in places) for index, r in enumerate(group.responses)),

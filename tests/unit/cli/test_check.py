@@ -196,7 +196,7 @@ class TestNumbers:
         assert facts["epoch"] == "17 prompts = 3 trainer steps; 3 epoch(s)"
 
     def test_a_run_of_one_epoch_that_ends_at_a_multiple_of_m(self, capsys, words):
-        # 64 / 8 = steps 0 to 7, of which 4 alone generates hard prompts again
+        # 64 / 8 = steps 0 to 7, of which only 4 generates hard prompts again
         more = ["--data.max_samples=64", "--adapt.reevaluate_every=4", "--train.num_episodes=1"]
         facts = report(capsys, "--algorithm=ba_ppo", *words, *more)
         assert "1 re-evaluations (m 4), 1 of them" in facts["per epoch"]

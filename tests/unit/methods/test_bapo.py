@@ -249,7 +249,7 @@ class TestX2:
         assert len(run(method, 1, [], [make_group(2, prompt="a")]).reevaluated) == 1
 
     def test_other_rewards(self, make_group):
-        """Improved means above c1; signal means that they differ, even where the mean passes 1."""
+        """Improved means above c1; signal means that they differ, even if the mean passes 1."""
         method = bapo(reevaluate_every=1)
         run(method, 0, [make_group([0.0] * 4, prompt=name) for name in "abcd"])
         rewards = {"a": [2.0, 3.0, 2.0, 2.0], "b": [0.5] * 4, "c": [0.25, 0.25, 0.0, 0.0], "d": [-1.0, 1.0, 0.0, 0.25]}
@@ -701,7 +701,7 @@ class TestState:
 
 
 # --- A second implementation -----------------------------------------------------------------------------------------
-# Written from the description of the method alone: plain lists, dictionaries and fractions, whole lists searched again
+# Written from the description of the method only: plain lists, dictionaries and fractions, whole lists searched again
 # at every step. It does not draw: what was drawn is handed to it, and it says whether that was a possible draw.
 
 

@@ -45,7 +45,7 @@ def run(method: ARPO, step: int, fresh=()) -> Batch:
 
 
 def names(group) -> list[tuple[int, int]]:
-    """Where each response is from: uid of the group that it was generated in, and its place there."""
+    """The origin of each response: uid of the group that it was generated in, and its place there."""
     return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
 
 

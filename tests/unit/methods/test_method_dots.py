@@ -383,7 +383,7 @@ class Reference:
         return float(F(right) / responses) if responses else 0.5
 
     def store(self) -> list[Group]:
-        """Informative groups without a newer one of their prompt; dropped one by one where there were too many."""
+        """Informative groups without a newer one of their prompt; dropped one by one if there were too many."""
         held: list[Group] = []
         for group in self.past:
             held = [other for other in held if other.prompt != group.prompt]

@@ -64,7 +64,7 @@ def started(**options) -> ExGRPO:
 
 
 def names(group) -> list[tuple[int, int]]:
-    """Where each response is from: uid of the group that it was generated in, and its place there."""
+    """The origin of each response: uid of the group that it was generated in, and its place there."""
     return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
 
 

@@ -40,7 +40,7 @@ def uids(groups) -> list[int]:
 
 
 def test_the_papers_mixture_by_hand(make_group):
-    """p = 2/5, B = 10, 6 fresh groups a step: 6 alone at first, 6 + 4 from then on."""
+    """p = 2/5, B = 10, 6 fresh groups a step: only 6 at first, 6 + 4 from then on."""
     method = remix()
     steps = [[make_group(4, step=step) for _ in range(6)] for step in range(4)]
     batches = [run(method, step, fresh) for step, fresh in enumerate(steps)]

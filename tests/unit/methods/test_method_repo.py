@@ -47,7 +47,7 @@ def run(method: RePO, step: int, fresh=()) -> Batch:
 
 
 def names(group) -> list[tuple[int, int]]:
-    """Where each response is from: uid of the group that it was generated in, and its place there."""
+    """The origin of each response: uid of the group that it was generated in, and its place there."""
     return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
 
 
@@ -89,7 +89,7 @@ class TestStrategies:
         assert rewards_of(run(method, step, [make([0, 1], "a", step=step)]).replayed[0]) == [4, 2]
 
     def test_advantages_are_computed_apart(self, make):
-        """(r - mean) / std of the replayed 4 and 2 alone: 1 and -1; those of the fresh 0 and 1 do not see them."""
+        """(r - mean) / std of only the replayed 4 and 2: 1 and -1; those of the fresh 0 and 1 do not see them."""
         method = repo()
         step = filled(method, make, [0, 4], [1, 2])
         batch = run(method, step, [make([0, 1], "a", step=step)])

@@ -721,7 +721,7 @@ class TestSolve:
 
     @pytest.mark.parametrize(("numbers", "target"), [([2, 2], 7), ([1, 1, 1], 50), ([1, 5, 5, 5], 24), ([3], 4)])
     def test_none_where_there_is_none_of_positive_integers(self, numbers, target):
-        # 1, 5, 5, 5 makes 24 through a fifth alone: 5*(5-1/5)
+        # 1, 5, 5, 5 makes 24 only through a fifth: 5*(5-1/5)
         assert EXAMPLE["solve"](numbers, target) is None
 
     def test_a_number_alone(self):

@@ -89,7 +89,7 @@ class Handle:
 
 
 class Engine:
-    """A rollout engine. Its responses depend on prompt, weights and, where there is one, the request's seed."""
+    """A rollout engine. Its responses depend on prompt, weights and the request's seed, if there is one."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number

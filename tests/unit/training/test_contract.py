@@ -45,7 +45,7 @@ def overrides() -> dict[tuple[type, type], set[str]]:
 
 @pytest.fixture(scope="module")
 def installed() -> dict[str, Path]:
-    """The packages that the record speaks of; vLLM and DeepSpeed only on the CPU, where their versions are pinned."""
+    """The packages of the record. vLLM and DeepSpeed are among them only on the CPU, because it pins them."""
     folders = TOOL["folders"]()
     return folders if cpu.active() else {"openrlhf": folders["openrlhf"]}
 

@@ -179,7 +179,7 @@ class TestMixedGroups:
                     stored = experience.rollout_log_probs[row][mask]
                     by_weights = {w: torch.tensor(made.log_probs(tokens, w))[mask] for w in range(step + 1)}
                     weights = [w for w, x in by_weights.items() if torch.equal(x + self.rounding(w), stored)]
-                    assert len(weights) == 1  # which the test finds out from the numbers alone
+                    assert len(weights) == 1  # which the test finds out only from the numbers
                     today = weights == [step]
                     assert origins[index].on_policy == today
                     old = by_weights[step] if today else stored

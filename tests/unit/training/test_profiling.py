@@ -80,7 +80,7 @@ def test_trace_of_a_process_has_what_it_did(tmp_path):
 
 
 class Refs:
-    """A stand-in for Ray, where a call is its result."""
+    """A stand-in for Ray, in which a call is its result."""
 
     def __init__(self):
         self.calls = []

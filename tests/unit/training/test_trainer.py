@@ -22,7 +22,7 @@ from bapo_openrlhf.training.trainer import brief, timed  # noqa: E402
 
 
 def heard_of(rows, step):
-    """Distance of the fresh groups of the step before `step`, 0 where they were of today's policy."""
+    """Distance of the fresh groups of the step before `step`. It is 0 if they were of today's policy."""
     row = rows[step - 1]
     return row.get("tv/fresh", 0.0) if row["staleness/rollout_policy"] else 0.0
 

@@ -245,7 +245,7 @@ FLAGS = {"adapt.c1": "1/8", "adapt.filter": "range", "adapt.method": "bapo", "ad
 
 
 def judged(rows, groups=(), **config):
-    """By a word of the condition: held, and the steps where not."""
+    """By a word of the condition: whether it held, and the steps at which it did not."""
     found = conditions.conditions(run_of(rows, groups, **(FLAGS | config)))
     words = ("Rewards", "c1 is above", "c2 and c3", "on X1", "on X3", "X2 was", "K1, K2", "range filter", "at most 1/G")
     assert all(word in one.what for word, one in zip(words, found, strict=True))
