@@ -125,18 +125,23 @@ class RolloutEngine(Engine):
     @extends(Engine)
     async def generate_responses(
         self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, seed: int | None = None,
-        **kwargs: Any,
+        number: int | None = None, **kwargs: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Generate as OpenRLHF does. If the prompt has a seed, each response gets a seed of its own."""
+        """Generate as OpenRLHF does. If the prompt has a seed, each response gets a seed of its own.
+
+        The responses also have the `number` of the request.
+        """
         generate = super().generate_responses
         if seed is None:
-            return await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
-        tasks = []
-        for sample in range(num_samples):
-            seeded = copy(sampling_params)
-            seeded.seed = request_seed(seed, sample)
-            tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
-        return [response for responses in await asyncio.gather(*tasks) for response in responses]
+            responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
+        else:
+            tasks = []
+            for sample in range(num_samples):
+                seeded = copy(sampling_params)
+                seeded.seed = request_seed(seed, sample)
+                tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
+            responses = [response for found in await asyncio.gather(*tasks) for response in found]
+        return [response | {"number": number} for response in responses]
 
     @extends(Engine)
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -23,14 +23,14 @@ from bapo_openrlhf.training.generated import usable_groups
 from bapo_openrlhf.training.weight_sync import ChangedHandle
 
 
-def seeded(engine: Any, next_seed: Callable[[], int | None]) -> ChangedHandle:
-    """The handle of a rollout engine, which adds a seed to each request of OpenRLHF's generator.
+def numbered(engine: Any, next_number: Callable[[], Mapping[str, Any]]) -> ChangedHandle:
+    """The handle of a rollout engine, which adds to each request of OpenRLHF's generator its number and its seed.
 
-    Without seeds vLLM has one random stream for all requests, in the order in which they arrive. Such a run cannot be
-    repeated.
+    The number comes back with the responses, because they arrive in the order in which they are finished. Without seeds
+    vLLM has one random stream for all requests, in the order in which they arrive. Such a run cannot be repeated.
     """
     method = engine.generate_responses
-    return ChangedHandle(engine, generate_responses=lambda **request: method.remote(**request, seed=next_seed()))
+    return ChangedHandle(engine, generate_responses=lambda **request: method.remote(**request, **next_number()))
 
 
 def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
@@ -141,22 +141,21 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         # object's own copy of the arguments.
         self.args = copy.deepcopy(strategy.args)
         self.args.algo.advantage.is_correction_level = "token"
-        self.vllm_engines = [seeded(engine, self._next_seed) for engine in self.vllm_engines]
+        self.vllm_engines = [numbered(engine, self._next_number) for engine in self.vllm_engines]
         self.begin_step, self.step = begin_step, step
         self.candidates, self.choose, self.passed_over = candidates, choose, 0
         self.rng_after_first_draw: torch.Tensor | None = None
         self.added_seconds = 0.0
         self._kind = "evaluation"  # the kind of the prompts that are dispatched now, for their seeds
         self._numbers = itertools.count()
-        self._dispatched: dict[str, int] = {}
         self._hard_requests: list[Any] = []  # requests for hard prompts that were dispatched with the fresh ones
         self._hard_samples: list[Experience] = []  # their samples
 
-    def _next_seed(self) -> int | None:
-        """The next request's seed; None if the run need not be repeatable, because vLLM is faster without seeds."""
-        if not self.args.train.full_determinism_enable:
-            return None
-        return prompt_seed(self.args.train.seed, self.step(), self._kind, next(self._numbers))
+    def _next_number(self) -> dict[str, int | None]:
+        """The next request's number and seed. The seed is None if the run need not be repeatable: vLLM is faster then."""
+        number, train = next(self._numbers), self.args.train
+        seeds = train.full_determinism_enable
+        return {"number": number, "seed": prompt_seed(train.seed, self.step(), self._kind, number) if seeds else None}
 
     def _dispatch_hard_prompts(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Any]:
         """Send hard prompts to the engines, with seeds of their own. Returns Ray's references."""
@@ -174,8 +173,6 @@ class AdaptedSamplesGenerator(SamplesGenerator):
     @extends(SamplesGenerator)
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list, **kwargs: Any) -> list:
         """Send prompts to the engines, and then the hard prompts of the step."""
-        for prompt in prompts:
-            self._dispatched.setdefault(prompt, len(self._dispatched))
         refs = super()._dispatch_prompts_to_vllm(prompts, labels, **kwargs)
         if self._kind == "fresh":
             hard = self.begin_step()
@@ -190,11 +187,16 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         reward, score = reward_of(response.get("reward")), reward_of(response.get("scores"))
         if reward is None or score is None:
             score = reward  # OpenRLHF does the same if there is no score
-        return super()._process_response_into_experience(response | {"reward": reward, "scores": score}, **kwargs)
+        sample = super()._process_response_into_experience(response | {"reward": reward, "scores": score}, **kwargs)
+        sample.index = [response["number"]]  # only to sort the samples; a batch gives them other positions
+        return sample
 
     @extends(SamplesGenerator)
     def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
-        """Generate for prompts of the data, which are chosen first if there are more, and collect the hard samples."""
+        """Generate for prompts of the data, which are chosen first if there are more, and collect the hard samples.
+
+        The samples are in the order of their requests. OpenRLHF has them in the order in which they were finished.
+        """
         passed_over = 0
         if self._kind == "fresh" and self.candidates > 1:
             dataloader_iter, passed_over = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
@@ -202,6 +204,7 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         samples, consumed, exhausted = super()._generate_vllm(
             dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs
         )
+        samples.sort(key=lambda sample: sample.index)
         start = time.perf_counter()
         # Collect them here, because OpenRLHF puts the engines to sleep after this.
         self._hard_samples, self._hard_requests = self._collect(self._hard_requests, **kwargs), []
@@ -220,7 +223,6 @@ class AdaptedSamplesGenerator(SamplesGenerator):
     @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> tuple[list[Experience], float | None, int, bool]:
         """Generate the fresh samples of a step. Groups are in the order of their prompts."""
-        self._dispatched = {}
         self._kind, self._numbers = "fresh", itertools.count()
         if self.rng_after_first_draw is not None:
             # Creating the iterator consumes random numbers. The original run did so before the checkpoint, so create
@@ -229,11 +231,9 @@ class AdaptedSamplesGenerator(SamplesGenerator):
             torch.set_rng_state(self.rng_after_first_draw)
             self.rng_after_first_draw = None
         try:
-            samples, *rest = super().generate_samples(**kwargs)
+            return super().generate_samples(**kwargs)
         finally:
             self._kind, self._numbers = "evaluation", itertools.count()
-        samples.sort(key=lambda sample: self._dispatched.get(sample.prompts[0], -1))
-        return samples, *rest
 
     @property
     def exhausted(self) -> bool:

@@ -135,7 +135,7 @@ class Engine:
         self.world.note("load", self.weights)
 
     def generate_responses(
-        self, *, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images, seed=None
+        self, *, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images, seed=None, number=None
     ) -> list[dict]:
         self.world.fail_at("generate")
         self.world.requests.append(
@@ -160,6 +160,7 @@ class Engine:
                     "reward": reward,
                     "scores": reward,
                     "extra_logs": {},
+                    "number": number,
                 }
             )
         return answers

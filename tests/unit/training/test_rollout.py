@@ -31,9 +31,9 @@ from bapo_openrlhf.training.generated import is_usable, usable_groups  # noqa: E
 from bapo_openrlhf.training.rollout import (  # noqa: E402
     AdaptedSamplesGenerator,
     chosen_prompts,
+    numbered,
     prompt_seed,
     reward_of,
-    seeded,
 )
 from bapo_openrlhf.training.samples import groups_of  # noqa: E402
 
@@ -75,6 +75,7 @@ class Engine:
                 "reward": self.reward(kwargs["prompt"], sample),
                 "scores": self.reward(kwargs["prompt"], sample),
                 "extra_logs": {},
+                "number": kwargs.get("number"),
             }
             for sample in range(kwargs["num_samples"])
         ]
@@ -174,21 +175,23 @@ class TestSeeds:
         assert {value % 16 for value in values} == set(range(16))
 
 
-class TestSeededEngine:
-    def test_adds_a_seed_to_each_request_and_nothing_else(self):
-        calls, seeds = [], iter([11, None, 13])
-        engine = seeded(Engine(calls), lambda: next(seeds))
+class TestNumberedEngine:
+    def test_adds_number_and_seed_to_each_request_and_nothing_else(self):
+        calls, seeds = [], [11, None, 13]
+        added = iter([{"number": number, "seed": seed} for number, seed in enumerate(seeds)])
+        engine = numbered(Engine(calls), lambda: next(added))
         asked = {"prompt": "p", "label": "l", "sampling_params": object(), "num_samples": 2, "images": None, "x": 1}
         answers = [engine.generate_responses.remote(**asked) for _ in range(3)]
         assert [vars(call) for call in calls] == [
-            {"method": "generate", "engine": 0, **asked, "seed": seed} for seed in (11, None, 13)
+            {"method": "generate", "engine": 0, **asked, "seed": seed, "number": number}
+            for number, seed in enumerate(seeds)
         ]
-        assert answers[0] == Engine([])._generate_responses(**asked)
+        assert answers[0] == Engine([])._generate_responses(**asked, number=0)
 
     def test_passes_everything_else_through(self):
         calls = []
         inner = Engine(calls, busy=17)
-        engine = seeded(inner, lambda: pytest.fail("no request was made"))
+        engine = numbered(inner, lambda: pytest.fail("no request was made"))
         assert engine.get_num_unfinished_requests.remote() == 17
         engine.wake_up.remote(tags=["weights"])
         engine.sleep.remote()
@@ -218,9 +221,10 @@ class TestEngine:
         found = asyncio.run(
             engine.generate_responses(
                 prompt="p", label="l", sampling_params=params, max_length=9, hf_tokenizer="t", num_samples=samples,
-                images="i", seed=seed,
+                images="i", seed=seed, number=17,
             )
         )  # fmt: skip
+        assert [answer["number"] for answer in found] == [17] * samples
         assert params == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)  # as it was given
         wanted = {"prompt": "p", "label": "l", "max_length": 9, "hf_tokenizer": "t", "images": "i"}
         assert all({key: answer[key] for key in wanted} == wanted for answer in found)
@@ -415,34 +419,32 @@ class TestAlong:
 
 
 class TestOrder:
-    @given(finished=st.permutations(range(6)))
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
-    def test_is_that_of_the_prompts_whichever_is_done_first(self, finished):
+    @given(prompts=st.lists(st.sampled_from("abc"), min_size=1, max_size=6), data=st.data())
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    def test_is_that_of_the_data_whichever_is_done_first(self, prompts, data):
+        """A prompt may come twice. Its groups are then in the order of their requests, which also have other seeds."""
+        count = len(prompts)
+        finished = data.draw(st.permutations(range(count)))
+        run = made(*prompts, batch_size=count)
+
+        def wait(refs, **_):
+            first = min(refs, key=lambda responses: finished[responses[0]["number"]])
+            return [first], [ref for ref in refs if ref is not first]
+
         with pytest.MonkeyPatch.context() as patch:
-            ranks = {name: finished[index] for index, name in enumerate("fbdace")}
-
-            def wait(refs, **_):
-                first = min(refs, key=lambda responses: ranks[responses[0]["prompt"]])
-                return [first], [ref for ref in refs if ref is not first]
-
             patch.setattr(ray, "wait", wait)
-            run = made(*"fbdace", batch_size=6)
             samples, *rest = run.generator.generate_samples()
-        assert texts(samples) == [name for name in "fbdace" for _ in range(2)]
-        assert [sample.sequences[0, -1].item() for sample in samples] == [10, 11] * 6
-        assert rest == [None, 6, False]
+        assert texts(samples) == [prompt for prompt in prompts for _ in range(2)]
+        assert [sample.index for sample in samples] == [[number] for number in range(count) for _ in range(2)]
+        assert [sample.sequences[0, -1].item() for sample in samples] == [10, 11] * count
+        assert rest == [None, count, False]
+        assert len(groups_of(samples, 2, first_uid=0, step=0, policy_step=0)) == count
 
     def test_of_each_rollout_anew(self):
         run = made(*"fbdace", batch_size=3)
         first, *_ = run.generator.generate_samples()
         second, *_ = run.generator.generate_samples()
         assert texts(first)[::2] == ["f", "b", "d"] and texts(second)[::2] == ["a", "c", "e"]
-
-    def test_equal_prompts_stay_whole_groups(self):
-        run = made("a", "b", "a")
-        samples, *_ = run.generator.generate_samples()
-        assert texts(samples) == ["a"] * 4 + ["b"] * 2
-        assert len(groups_of(samples, 2, first_uid=0, step=0, policy_step=0)) == 3
 
 
 class TestGenerator:
