@@ -76,6 +76,11 @@ class RolloutWeights:
         if self.step != delayed and not self.schedule.sync_due(next_rollout):
             self._call(self.engines, "restore_weights")
             self.step = delayed
+            if self.sleep:
+                # Experience making and training need the memory. vLLM falls asleep only if all of it is awake, and the
+                # restore has woken only the weights.
+                batch_vllm_engine_call(self.engines, "wake_up", tags=["kv_cache"])
+                batch_vllm_engine_call(self.engines, "sleep")
 
     def save(self, folder: Path) -> None:
         """Write the weights into a checkpoint. One engine writes them, because all hold the same."""

@@ -39,13 +39,14 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
         self.total = 0
 
     def take(self, share: Experience | None, filler: Experience, total: int) -> None:
-        """Take this rank's share of a batch.
+        """Take this rank's share of a batch. It replaces a share that was not trained on (`--critic.freezing_steps`).
 
         Args:
             share: The samples; None if the rank has none.
             filler: A fully masked sample, in case one is needed.
             total: Number of samples of the batch on all ranks.
         """
+        self.clear()
         self.append(filler)
         self.filler = self.items.pop()
         if share is not None:

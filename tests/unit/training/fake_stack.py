@@ -91,9 +91,12 @@ class Handle:
 class Engine:
     """A rollout engine. Its responses depend on prompt, weights and the request's seed, if there is one."""
 
+    PARTS = frozenset({"weights", "kv_cache"})  # what sleeps and wakes up
+
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
         self.weights, self.kept, self.alive = 0, None, Ref(pending=True)
+        self.awake = set() if world.args.vllm.enable_sleep else set(self.PARTS)
 
     def live(self) -> Ref:
         return self.alive
@@ -108,9 +111,12 @@ class Engine:
         return 0
 
     def wake_up(self, tags: Any = None) -> None:
+        self.awake |= set(tags or self.PARTS)
         self.world.note("wake_up", tags)
 
     def sleep(self) -> None:
+        if self.awake == self.PARTS:  # otherwise vLLM logs that it sleeps already, and does nothing
+            self.awake = set()
         self.world.note("sleep")
 
     def keep_weights(self) -> None:
@@ -188,6 +194,7 @@ class Worker:
 
     def fit(self, **_: Any) -> dict[str, float]:
         self.world.fail_at("fit")
+        self.world.note("fit", [sorted(engine.awake) for engine in self.world.engines])
         self.world.updates[self.model] += 1
         self.rng = self.rng + 1  # it shuffles
         return dict(self.world.norms)

@@ -175,6 +175,15 @@ class TestRun:
         assert all(event == ("wake_up", ["weights"]) for event in before) is sleep
         assert bool(made.noted("wake_up")) is sleep
 
+    def test_engines_sleep_while_the_models_train(self, world):
+        """Also after hard prompts were generated again with today's weights and the delayed ones came back."""
+        flags = {"adapt.rollout_delay": 4, "train.num_episodes": 1, "eval.steps": 3}
+        made = world(
+            prompts=32, evaluation=2, engines=2, **flags, **{"vllm.enable_sleep": True, "train.colocate_all": True}
+        )
+        made.trainer.fit()
+        assert made.noted("restore") and made.noted("fit") == [[[], []]] * 8
+
     def test_each_engine_gets_the_verifier_once_before_anything_is_generated(self, world):
         made = world(engines=3, **{"verifier.timeout": 17})
         made.trainer.fit()

@@ -340,6 +340,9 @@ class TestMicroBatches:
         for counts, fillers in (((3, 2), (0, 0)), ((4, 3), (0, 1)), ((1, 0), (0, 1))):
             buffers = [WholeBatchReplayBuffer(3) for _ in counts]
             for buffer, count in zip(buffers, counts, strict=True):
+                buffer.take(
+                    made(2), made(1), 2
+                )  # not trained on, because the actor is frozen; the next one replaces it
                 buffer.take(made(count) if count else None, made(1), sum(counts))
                 assert len(buffer) == count
             ranks.run(lambda rank, buffers=buffers: buffers[rank].set_up(ranks.strategy(args)))
