@@ -28,6 +28,7 @@ def check_combinations(args: SimpleNamespace) -> None:
             f"run.profile_steps is {args.run.profile_steps}; with train.async_enable it must be 0: OpenRLHF's "
             "asynchronous trainer keeps no record, and its steps overlap"
         )
+    _check_adapters(args)
     if not adapt.enabled:
         return
     for name, reason in NOT_WITH_ADAPTATION.items():
@@ -46,6 +47,21 @@ def check_combinations(args: SimpleNamespace) -> None:
             "actor.policy_loss_type gspo cannot be combined with adapt.ratio decoupled: OpenRLHF's sequence-level "
             "loss has one ratio, to the behaviour policy, and no weight to truncate"
         )
+
+
+def _check_adapters(args: SimpleNamespace) -> None:
+    """Refuse LoRA if the engines could not get the actor's weights."""
+    if not args.ds.lora.rank:
+        return
+    asked = f"ds.lora.rank is {args.ds.lora.rank}; it must be 0"
+    if not args.adapt.enabled:
+        raise ConfigError(f"{asked} without batch adaptation: OpenRLHF's rollout engines cannot load an adapter")
+    if args.ds.load_in_4bit:
+        raise ConfigError(f"{asked} with ds.load_in_4bit: the engines cannot merge an adapter into packed weights")
+    if args.vllm.sync_with_ray:
+        raise ConfigError(f"{asked} with vllm.sync_with_ray: OpenRLHF then expects one dtype for all weights")
+    if args.data.max_images_per_prompt:
+        raise ConfigError(f"{asked} with data.max_images_per_prompt: for such models OpenRLHF sends only the adapter")
 
 
 def behaviour_kl(args: SimpleNamespace) -> float:

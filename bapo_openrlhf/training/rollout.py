@@ -152,7 +152,7 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         self._hard_samples: list[Experience] = []  # their samples
 
     def _next_number(self) -> dict[str, int | None]:
-        """The next request's number and seed. The seed is None if the run need not be repeatable: vLLM is faster then."""
+        """The next request's number and seed. The seed is None without full determinism: vLLM is faster then."""
         number, train = next(self._numbers), self.args.train
         seeds = train.full_determinism_enable
         return {"number": number, "seed": prompt_seed(train.seed, self.step(), self._kind, number) if seeds else None}

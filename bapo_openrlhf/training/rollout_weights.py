@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -34,8 +35,10 @@ class RolloutWeights:
         self.step = 0
         self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
 
-    def watch_engines(self) -> None:
-        """Notice from now on if an engine dies during a sync."""
+    def set_up(self, lora: SimpleNamespace) -> None:
+        """Let the engines merge the actor's adapters (`--ds.lora.*`), and notice if one of them dies during a sync."""
+        if lora.rank:
+            batch_vllm_engine_call(self.engines, "merge_adapters", lora.alpha / lora.rank)
         self._alive = [engine.live.remote() for engine in self.engines]
 
     def keep_if_needed(self) -> None:

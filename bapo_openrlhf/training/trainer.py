@@ -114,7 +114,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         """
         try:
             ray.get([engine.isolate_rewards.remote(self.args.verifier) for engine in self.vllm_engines])
-            self.rollout_weights.watch_engines()
+            self.rollout_weights.set_up(self.args.ds.lora)
             if self.method.traces is not None:
                 ray.get(self.actor_model_group.async_run_method(method_name="shape_traces", gamma=self.method.shaping))
             if self.args.checked.resume_tag is None:

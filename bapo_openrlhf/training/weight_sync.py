@@ -18,6 +18,8 @@ from typing import Any
 import ray
 import torch
 
+from bapo_openrlhf.training.adapters import is_adapter
+
 PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel, and rank 0 of the actor two
 
 Piece = tuple[str, tuple[int, ...]]
@@ -119,7 +121,8 @@ def receive(worker: Any, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
     # Receive before checking, because a sender without a receiver would not fail but wait until the group's timeout.
     flat = torch.empty(sum(math.prod(shape) for _, shape in pieces), dtype=dtype, device=worker.device)
     worker._model_update_group.broadcast(flat, src=0, stream=torch.cuda.current_stream() if flat.is_cuda else None)
-    if dtype != worker.model_config.dtype:
+    adapters = all(is_adapter(name) for name, _ in pieces)  # DeepSpeed may keep them in float32
+    if dtype != worker.model_config.dtype and not adapters:
         raise RuntimeError(f"weights are {dtype} in the actor and {worker.model_config.dtype} in vLLM")
     parts = flat.split([math.prod(shape) for _, shape in pieces])
     weights = [(name, part.view(shape)) for (name, shape), part in zip(pieces, parts, strict=True)]

@@ -634,6 +634,20 @@ class TestCombinations:
         with pytest.raises(ConfigError, match=r"adapt.returns vtrace .* group_norm has none, it must be gae"):
             check_inputs(run.parse("bapo_grpo", adapt__returns="vtrace"))
 
+    @pytest.mark.parametrize(
+        ("algorithm", "flags", "why"),
+        [
+            ("grpo", {}, "without batch adaptation: .* cannot load an adapter"),
+            ("bapo_grpo", {"ds__load_in_4bit": True}, "with ds.load_in_4bit: "),
+            ("bapo_grpo", {"vllm__sync_with_ray": True}, "with vllm.sync_with_ray: "),
+            ("bapo_grpo", {"data__max_images_per_prompt": 1}, "with data.max_images_per_prompt: "),
+        ],
+    )
+    def test_adapters_are_refused_if_the_engines_cannot_take_them(self, run, algorithm, flags, why):
+        check_combinations(run.parse("bapo_grpo", ds__lora__rank=8))
+        with pytest.raises(ConfigError, match=rf"^ds\.lora\.rank is 8; it must be 0 {why}"):
+            check_combinations(run.parse(algorithm, ds__lora__rank=8, **flags))
+
     @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
     def test_resuming_is_allowed(self, run, algorithm):
         args = run.parse(algorithm, ckpt__load_enable=True)

@@ -1,0 +1,78 @@
+"""LoRA: the rollout engines merge the actor's adapters into the weights that they sample from.
+
+With `--ds.lora.rank` OpenRLHF's actor is a PEFT model, and the weight sync sends its tensors under PEFT's names. vLLM's
+model has no such names. Here each vLLM worker holds the frozen weight of a layer until both factors of its adapter have
+come. It then loads their sum, in the layer's own name:
+
+    W + alpha / r * B A    (LoRA, arXiv 2106.09685, Sec. 4.1)
+
+Every way of sending weights ends in the model's `load_weights`, so only that method is replaced. A worker needs the
+memory of one more layer during a sync.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+PREFIX = "base_model.model."  # what PEFT puts before each name
+_PART = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether this is PEFT's name of a part of an adapter."""
+    return ".lora_" in name
+
+
+class MergingLoader:
+    """Takes the place of `load_weights` of a vLLM model.
+
+    Args:
+        load: The model's own `load_weights`.
+        scale: alpha / r.
+    """
+
+    def __init__(self, load: Callable[..., Any], scale: float) -> None:
+        self.load, self.scale = load, scale
+        self.held: dict[str, dict[str, torch.Tensor]] = {}  # parts that have come, by layer
+
+    def __call__(self, weights: Weights) -> set[str] | None:
+        """Load the weights that are complete, and hold the others.
+
+        Returns:
+            What the model says of the weights that it has loaded; None if there were none.
+
+        Raises:
+            RuntimeError: A tensor belongs to an adapter of another kind.
+        """
+        complete = list(self.merged(weights))
+        return self.load(weights=complete) if complete else None
+
+    def merged(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights under the names of the model without adapters."""
+        for name, tensor in weights:
+            name = name.removeprefix(PREFIX)
+            found = _PART.fullmatch(name)
+            if found:
+                yield from self._merge(found[1], found[2], tensor)
+            elif is_adapter(name):
+                raise RuntimeError(f"{name} cannot be merged; adapters must be those of linear layers")
+            else:
+                yield name.replace(".base_layer.", "."), tensor
+
+    def _merge(self, layer: str, part: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        parts = self.held.setdefault(layer, {})
+        parts[part] = tensor.clone()  # because the sender may use the memory again
+        if len(parts) == 3:
+            base, a, b = (parts[part] for part in ("base_layer", "lora_A.default", "lora_B.default"))
+            del self.held[layer]
+            yield f"{layer}.weight", (base.float() + self.scale * (b.float() @ a.float())).to(base.dtype)
+
+
+def merge_adapters(worker: Any, scale: float) -> None:
+    """Let a vLLM worker merge adapters from now on."""
+    model = worker.model_runner.model
+    model.load_weights = MergingLoader(model.load_weights, scale)

@@ -1,0 +1,65 @@
+"""LoRA on the real stack: the engines sample from the model with the adapter of today's actor merged into it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def trained(train, workspace):
+    """Four steps of BAPO-GRPO with adapters on 2 actor ranks under ZeRO-3 and 2 engines; what the probe noted."""
+    folder = workspace / "lora"
+    folder.mkdir()
+    result = train(
+        "lora_run",
+        str(Path(__file__).parent / "probe.py"),
+        environment={"PROBE_FOLDER": str(folder)},
+        algorithm="bapo_grpo",
+        run__name="lora",
+        reward__remote_url=Path(__file__).parent / "scripted_reward.py",
+        adapt__rollout_delay=1,
+        actor__num_gpus_per_node=2,
+        vllm__num_engines=2,
+        ds__zero_stage=3,
+        ds__lora__rank=8,
+        ds__lora__alpha=64,
+        actor__adam__lr=1e-2,
+        data__max_samples=32,
+    )
+    assert result.status == 0, result.output[-6000:]
+    return folder
+
+
+def log_probs(model, data, index):
+    """Log-probs of the generated tokens of a sample under a model of transformers."""
+    real = data[f"{index}/attention_mask"].astype(bool)
+    tokens = torch.from_numpy(data[f"{index}/sequences"][real])[None]
+    with torch.no_grad():
+        found = model(tokens).logits.float().log_softmax(-1)
+    mask = data[f"{index}/action_mask"][: real.sum() - 1].astype(bool)
+    return found[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy()[mask], mask
+
+
+def test_engines_sample_from_the_merged_model(trained, workspace):
+    """vLLM's log-probs are those of transformers with the saved adapter merged, and not those of the base model."""
+    moved = 0.0
+    for step in range(4):
+        base = AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16)
+        merged = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16), trained / f"actor{step}"
+        ).merge_and_unload()
+        data = np.load(trained / f"experience{step}.npz")
+        fresh = np.flatnonzero(data["source"] == "fresh")
+        assert data["on_policy"][fresh].all()
+        for index in fresh[:6]:
+            wanted, mask = log_probs(merged, data, index)
+            assert data[f"{index}/rollout_log_probs"][: len(mask)][mask] == pytest.approx(wanted, abs=0.05)
+            if step >= 2:  # two updates have changed the adapter
+                moved = max(moved, np.abs(wanted - log_probs(base, data, index)[0]).max())
+    assert moved > 0.2
