@@ -139,9 +139,13 @@ class BAPO(Method):
         def replayable(group: Group) -> bool:
             return c2 <= group.mean <= c3
 
-        # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7).
+        # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7), but no prompt
+        # of X2, because the batch is a partition (Def. 3.1).
         keep = self.fresh_filter(fresh, self.rng)
-        batch = fill(config.capacity, fresh, keep, x2, replay=lambda room: self.draw_replay(room, replayable))
+        prompts = {group.prompt.id for group in x2}
+        batch = fill(config.capacity, fresh, keep, x2, replay=lambda room: self.draw_replay(
+            room, lambda group: replayable(group) and group.prompt.id not in prompts
+        ))  # fmt: skip
         batch.unimproved, batch.solved = unimproved, solved
 
         # Stored last: a step's own groups are neither re-evaluated nor replayed in that same step.

@@ -788,9 +788,10 @@ class Plain:
             else:
                 solved.append(group["uid"])
 
-        # X3: at most 3 (here: `age`) steps old, never of this step, in today's range; as many as fit
+        # X3: at most 3 (here: `age`) steps old, never of this step, in range today, no prompt of X2; as many as fit
         self.high = [group for group in self.high if t - group["step"] <= self.s["age"]]
-        eligible = [group["uid"] for group in self.high if c2 <= self.mean(group) <= c3]
+        taken = [group["key"] for group in x2]
+        eligible = [group["uid"] for group in self.high if c2 <= self.mean(group) <= c3 and group["key"] not in taken]
         assert all(group["step"] < t for group in self.high)
         have = len(x1) + len(x2)
         fitting = [count for count in range(len(eligible) + 1) if have + count <= self.s["capacity"]]
