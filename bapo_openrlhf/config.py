@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
-from bapo_openrlhf.adapt.group import as_fraction
+from bapo_openrlhf.adapt.group import Range, as_fraction
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import Method, registry
@@ -100,6 +100,9 @@ class AdaptConfig:
         "width of the gaussian filter", symbol="sigma", source="A.3, Table 3", allowed="above 0", type=float)
     uniform_fraction: float = _flag(0.6,
         "share of groups that the uniform filter keeps", source="A.3", allowed="in (0, 1]", type=float)
+    reward_range: list[str] | None = _flag(None,
+        "LOW HIGH: least and greatest reward of the task. Rewards are mapped from it to [0, 1] for thresholds and "
+        "filters, never for advantages; default: 0 1", symbol="r", source="Eq. 5-8", nargs=2)
     c1: str = _flag("1/8", "a prompt is hard if its group mean reward is at most this", symbol="c1", source="Eq. 5, 6")
     c2: list[str] | None = _flag(None,
         "smallest group mean reward that is replayed: LOW HIGH (it moves with the average reward) or one fixed value; "
@@ -181,6 +184,21 @@ class AdaptConfig:
         """Whether batches are adapted at all."""
         return self.method != "none"
 
+    def rewards(self) -> Range:
+        """The least and the greatest reward of the task, in exact arithmetic.
+
+        Raises:
+            ConfigError: They are not two numbers, the lower one first.
+        """
+        given = self.reward_range if self.reward_range is not None else [0, 1]
+        try:
+            low, high = map(as_fraction, given)
+        except (TypeError, ValueError):
+            low = high = as_fraction(0)
+        if low >= high:
+            raise ConfigError(f"adapt.reward_range is {given}; it must be two numbers LOW HIGH, LOW below HIGH")
+        return low, high
+
     def thresholds(self) -> tuple[Any, Interval, Interval]:
         """c1, and the intervals in which c2 and c3 move, in exact arithmetic.
 
@@ -203,6 +221,7 @@ class AdaptConfig:
     def check(self) -> None:
         """Raise ConfigError for a value that is not allowed."""
         registry.method_class(self.method)
+        self.rewards()
         self.thresholds()
         if not self.vtrace_rho_max >= self.vtrace_c_max:
             raise ConfigError(

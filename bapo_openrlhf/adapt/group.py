@@ -55,6 +55,10 @@ def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
     return Fraction(sum(numerator * (common // denominator) for numerator, denominator in ratios), common)
 
 
+Range = tuple[Fraction, Fraction]
+UNIT: Range = (Fraction(0), Fraction(1))
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A prompt of the dataset.
@@ -135,6 +139,7 @@ class Group:
         step: Trainer step t in which the group was generated.
         policy_step: Number of updates behind the weights that generated it. It equals `step` if the group is on-policy.
             A stored response of an earlier step has its own `policy_step`.
+        reward_range: The least and the greatest reward of the task (`--adapt.reward_range`).
 
     Raises:
         ValueError: There are no responses, or a reward is not finite.
@@ -145,6 +150,7 @@ class Group:
     responses: tuple[Response, ...]
     step: int
     policy_step: int
+    reward_range: Range = UNIT
 
     def __post_init__(self) -> None:
         if not self.responses:
@@ -160,8 +166,15 @@ class Group:
 
     @cached_property
     def rewards(self) -> tuple[Fraction, ...]:
-        """The G rewards as exact numbers."""
-        return tuple(exact_reward(response.reward) for response in self.responses)
+        """The G rewards as exact numbers, mapped from `reward_range` to [0, 1].
+
+        Filters, thresholds and methods use these. Advantages are made of the rewards themselves, `Response.reward`.
+        """
+        exact = (exact_reward(response.reward) for response in self.responses)
+        if self.reward_range == UNIT:
+            return tuple(exact)
+        low, high = self.reward_range
+        return tuple((reward - low) / (high - low) for reward in exact)
 
     @cached_property
     def mean(self) -> Fraction:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
-from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Response
 
 
 def prompt_state(prompt: Prompt) -> dict[str, Any]:
@@ -18,6 +19,7 @@ def group_state(group: Group) -> dict[str, Any]:
         "uid": group.uid,
         "step": group.step,
         "policy_step": group.policy_step,
+        "reward_range": [str(end) for end in group.reward_range],
         "prompt": prompt_state(group.prompt),
         "responses": [
             {
@@ -48,4 +50,5 @@ def group_from_state(state: dict[str, Any]) -> Group:
         )
         for item in state["responses"]
     )
-    return Group(state["uid"], Prompt(**state["prompt"]), responses, state["step"], state["policy_step"])
+    low, high = map(Fraction, state.get("reward_range", UNIT))  # nor this one
+    return Group(state["uid"], Prompt(**state["prompt"]), responses, state["step"], state["policy_step"], (low, high))

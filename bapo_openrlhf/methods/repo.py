@@ -165,6 +165,7 @@ def group_of(responses: Sequence[tuple[Group, Response]]) -> Group:
         responses=tuple(group.standalone(response) for group, response in responses),
         step=min(group.step for group in groups),
         policy_step=min(group.policy_step for group in groups),
+        reward_range=groups[0].reward_range,
     )
 
 

@@ -14,10 +14,12 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.group import Group, Prompt, exact_reward, exact_sum
+from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Range, exact_reward, exact_sum, mean_reward
 from bapo_openrlhf.training.samples import groups_of, in_groups, prompt_of
 
 logger = init_logger(__name__)
+
+WARN_STEPS = 3  # steps that warn of rewards outside the task's range
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class GeneratedStep:
         first_uid: int,
         step: int,
         policy_step: int,
+        reward_range: Range = UNIT,
     ) -> GeneratedStep:
         """The groups of a step, from OpenRLHF's samples.
 
@@ -90,12 +93,14 @@ class GeneratedStep:
             first_uid: Number of the first group.
             step: Trainer step.
             policy_step: Number of updates behind the weights that generated the fresh samples.
+            reward_range: The least and the greatest reward of the task.
         """
         groups, recorded = [], []
         for source, samples, policy in (("fresh", fresh, policy_step), ("reevaluated", reevaluated, step)):
             first = first_uid + len(recorded)
             usable = usable_groups(samples, size)
-            groups.append(groups_of(usable, size, first_uid=first, step=step, policy_step=policy))
+            of_step = {"first_uid": first, "step": step, "policy_step": policy}
+            groups.append(groups_of(usable, size, **of_step, reward_range=reward_range))
             recorded += generated_groups(samples, size, source=source, first_uid=first, usable=is_usable)
         return cls(*groups, recorded)
 
@@ -155,3 +160,27 @@ def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:
 def has_reward(sample: Experience) -> bool:
     """Whether a sample has a finite reward. It has none if a reward model will judge it."""
     return sample.rewards is not None and math.isfinite(sample.rewards[0])
+
+
+def reward_numbers(fresh: Sequence[Group], step: int) -> dict[str, float]:
+    """Metrics of the rewards of a step's fresh groups. The first steps warn of rewards outside the task's range.
+
+    Such rewards make the thresholds c1, c2 and c3 meaningless. If all means are above c3, nothing is ever replayed.
+
+    Args:
+        fresh: Fresh groups that can be used.
+        step: Trainer step.
+    """
+    mean = mean_reward(fresh)
+    if mean is None:
+        return {"reward/fresh_mean": math.nan, "reward/outside_range": 0.0}
+    low, high = fresh[0].reward_range
+    outside = sum(not 0 <= reward <= 1 for group in fresh for reward in group.rewards)
+    if outside and step < WARN_STEPS:
+        given = [response.reward for group in fresh for response in group.responses]
+        logger.warning(
+            f"step {step}: rewards go from {min(given):g} to {max(given):g}, and adapt.reward_range is {low} {high}. "
+            "Thresholds and filters need rewards within this range, so give --adapt.reward_range LOW HIGH"
+        )
+    share = outside / sum(group.size for group in fresh)
+    return {"reward/fresh_mean": float(low + (high - low) * mean), "reward/outside_range": share}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Range, Response
 
 # A mark in a sample's `info`: 1 for a response that another model wrote, otherwise 0. OpenRLHF hands `info` on to the
 # loss with the sample, and logs the mean of each number in it. The mean of this mark is the share of such responses.
@@ -58,7 +58,13 @@ def in_groups(samples: Sequence[Experience], size: int) -> list[Sequence[Experie
 
 
 def groups_of(
-    samples: Sequence[Experience], group_size: int, *, first_uid: int, step: int, policy_step: int
+    samples: Sequence[Experience],
+    group_size: int,
+    *,
+    first_uid: int,
+    step: int,
+    policy_step: int,
+    reward_range: Range = UNIT,
 ) -> list[Group]:
     """The samples of one rollout as groups, in order.
 
@@ -68,6 +74,7 @@ def groups_of(
         first_uid: Number of the first group.
         step: Trainer step.
         policy_step: Number of updates behind the weights that generated the samples.
+        reward_range: The least and the greatest reward of the task.
 
     Raises:
         ValueError: The samples are not whole groups, or a group has several prompts.
@@ -78,7 +85,8 @@ def groups_of(
             start = number * group_size
             raise ValueError(f"samples {start} to {start + group_size} are not responses to one prompt")
         responses = tuple(map(response_of, members))
-        groups.append(Group(first_uid + number, prompt_of(members[0]), responses, step, policy_step))
+        uid, prompt = first_uid + number, prompt_of(members[0])
+        groups.append(Group(uid, prompt, responses, step, policy_step, reward_range))
     return groups
 
 

@@ -20,7 +20,7 @@ from openrlhf.utils.logging_utils import init_logger
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps, in_parts
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
-from bapo_openrlhf.adapt.group import Prompt, mean_reward
+from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
@@ -31,7 +31,7 @@ from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.data_files import read_traces
 from bapo_openrlhf.training.dealing import dealt_batches, ranks_of
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
-from bapo_openrlhf.training.generated import GeneratedStep
+from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
 from bapo_openrlhf.training.recorder import Base
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
@@ -169,7 +169,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         limit, timing = self.args.adapt.max_failed_share, {}
         hard_samples, added_seconds = self._reevaluate(timing)
         size, uid = self.args.rollout.n_samples_per_prompt, self.generated
-        made = GeneratedStep.of(rollout_samples, hard_samples, size, first_uid=uid, step=step, policy_step=rollout_step)
+        about = {"step": step, "policy_step": rollout_step, "reward_range": self.args.adapt.rewards()}
+        made = GeneratedStep.of(rollout_samples, hard_samples, size, first_uid=uid, **about)
         self.generated += len(made.recorded)
         check_share(made.failed, len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
 
@@ -195,11 +196,10 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         status |= replay_ages(batch, step, self.rollout_weights.schedule.delay)
         status |= composition(batch, capacity, len(made.reevaluated))
         status |= self.recorder.add_groups(next_step, made.recorded, states_of(batch), trained=status["tokens/trained"])
-        mean = mean_reward(made.fresh)
+        status |= reward_numbers(made.fresh, step)
         status |= {
             "groups/replayed": len(batch.replayed),
             "groups/unused": len(batch.unused),
-            "reward/fresh_mean": math.nan if mean is None else float(mean),
             "reevaluation/added_seconds": added_seconds,
             "prompts/passed_over": self.samples_generator.passed_over,
         }
