@@ -23,9 +23,11 @@ from typing import Any
 
 from report import CORES, RESULTS, origin, write
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.record.run_record import read_metrics
 
 HERE = Path(__file__).parent
+BASE_MODEL = HERE.parent / "examples" / "quickstart" / "base_model.py"
 REWARD = """
 import hashlib
 
@@ -60,10 +62,8 @@ def make_inputs(folder: Path, hidden: int, layers: int) -> int:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from bapo_openrlhf.workbench.quickstart.base_model import make_tokenizer
-
     torch.manual_seed(0)
-    tokenizer = make_tokenizer()
+    tokenizer = user_file.load("base model", BASE_MODEL).make_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
         num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, head_dim=64, max_position_embeddings=256,
