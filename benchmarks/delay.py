@@ -112,15 +112,17 @@ def inside(kind: str, flags: list[str]) -> int:
     cpu.install()
 
     import delay_classes
+    import weight_checksums
 
     from bapo_openrlhf.cli.main import run as command
-    from bapo_openrlhf.training import trainer, workers
+    from bapo_openrlhf.training import engines, trainer, workers
 
     if kind == "serial":
         trainer.AdaptedPPOTrainerActor = delay_classes.SerialTrainerActor
     elif kind == "restore":
         trainer.AdaptedPPOTrainerActor = delay_classes.MeasuringTrainerActor
         workers.AdaptedPolicyActor = delay_classes.SendingWorkerActor
+        engines.AdaptedRolloutActor = weight_checksums.ChecksumEngineActor
     return command(["train", *flags])
 
 

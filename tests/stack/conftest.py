@@ -16,6 +16,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork.serving import python
 
 HERE = Path(__file__).parent
+BENCHMARKS = HERE.parents[1] / "benchmarks"  # has the classes that tell digests of weights
 BASE_MODEL = HERE.parents[1] / "examples" / "quickstart" / "base_model.py"
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
 # One actor, critic, reference and engine; a few steps of 8 prompts x 4 responses of 8 tokens.
@@ -119,7 +120,7 @@ def train(workspace):
         values |= {key.replace("__", "."): value for key, value in flags.items()}
         words = [word for key, value in values.items() if value is not None for word in _words(key, value)]
         words += [f"--{switch}" for switch in (*SWITCHES, *switches)]
-        python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        python_path = os.pathsep.join([str(HERE), str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
         process = subprocess.Popen(
             [python(), *command, *words],
             cwd=workspace,
