@@ -90,7 +90,8 @@ def run(folder: Path, kind: str, **flags: Any) -> Path:
     }
     values |= {name.replace("__", "."): value for name, value in flags.items()}
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    environment = os.environ | {"PYTHONPATH": str(HERE), "RESULT": str(folder / "restore.json"), "REPEATS": "9"}
+    python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": python_path, "RESULT": str(folder / "restore.json"), "REPEATS": "9"}
     log = folder / f"{kind}.log"
     with log.open("w") as output:
         status = subprocess.run(
