@@ -1,4 +1,4 @@
-"""The words of the figures that show metrics. Title and sentence are those of the catalogue (`record/metrics.py`)."""
+"""The words of the figures that show metrics. Title and sentence are those of the catalogue (`record/metrics.yaml`)."""
 
 from __future__ import annotations
 
