@@ -88,42 +88,37 @@ class Follower(Seen):
         self._files = {name: _File(folder / name) for name in (RUN, METRICS, SUMMARY)}
         self._suspect: tuple[int, bytes, int] | None = None  # offset of a line without a row, the line, times seen
 
-    def poll(self) -> bool:
-        """Read what is new, and return whether anything was."""
+    def poll(self) -> None:
+        """Read what is new."""
         self.problem = None if self.folder.is_dir() else f"{self.folder} is not there any more"
         if self.problem:
-            return False
-        changed = False
+            return
         for name, file in self._files.items():
             try:
                 data = file.read()
             except OSError as error:  # for example a mount that has lost its server
                 self.problem = f"{file.path} cannot be read: {error.strerror}"
                 continue
-            changed |= self._take_rows(file, data) if name == METRICS else self._take_document(name, file, data)
+            if name == METRICS:
+                self._take_rows(file, data)
+            else:
+                self._take_document(name, file, data)
         written = self._files[METRICS].written or self._files[RUN].written
         self.age = None if written is None else max(time.time() - written, 0.0)
-        return changed
 
-    def _take_rows(self, file: _File, data: bytes) -> bool:
+    def _take_rows(self, file: _File, data: bytes) -> None:
         """Take the whole lines from `data`. The rest is read again by the next `poll`."""
-        fresh, rows = file.end == 0, []
-        if fresh:
-            self.broken = 0
+        if file.end == 0:
+            self.rows, self.broken = [], 0
         used = len(file.overlap)
         while (end := data.find(b"\n", used)) >= 0:
             row = _row(data[used:end])
             if row is not None:
-                rows.append(row)
+                self.rows.append(row)
             elif self._is_pending(file.offset + used, data[used:end]):
                 break
             used = end + 1
         file.advance(data[len(file.overlap) : used])
-        if fresh:
-            changed, self.rows = rows != self.rows, rows
-            return changed
-        self.rows.extend(rows)
-        return bool(rows)
 
     def _is_pending(self, offset: int, line: bytes) -> bool:
         """Whether a line without a row may become one: a network mount can show a size before it has the bytes."""
@@ -134,21 +129,18 @@ class Follower(Seen):
         self.broken += 1
         return False
 
-    def _take_document(self, name: str, file: _File, data: bytes) -> bool:
+    def _take_document(self, name: str, file: _File, data: bytes) -> None:
         """Take a whole JSON object. It is always replaced and never appended to."""
         found: dict[str, Any] = {}
         if file.identity is not None:
             if file.end:
-                return False  # unchanged
+                return  # unchanged
             try:
                 found = dict(json.loads(data))
             except (ValueError, TypeError):
-                return False  # half-written, so it is read again
+                return  # half-written, so it is read again
             file.advance(data)
-        attribute = "run" if name == RUN else "summary"
-        changed = found != getattr(self, attribute)
-        setattr(self, attribute, found)
-        return changed
+        setattr(self, "run" if name == RUN else "summary", found)
 
 
 class _File:
