@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -74,18 +73,16 @@ def shares_of(groups: Rows, workload: Workload) -> dict[str, float]:
 
 def _replayable(fresh: Rows, workload: Workload) -> float:
     """Share of the last steps' groups whose mean is within c2 and c3, both of their own step and of today."""
-    adapt, by_step = workload.args.adapt, defaultdict(list)
+    adapt, limits = workload.args.adapt, {}
     _, c2, c3 = adapt.thresholds()
-    for row in fresh:
-        by_step[row["step"]].append(row["mean"])
-    limits = {}
+    by_step = pd.DataFrame(fresh).groupby("step")["mean"].agg(list)
     for step, means in by_step.items():
         thresholds = AdaptiveThresholds(c2, c3, direction=adapt.threshold_direction)
         thresholds.update(Fraction(statistics.fmean(means)))
         limits[step] = (thresholds.c2, thresholds.c3)
     inside = [
         all(low <= mean <= high for low, high in (limits[step], limits[today]))
-        for today in by_step
+        for today in limits
         for step in range(today - adapt.replay_steps, today)
         for mean in by_step.get(step, [])
     ]
