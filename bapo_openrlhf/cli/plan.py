@@ -15,7 +15,7 @@ from bapo_openrlhf.workbench.planning.measured import measured_values
 from bapo_openrlhf.workbench.planning.output import page, write
 from bapo_openrlhf.workbench.planning.plan import as_json, make_plan
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_folder
-from bapo_openrlhf.workbench.planning.workload import workload_of
+from bapo_openrlhf.workbench.planning.workload import Workload
 
 GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
@@ -51,12 +51,12 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)
     shapes = _shapes(mine.models, args.actor.model_name_or_path)
-    settings = workload_of(args)
+    workload = Workload(args)
     if mine.measured is not None:
-        constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, settings))
+        constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, workload))
     command = shlex.join([*prog.split(), *argv])
     gpus = sorted(set(mine.gpus))
-    plan = make_plan(shapes, gpus, settings, constants, steps=mine.steps, gpu=mine.gpu, command=command)
+    plan = make_plan(shapes, gpus, workload, constants, steps=mine.steps, gpu=mine.gpu, command=command)
     if mine.out is not None:
         write(plan, mine.out)
     print(json.dumps(as_json(plan), indent=2, allow_nan=False) if mine.json else page(plan))

@@ -10,10 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.errors import ConfigError, one_line, refuse
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.tasks.task import Task
-from bapo_openrlhf.workbench.pages.text import one_line
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
 from bapo_openrlhf.workbench.prepare.source_rows import FORMATS, parse_local
 

@@ -91,7 +91,8 @@ def _watch(folder: Path, total: int | None, title: str, terminal, stop: threadin
         follower = Follower(folder)
         while True:
             last = stop.wait(0.5)
-            if follower.poll() and follower.rows:
+            follower.poll()
+            if follower.rows:
                 bar.update(task, completed=len(follower.rows), note=_note(follower.rows[-1]))
             if last:
                 return

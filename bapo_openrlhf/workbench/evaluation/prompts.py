@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
-from bapo_openrlhf.workbench.pages.text import one_line
 
 
 @dataclass(frozen=True)

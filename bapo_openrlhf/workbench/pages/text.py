@@ -34,11 +34,6 @@ def smooth(values: Sequence[float], width: int) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def one_line(error: BaseException, most: int = 300) -> str:
-    """The type and the message of an error on one line, with at most `most` characters of the message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
-
-
 def clean(text: str) -> str:
     """`text` with a replacement for each character that an HTML file may not hold. Tabs and line ends stay."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
