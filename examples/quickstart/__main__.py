@@ -49,8 +49,9 @@ def main() -> int:
     if status != 0:
         return status
 
+    from picture import plot_run, summary_table
+
     from bapo_openrlhf.record.run_record import read_summary
-    from bapo_openrlhf.workbench.plot import plot_run, summary_table
 
     console.print("[bold]3/3[/] result")
     run = RUNS / (flags[flags.index("--run.name") + 1] if "--run.name" in flags else "quickstart")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
-import pandas as pd
 import vl_convert
 from markupsafe import Markup, escape
 
@@ -123,33 +122,3 @@ def save_png(chart: AnyChart, path: Path) -> None:
     spec = json.loads(without_variables(json.dumps(specification(chart)))) | {"background": "white"}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(vl_convert.vegalite_to_png(spec, scale=PIXELS))
-
-
-def stacked(figures: Sequence[Figure], heading: str) -> alt.VConcatChart:
-    """Figures below each other with their words and legends, as one chart for `save_png`."""
-    title = {"anchor": "start", "fontSize": 14, "subtitleFontSize": 12, "color": INK, "subtitleColor": MUTED}
-    parts = []
-    for figure in figures:
-        words = alt.Title(figure.title, subtitle=[figure.says, *figure.missing], **title)
-        chart = figure.chart or alt.Chart(pd.DataFrame()).mark_point()
-        drawn = chart.properties(width=WIDE[0], height=WIDE[1])
-        legend = [_legend(figure.keys)] if figure.keys else []
-        parts.append(alt.vconcat(*legend, drawn, title=words))
-    page = alt.vconcat(*parts, spacing=28, title=alt.Title(clean(heading), offset=16, **{**title, "fontSize": 18}))
-    return page.resolve_scale(color="independent", strokeDash="independent").properties(padding=15)
-
-
-def _legend(keys: Sequence[Key]) -> alt.LayerChart:
-    """The legend as a line of samples and names."""
-    place, layers = 0.0, []
-    at = {"scale": alt.Scale(domain=[0, WIDE[0]]), "axis": None}
-    for key in keys:
-        data = pd.DataFrame({"left": [place], "right": [place + 22], "name": [clean(key.name)], "text": [place + 28]})
-        area = key.shape == "area"
-        dash = [int(part) for part in key.dash.split()]
-        sample = alt.Chart(data).mark_rule(color=key.colour, strokeWidth=11 if area else 3, strokeDash=dash)
-        layers.append(sample.encode(x=alt.X("left:Q", **at), x2="right:Q"))
-        name = alt.Chart(data).mark_text(align="left", fontSize=12, color=INK)
-        layers.append(name.encode(x=alt.X("text:Q", **at), text="name:N"))
-        place += 48 + 6.5 * len(key.name)
-    return alt.layer(*layers).properties(width=WIDE[0], height=14)
