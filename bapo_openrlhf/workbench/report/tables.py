@@ -10,7 +10,7 @@ from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, S
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import is_number, number
 from bapo_openrlhf.workbench.report import data
-from bapo_openrlhf.workbench.report.accuracy import Paired, paired, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import paired, why_no_bins
 from bapo_openrlhf.workbench.report.figures import Comparison
 from bapo_openrlhf.workbench.report.runs import Run
 
@@ -87,20 +87,20 @@ def pairs(page: Comparison) -> list[Table]:
     base, *others = page.runs
     if why_no_bins(base):
         return []
-    found = {run.name: paired(base.groups, run.groups) for run in others if not why_no_bins(run)}
-    rows = [_pair(name, compared) for name, compared in found.items() if compared]
+    rows = []
+    for run in others:
+        if why_no_bins(run) or not (found := paired(base.groups, run.groups)):
+            continue
+        change = "{:+.4f} [{:+.4f}, {:+.4f}]".format(found["mean_b"] - found["mean_a"], found["low"], found["high"])
+        moved = " / ".join(f"{found[way]:,}" for way in ("better", "equal", "worse"))
+        means = found["mean_b"], found["mean_a"]
+        rows.append([run.name, found["prompts"], *means, change, moved, found["only_b"], found["only_a"]])
     head = ["run", "prompts of both", "its mean", f"mean of {base.name}", "difference, 95 % interval"]
     head += ["better / equal / worse", "solved only by it", f"solved only by {base.name}"]
     title = (
         f"The latest group means of the same prompts, paired with {base.name}; interval by bootstrap over the prompts"
     )
     return [Table.of(head, rows, title)] if rows else []
-
-
-def _pair(name: str, found: Paired) -> list[Any]:
-    change = f"{found.mean_b - found.mean_a:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    moved = f"{found.better:,} / {found.equal:,} / {found.worse:,}"
-    return [name, found.prompts, found.mean_b, found.mean_a, change, moved, found.only_b, found.only_a]
 
 
 # ── cost ──
