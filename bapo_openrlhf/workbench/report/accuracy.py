@@ -119,6 +119,8 @@ class Unlocked(NamedTuple):
 
 def unlocked(groups: pd.DataFrame) -> Unlocked:
     """What became of the prompts that were not solved at first (Fig. 7: 31 % of them under BAPO, 19 % under GRPO)."""
+    if groups.empty:
+        return Unlocked(0, 0, 0)
     by_prompt = _by_prompt(groups)
     hard = by_prompt[by_prompt["first"] == 0]
     return Unlocked(len(hard), int((hard["max"] > 0).sum()), int((hard["last"] > 0).sum()))

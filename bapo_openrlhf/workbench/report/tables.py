@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
@@ -27,7 +28,7 @@ def overview(page: Comparison) -> Table:
         "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
         "responses generated": lambda run: data.cost(run)["responses generated"],
-        "hours of all steps": _hours,
+        "hours of all steps": lambda run: data.phase_seconds(run).get("step_total", math.nan) / 3600,
     }
     return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
 
@@ -40,11 +41,6 @@ def _progress(run: Run) -> str:
 def _capacity_used(run: Run) -> str | None:
     room = run.total("groups/capacity")
     return f"{sum(run.total(f'groups/{source}') for source in SOURCES) / room:.0%}" if room else None
-
-
-def _hours(run: Run) -> float | None:
-    seconds = data.cost(run)[data.ALL_SECONDS]
-    return None if seconds is None else seconds / 3600
 
 
 def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: str = "") -> Table:
@@ -164,12 +160,8 @@ def all_flags(runs: Sequence[Run]) -> Table:
 
 
 def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
-    rows = [[name, *(_value(run.config, name) for run in runs)] for name in names]
+    rows = [[name, *(in_words(run.config.get(name, "(no such flag)")) for run in runs)] for name in names]
     return Table.of(["flag", *(run.name for run in runs)], rows, title)
-
-
-def _value(config: Mapping[str, Any], name: str) -> str:
-    return in_words(config[name]) if name in config else "(no such flag)"
 
 
 def in_words(value: Any) -> str:

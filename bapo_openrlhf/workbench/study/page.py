@@ -130,7 +130,7 @@ def _accuracy(results: Results) -> Section:
     )
     page = figures.arms_of(results, results.arms)
     drawn = [*accuracy_bins(page), *migrations(page, [page.last_step])]
-    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.unlocked(results))
+    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.solved_later(results))
 
 
 def _theory(results: Results) -> Section:

@@ -14,6 +14,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import is_number, number
+from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, TOKENS_TRAINED, Results
@@ -191,19 +192,17 @@ def sources(results: Results) -> Table:
     return Table.of(head, rows, title)
 
 
-def unlocked(results: Results) -> list[Table]:
+def solved_later(results: Results) -> list[Table]:
     """How many of the prompts that were not solved at first were solved later; no table without such prompts."""
     rows: list[list[Any]] = []
     for arm in results.arms:
-        prompts = results.of_arm(results.prompts, arm)
-        by_seed = prompts.groupby("seed")
-        fits = (by_seed["worst"].min() >= 0) & (by_seed["best"].max() <= 1)  # as accuracies are
-        hard = prompts[(prompts["first"] == 0) & fits.reindex(prompts.index.get_level_values("seed")).to_numpy()]
+        found = [unlocked(of.run.groups) for of in results.by_arm[arm.name] if not why_no_bins(of.run)]
+        hard = pandas.DataFrame([seed for seed in found if seed.at_first])
         if hard.empty:
             continue
-        solved = 100 * (hard[["best", "latest"]] > 0).groupby("seed").mean()
-        shares = [_with_interval(statistics.mean_interval(solved[part])) for part in solved]
-        rows.append([results.labels[arm.name], len(solved), hard.groupby("seed").size().mean(), *shares])
+        solved = [100 * (hard[part] / hard["at_first"]) for part in ("ever", "now")]
+        shares = [_with_interval(statistics.mean_interval(part)) for part in solved]
+        rows.append([results.labels[arm.name], len(hard), hard["at_first"].mean(), *shares])
     head = ["arm", "seeds", "prompts not solved at first", "solved by a later group, %", "by the latest group, %"]
     title = (
         "Prompts whose first group had no right response: means over the seeds with 95 % intervals. In the paper, 3 "
