@@ -147,10 +147,11 @@ def _until_as_good(page: Comparison) -> list[list[Any]]:
 # ── configuration ──
 
 
-def different_flags(runs: Sequence[Run]) -> Table:
-    """Flags whose values are not the same in all runs."""
-    names = data.differing([run.config for run in runs])
-    return _flags(runs, names, f"Different in these runs: {len(names)} flags")
+def different_flags(runs: Sequence[Run]) -> list[Table]:
+    """Flags whose values are not the same in all runs that have flags; no table for a single such run."""
+    known = [run for run in runs if run.config]
+    names = data.differing([run.config for run in known])
+    return [_flags(known, names, f"Different in these runs: {len(names)} flags")] if len(known) > 1 else []
 
 
 def all_flags(runs: Sequence[Run]) -> Table:

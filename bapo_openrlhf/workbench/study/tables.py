@@ -78,20 +78,16 @@ def tests(results: Results) -> list[Table]:
                 f"{p:.3f}", f"{adjusted:.3f}", *map(signed, changes[name].mean()),
             ])  # fmt: skip
         base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
+        smallest, name = statistics.smallest_p(most), PATHS.get(path, path)
+        title = (
+            f"{name[0].upper()}{name[1:]}: against {base}, paired by seed. With {count_of(most, 'pair')}, no p is "
+            f"below {smallest:.3g}; with {count_of(len(by_seed), 'arm')}, none is below "
+            f"{min(1.0, len(by_seed) * smallest):.3g} after Holm's correction"
+        )
         head = ["arm", "pairs", "its accuracy, %", f"{base}, %", "difference, points", "better / equal / worse"]
         head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
-        found.append(Table.of(head, rows, _title_of_tests(path, base, most, len(by_seed))))
+        found.append(Table.of(head, rows, title))
     return found
-
-
-def _title_of_tests(path: str, baseline: str, pairs: int, arms: int) -> str:
-    smallest = statistics.smallest_p(pairs)
-    title = (
-        f"{PATHS.get(path, path)}: against {baseline}, paired by seed. With {count_of(pairs, 'pair')}, no p is below "
-        f"{smallest:.3g}; with {count_of(arms, 'arm')}, none is below {min(1.0, arms * smallest):.3g} after Holm's "
-        "correction"
-    )
-    return title[0].upper() + title[1:]
 
 
 def count_of(count: int, what: str) -> str:
@@ -245,8 +241,7 @@ def arms(results: Results) -> Table:
 def flags(results: Results) -> list[Table]:
     """Flags that differ between the first runs of the arms, including those of the machine; none for one arm."""
     first = [replace(results.by_arm[arm.name][0].run, name=results.labels[arm.name]) for arm in results.arms]
-    known = [run for run in first if run.config]
-    return [different_flags(known)] if len(known) > 1 else []
+    return different_flags(first)
 
 
 def provenance(about: Mapping[str, Any]) -> list[Table]:
