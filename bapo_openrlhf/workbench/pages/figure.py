@@ -73,11 +73,6 @@ class Figure:
     wide: bool = False
     height: int = 0
 
-    @property
-    def row(self) -> str:
-        """Figures with the same name here show different runs, and stand next to each other."""
-        return self.title if self.run else ""
-
     def with_curves(
         self, curves: Sequence[Curve], chart: AnyChart, x: str, domain: tuple[float, float], **more: Any
     ) -> Figure:

@@ -138,7 +138,7 @@ def render(names: Sequence[str], sections: Sequence[Section], *, command: str, p
 def rows_of(figures: Sequence[Figure]) -> list[list[Figure]]:
     """The figures that can be drawn. The same figure of several runs makes a row of its own."""
     drawn = (figure for figure in figures if figure.chart is not None)
-    return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.row)]
+    return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.title if figure.run else "")]
 
 
 def lacking(figures: Sequence[Figure]) -> dict[tuple[str, str], list[str]]:

@@ -92,8 +92,8 @@ def _learning(results: Results) -> Section:
         "Each arm with the baseline of its path, which is grey and dashed. The line is the median over the seeds; the "
         "band reaches from the lower to the upper quartile. A curve ends when fewer than half of the seeds continue."
     )
-    kinds = [kind(results, spent) for kind in (figures.accuracy_kind, figures.reward_kind) for spent in ("", ROLLOUTS)]
-    drawn = [figure for kind in kinds for figure in figures.against_baseline(results, kind)]
+    kinds = (figures.accuracy_curves, figures.reward_curves)
+    drawn = [figure for kind in kinds for spent in ("", ROLLOUTS) for figure in kind(results, spent)]
     return Section("learning", "Learning curves", intro, drawn)
 
 
@@ -130,7 +130,7 @@ def _accuracy(results: Results) -> Section:
     )
     page = figures.arms_of(results, results.arms)
     drawn = [*accuracy_bins(page), *migrations(page, [page.last_step])]
-    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.unlocked(results))
+    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.solved_later(results))
 
 
 def _theory(results: Results) -> Section:
