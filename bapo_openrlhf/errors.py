@@ -1,7 +1,5 @@
 """The errors that a user sees."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 

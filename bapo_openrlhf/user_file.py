@@ -1,7 +1,5 @@
 """Files of the user's own: Python (a method, a task or a reward function) and YAML (flags or a study)."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a metric is: its name, its unit, and the words that documentation and pages show with it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ algorithm stands for, the YAML files in their order, the command line. If the co
 another `--algorithm`, this also overrules the estimator and the method that a file has for its own algorithm.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """`bapo-openrlhf check`: check a whole configuration without models or GPU, and print what would run."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,15 +1,13 @@
 """`bapo-openrlhf plan`: predict what a run would take with other models and GPUs, without loading anything."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
 from bapo_openrlhf.workbench.planning.measured import measured_values
 from bapo_openrlhf.workbench.planning.output import page, write
@@ -20,15 +18,13 @@ from bapo_openrlhf.workbench.planning.workload import Workload
 GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str) -> Parser:
     """The command's own flags. All other flags are those of `train`."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Predict responses, seconds per step by phase, memory and traffic for GRPO, PPO, DAPO, BAPO-GRPO "
+    parser = Parser(
+        prog,
+        "Predict responses, seconds per step by phase, memory and traffic for GRPO, PPO, DAPO, BAPO-GRPO "
         "and BA-PPO. Nothing is loaded or measured. All flags of `train` are allowed too, above all --config.",
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (default: 8 to 1024)")
     parser.add_argument("--models", nargs="+", default=None, metavar="SIZE", help=f"any of {' '.join(SHAPES)} "
                         "(default: the actor if it is a local folder, otherwise all)")  # fmt: skip

@@ -1,8 +1,5 @@
 """`bapo-openrlhf watch`: shows a run in the terminal while it goes on."""
 
-from __future__ import annotations
-
-import argparse
 import os
 import re
 import time
@@ -13,7 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bapo_openrlhf.errors import ConfigError, RunError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.record.follow import Follower, Seen
 from bapo_openrlhf.workbench.terminal import ASCII, UNICODE
 from bapo_openrlhf.workbench.watch import picture, step_line, warnings
@@ -23,14 +21,12 @@ TICK = 0.5  # seconds between two looks at the record
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     """Parse the flags, then watch until the run has ended or Ctrl-C is pressed."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Show a run in the terminal while it goes on: progress, reward curve, batches, buffers, rates. "
+    parser = Parser(
+        prog,
+        "Show a run in the terminal while it goes on: progress, reward curve, batches, buffers, rates. "
         "The command ends with the run, or with Ctrl-C. If the output is not a terminal, if TERM is dumb, or if "
         "NO_COLOR is set, it prints one picture in ASCII, then one line per step.",
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     args = parser.parse_args(list(argv))

@@ -4,8 +4,6 @@ A method is a class. Its constructor can take `capacity`, `group_size`, `seed` a
 other parameter is an option of the method. It has a default, and --adapt.options sets it.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence

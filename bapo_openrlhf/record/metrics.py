@@ -3,8 +3,6 @@
 A method declares its own metrics (`METRICS` of its class and of its buffers). All others are in metrics.yaml.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

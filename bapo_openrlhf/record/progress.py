@@ -1,7 +1,5 @@
 """Shows one progress bar for a run and sends the run's own output to a file."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -5,8 +5,6 @@ and later back. So a restore is a local copy, which needs neither the actor nor 
 compares its time with that of a second broadcast.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

@@ -14,8 +14,6 @@ Two things are added that OpenRLHF's actor does not do: the loss of responses th
 optimizer step of fine-tuning on such responses.
 """
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Iterator, Sequence

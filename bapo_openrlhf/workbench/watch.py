@@ -1,7 +1,5 @@
 """Draws a run as a picture for the terminal: from its rows to lines of text. It reads no file and never waits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Comparison of two evaluations of the same problems, paired problem by problem."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -1,7 +1,5 @@
 """The paper's results as data: Table 1 of "Buffer Matters" (arXiv 2602.20722, Sec. 5.1). The rows are in paper.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a problem to the model's prompt: chat template and tokens, made as OpenRLHF makes them for training."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

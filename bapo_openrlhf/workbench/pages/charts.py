@@ -5,8 +5,6 @@ runs, which anybody may have written, stay in `Key` and `Table`, which the page 
 `level_bars` are data, and Vega escapes what it draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,13 +1,11 @@
 """A figure: a chart with the words and numbers that explain it, drawn as SVG or PNG."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import altair as alt
 import vl_convert
@@ -75,7 +73,7 @@ class Figure:
 
     def with_curves(
         self, curves: Sequence[Curve], chart: AnyChart, x: str, domain: tuple[float, float], **more: Any
-    ) -> Figure:
+    ) -> Self:
         """This figure with a chart of curves, and with their legend, words and numbers unless `more` has others."""
         more = {"keys": [curve.key for curve in curves], "summary": in_words(curves), **more}
         return replace(self, **{"chart": chart, "table": table_of(curves, x), "domain": domain, **more})

@@ -4,8 +4,6 @@ The template escapes every text. A Content-Security-Policy allows only the page'
 to load anything. So what a model wrote stays text even if escaping should ever fail.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Numbers and text for people."""
 
-from __future__ import annotations
-
 import math
 import numbers
 import re

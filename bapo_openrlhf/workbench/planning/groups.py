@@ -1,7 +1,5 @@
 """Groups of a step and of a run, for each algorithm. They are expected values: a share times a count."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple, dataclass
 

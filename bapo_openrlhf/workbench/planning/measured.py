@@ -1,7 +1,5 @@
 """Shares of groups and mean lengths, read from a run's record. Without a record a plan assumes them."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Bytes on a GPU and on the host, and one word that says what does not fit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bapo_openrlhf.workbench.planning.constants import Constants

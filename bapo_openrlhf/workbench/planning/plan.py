@@ -1,7 +1,5 @@
 """The grid of a plan: each model on each number of GPUs with each algorithm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -4,8 +4,6 @@
 benchmarks/plan.py uses costs that it fitted to measured runs instead.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The flags that a plan needs, and how the roles of a run share its GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """`prepare`: each published row becomes a prompt and a label, or is counted with the reason for its rejection."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

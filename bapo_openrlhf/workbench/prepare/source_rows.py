@@ -1,7 +1,5 @@
 """The rows of published data sets, from the model hub or from a local copy in a usual format."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import importlib

@@ -3,8 +3,6 @@
 The functions take the groups of `Run.groups`. The accuracy of a prompt is the mean reward of a group of G responses.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The numbers of the report's tables: what became of the groups, and what the runs spent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

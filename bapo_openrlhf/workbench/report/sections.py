@@ -1,7 +1,5 @@
 """The report: its sections, in the order of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bapo_openrlhf.record.run_record import RUN, SUMMARY

@@ -1,7 +1,5 @@
 """The words of the figures that show metrics. Title and sentence are those of the catalogue (`record/metrics.yaml`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

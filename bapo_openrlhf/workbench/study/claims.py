@@ -1,7 +1,5 @@
 """The verdict on each claim of a study: whether its runs support it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 The columns "arm" and "seed" name a run in every table. "arm" holds the arm's name, such as bapo-group.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ fields of the file are those of `Study`, with the arms under `methods`; docs/stu
 configs/studies/countdown.yaml is an example.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

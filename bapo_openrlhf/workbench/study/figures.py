@@ -5,8 +5,6 @@ the baseline of its path in grey behind it. A chart of means has at most FEW arm
 of one kind have the same axes.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Mapping, Sequence

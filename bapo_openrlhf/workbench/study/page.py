@@ -1,7 +1,5 @@
 """A study's page: the claims with their verdicts, and all numbers that the verdicts rest on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tables of a study's page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
