@@ -9,7 +9,7 @@ TWO := -n 2
 .PHONY: quickstart test test-all lint docs bench clean
 
 quickstart: $(INSTALLED)
-	$(BIN)/python -m bapo_openrlhf.workbench.quickstart
+	$(BIN)/python examples/quickstart
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(TWO)

@@ -4,8 +4,6 @@ OpenRLHF's flags are not repeated here. If a flag of OpenRLHF already has the me
 coefficient), there is no second flag for it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The errors that a user sees."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 
@@ -14,6 +12,11 @@ class ConfigError(ValueError):
 
 class RunError(RuntimeError):
     """A run that failed, after it had started: the step, the phase, and why."""
+
+
+def one_line(error: BaseException) -> str:
+    """The type and the message of an error on one line, with at most 300 characters of the message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def refuse(message: str) -> NoReturn:

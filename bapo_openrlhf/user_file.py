@@ -1,13 +1,14 @@
-"""A Python file of the user's own: a method, a task or a reward function."""
-
-from __future__ import annotations
+"""Files of the user's own: Python (a method, a task or a reward function) and YAML (flags or a study)."""
 
 import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from bapo_openrlhf.errors import ConfigError
+import yaml  # type: ignore[import-untyped]
+
+from bapo_openrlhf.errors import ConfigError, one_line
 
 
 def load(field: str, path: Path) -> ModuleType:
@@ -32,6 +33,22 @@ def load(field: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ConfigError(f"{field} {path} cannot be imported: {what}") from error
+        raise ConfigError(f"{field} {path} cannot be imported: {one_line(error)}") from error
     return module
+
+
+def read_yaml(field: str, path: Path) -> Any:
+    """The content of a YAML file.
+
+    Args:
+        field: what names the file, for the errors.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{field} {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{field} {path} is not valid YAML: {' '.join(str(error).split())}") from None

@@ -23,9 +23,11 @@ from typing import Any
 
 from report import CORES, RESULTS, origin, write
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.record.run_record import read_metrics
 
 HERE = Path(__file__).parent
+BASE_MODEL = HERE.parent / "examples" / "quickstart" / "base_model.py"
 REWARD = """
 import hashlib
 
@@ -60,10 +62,8 @@ def make_inputs(folder: Path, hidden: int, layers: int) -> int:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from bapo_openrlhf.workbench.quickstart.base_model import make_tokenizer
-
     torch.manual_seed(0)
-    tokenizer = make_tokenizer()
+    tokenizer = user_file.load("base model", BASE_MODEL).make_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
         num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, head_dim=64, max_position_embeddings=256,
@@ -90,7 +90,8 @@ def run(folder: Path, kind: str, **flags: Any) -> Path:
     }
     values |= {name.replace("__", "."): value for name, value in flags.items()}
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    environment = os.environ | {"PYTHONPATH": str(HERE), "RESULT": str(folder / "restore.json"), "REPEATS": "9"}
+    python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": python_path, "RESULT": str(folder / "restore.json"), "REPEATS": "9"}
     log = folder / f"{kind}.log"
     with log.open("w") as output:
         status = subprocess.run(
@@ -112,15 +113,17 @@ def inside(kind: str, flags: list[str]) -> int:
     cpu.install()
 
     import delay_classes
+    import weight_checksums
 
     from bapo_openrlhf.cli.main import run as command
-    from bapo_openrlhf.training import trainer, workers
+    from bapo_openrlhf.training import engines, trainer, workers
 
     if kind == "serial":
         trainer.AdaptedPPOTrainerActor = delay_classes.SerialTrainerActor
     elif kind == "restore":
         trainer.AdaptedPPOTrainerActor = delay_classes.MeasuringTrainerActor
         workers.AdaptedPolicyActor = delay_classes.SendingWorkerActor
+        engines.AdaptedRolloutActor = weight_checksums.ChecksumEngineActor
     return command(["train", *flags])
 
 

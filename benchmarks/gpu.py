@@ -38,7 +38,7 @@ from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, GIB, constan
 from bapo_openrlhf.workbench.planning.memory import gpu_memory
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.times import TRAINING_PASSES
-from bapo_openrlhf.workbench.planning.workload import Algorithm, workload_of
+from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 KINDS = [kind for kind in steps.KINDS if not kind.name.startswith("DAPO")]
 PARTS = {  # parts of a step, and their names in the table
@@ -103,10 +103,10 @@ def critic_too(kind: steps.Kind) -> bool:
 
 def planned(kind: steps.Kind, shape: ModelShape, words: Sequence[str], sheet: str, size: float) -> Any:
     """The planned Memory of a kind on GPUs of `size` bytes."""
-    settings = workload_of(arguments.parse(words))
+    settings = Workload(arguments.parse(words))
     constants = constants_of(sheet).replaced("nvidia-smi", {"gpu_bytes": size})
     method = Algorithm(kind.name, adapted=kind.algorithm.startswith("ba"), critic=critic_too(kind))
-    return gpu_memory(shape, settings, constants, method, settings.gpus["actor"])
+    return gpu_memory(shape, settings, constants, method, settings.roles(method)["actor"])
 
 
 def training_mfu(shape: ModelShape, samples: float, length: float, seconds: float, peak: float, *,

@@ -13,7 +13,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape
+
+BASE_MODEL = Path(__file__).parents[1] / "examples" / "quickstart" / "base_model.py"
 
 MODELS = {  # from each model's published config.json. The first is for dry runs: vLLM on the CPU takes no head of 16
     "tiny": ModelShape("Qwen3 (tiny)", 2, 128, 4, 2, 32, 384, 4096, tied=True, qk_norm=True),
@@ -65,13 +68,13 @@ def make_inputs(folder: Path, shape: ModelShape, prompts: int) -> dict[str, Path
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from bapo_openrlhf.workbench.quickstart.base_model import BOS, EOS, PAD, make_tokenizer
-
-    tokenizer = make_tokenizer(shape.vocabulary)
+    made = user_file.load("base model", BASE_MODEL)
+    tokenizer = made.make_tokenizer(shape.vocabulary)
     config = Qwen3Config(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim, tie_word_embeddings=shape.tied, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
+        head_dim=shape.head_dim, tie_word_embeddings=shape.tied,
+        pad_token_id=made.PAD, bos_token_id=made.BOS, eos_token_id=made.EOS,
     )  # fmt: skip
     tokenizer.model_max_length = config.max_position_embeddings
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ from bapo_openrlhf.workbench.planning.measured import measured_values
 from bapo_openrlhf.workbench.planning.plan import plan_entry
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.times import lengths, step_seconds
-from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload, workload_of
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
 
 ROOT = Path(__file__).parents[1]
 PRESET = ROOT / "configs" / "bapo_grpo_math_r1_distill_qwen_1.5b.yaml"
@@ -79,7 +79,7 @@ class LinearCosts:
 
 
 def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
-    """The flags of run.json as parsed arguments, as far as `workload_of` reads them."""
+    """The flags of run.json as parsed arguments, as far as `Workload` reads them."""
     args = SimpleNamespace()
     own = {name.removeprefix("adapt."): value for name, value in flags.items() if name.startswith("adapt.")}
     for name, value in flags.items():
@@ -151,7 +151,7 @@ def predict(
     found = {phase: statistics.median(values) for phase, values in phases.items()}
     batch = average_groups(method, settings, constants)
     found["rollouts"] = rollouts(method, settings, constants, steps) / steps
-    found["tokens"] = settings.group_size * batch.trained * lengths(settings, constants).response
+    found["tokens"] = settings.args.rollout.n_samples_per_prompt * batch.trained * lengths(settings, constants).response
     return found
 
 
@@ -186,12 +186,10 @@ def validate(folder: Path) -> dict[str, Any]:
     }
     for arm, runs in arms.items():
         method, path = method_of(arm), arm.rpartition("-")[2]
-        settings = workload_of(nested(read_run(runs[0])["config"]))
-        if method.dynamic or not method.adapted:
-            settings = replace(settings, filter="range")
+        settings = Workload(nested(read_run(runs[0])["config"]))
         constants = shares(arms[BASES[path]], settings)
         if arm == BASES["group"]:
-            adapted = shares(runs, workload_of(nested(read_run(arms["bapo-group"][0])["config"])))
+            adapted = shares(runs, Workload(nested(read_run(arms["bapo-group"][0])["config"])))
             result["shares"] = {name: getattr(adapted, name) for name in sorted(adapted.sources)}
         each = [measure(run, method, settings) for run in runs]
         steps = round(statistics.fmean(len(read_metrics(run)) for run in runs))
@@ -220,7 +218,7 @@ def validate(folder: Path) -> dict[str, Any]:
 def paper() -> dict[str, Any]:
     """Ratios of responses and time to GRPO's: predicted from the preset with the study's shares, and the paper's."""
     args = arguments.parse(["--config", str(PRESET.relative_to(ROOT))])
-    settings, constants = workload_of(args), constants_of("A100")
+    settings, constants = Workload(args), constants_of("A100")
     found = {}
     for method in ALGORITHMS:
         if method.name in PAPER_ROLLOUTS:

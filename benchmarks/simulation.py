@@ -269,10 +269,11 @@ def draw(found: dict, path: Path) -> None:
     """BAPO over the steps."""
     import pandas as pd
 
+    from bapo_openrlhf import user_file
     from bapo_openrlhf.workbench.pages import charts
     from bapo_openrlhf.workbench.pages.colours import DASHES, PALETTE
     from bapo_openrlhf.workbench.pages.curves import Curve, Key
-    from bapo_openrlhf.workbench.pages.figure import Figure, save_png, stacked
+    from bapo_openrlhf.workbench.pages.figure import Figure, save_png
 
     rows = pd.DataFrame(found["rows"]).set_index("step")
     shown = (
@@ -290,7 +291,8 @@ def draw(found: dict, path: Path) -> None:
         if curves:
             chart = charts.lines(curves, x="step", y=unit, x_domain=(0, float(rows.index.max())), zero=True)
             figures.append(Figure(title, says, chart, keys=keys))
-    save_png(stacked(figures, f"{found['method']}, {found['steps']:,} steps"), path)
+    picture = user_file.load("picture", Path(__file__).parents[1] / "examples" / "quickstart" / "picture.py")
+    save_png(picture.stacked(figures, f"{found['method']}, {found['steps']:,} steps"), path)
 
 
 def main() -> None:

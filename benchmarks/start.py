@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    subprocess.run([sys.executable, "-m", "bapo_openrlhf.workbench.quickstart", "--only-prepare"], check=True)
+    subprocess.run([sys.executable, "examples/quickstart", "--only-prepare"], check=True)
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for _ in range(given.rounds):
         for kind, fork in KINDS.items():

@@ -210,7 +210,7 @@ def measure(
     """Run every kind in every round; return lists over the rounds."""
     kinds = [*KINDS, *([TRL] if trl else [])]
     found: dict[str, list[dict[str, Any]]] = {kind.name: [] for kind in kinds}
-    subprocess.run([sys.executable, "-m", "bapo_openrlhf.workbench.quickstart", "--only-prepare"], check=True)
+    subprocess.run([sys.executable, "examples/quickstart", "--only-prepare"], check=True)
     with cpu.forked_processes():
         for seed, kind in in_turn(kinds, rounds):
             with tempfile.TemporaryDirectory() as name:

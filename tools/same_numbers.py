@@ -1,6 +1,6 @@
 """Checks that a change left the numbers of a run as they were, for all four algorithms.
 
-    python -m bapo_openrlhf.workbench.quickstart --only-prepare   # base model and data, once
+    python examples/quickstart --only-prepare   # base model and data, once
     git worktree add /tmp/before REVISION
     PYTHONPATH=/tmp/before python tools/same_numbers.py run runs/same/before
     python tools/same_numbers.py run runs/same/after

@@ -1,7 +1,5 @@
 """Group-relative advantages (Eq. 2)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -6,8 +6,6 @@ number of micro-batches, because they meet in collective calls. If a rank would 
 fully masked sample, which changes no gradient and is counted in no metric.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A training batch: the union of the sources X1, X2 and X3 (Definition 3.1), and how it fits into its capacity."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 

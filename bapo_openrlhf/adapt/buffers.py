@@ -4,8 +4,6 @@ They only store. What is stored, what is drawn and when is the method's choice. 
 leaves, so that nothing is lost silently: entered == left + still here, at any time. Each one reports its METRICS.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator

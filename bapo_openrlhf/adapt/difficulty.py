@@ -1,7 +1,5 @@
 """How difficult prompts are, judged by their past groups: discounted counts, and how well these predict."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any

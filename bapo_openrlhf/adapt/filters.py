@@ -3,8 +3,6 @@
 A filter maps the fresh groups of one step to a mask. True keeps the group.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction

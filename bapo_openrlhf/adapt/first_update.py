@@ -1,7 +1,5 @@
 """The tokens of each source before the first update of a step: clipped share, advantages, errors of the critic."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,15 +4,13 @@ It is the unit that this layer selects and stores. Tokens and log-probs are in c
 4 for a log-prob), so a stored token takes at most 8 bytes, or 12 with a reference model.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -203,7 +201,7 @@ class Group:
         """One of its responses in a form that can be put into another group: with its own `policy_step`."""
         return replace(response, policy_step=self.policy_step_of(response))
 
-    def exchange(self, position: int, stored: Response) -> Group:
+    def exchange(self, position: int, stored: Response) -> Self:
         """This group with a stored response of the same prompt in the place of one of its own.
 
         It keeps its uid, and so its state in the ledger. It also keeps its step and policy_step, which are those of the

@@ -4,8 +4,6 @@ The state says what became of a group in the step that generated it. A group may
 steps. The buffers count what they hold and what left them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """What a metric is: its name, its unit, and the words that documentation and pages show with it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -50,8 +48,13 @@ def declare(
     """Metrics from a table with one line for each: name | unit | title | paper | sentence.
 
     The spaces around a bar make it a border of a cell. A backslash at the end of a line continues the row.
+
+    Raises:
+        ValueError: A line lacks a cell.
     """
     rows = [re.split(r"(?<=\s)\|(?=\s)", line, maxsplit=4) for line in table.strip().splitlines()]
+    if short := [" | ".join(map(str.strip, row)) for row in rows if len(row) < 5]:
+        raise ValueError(f"a metric is: name | unit | title | paper | sentence; found {short[0]!r}")
     cells = [[" ".join(cell.split()) for cell in row] for row in rows]
     return tuple(
         Metric(name, unit, title, sentence, paper, when, algorithms, optional)

@@ -1,7 +1,5 @@
 """Metrics of a batch for the log: what it is made of, how old it is, and the terms of Theorem 3.2."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The review of a batch: which of its groups are not trained on once their log-probs under today's policy are known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Steps count from 0. The weights of step t are those after t updates. The rollout
 t - t mod v.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ A log-ratio is log pi(y|x) - log alpha(y|x) of a whole response, summed over its
 the one that generated the response. Log-ratios of groups are one array of shape (groups * G,), group after group.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Groups as plain data, for checkpoints: dictionaries of numbers, strings and numpy arrays."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

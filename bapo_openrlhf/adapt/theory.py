@@ -4,8 +4,6 @@ The theorem needs every reward in [0, 1] and TV distances that stay small (Eq. 9
 numbers show whether its conditions hold during training.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Adaptive thresholds c2 and c3 of the replay buffer (Eq. 8), in exact arithmetic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any

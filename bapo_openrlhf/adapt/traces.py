@@ -1,7 +1,5 @@
 """Responses that another model wrote (traces): how they enter a group, and their weight in the loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ Fields of `Batch`, metric names (`groups/fresh`) and the files of a run use thes
 only here. The module imports nothing, so that reading a record needs no numpy.
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 Source = Literal["fresh", "reevaluated", "replayed"]

@@ -4,8 +4,6 @@ GAE on a replayed response estimates values of the policy that generated it. V-t
 ratio pi / alpha, so that the critic's targets are those of today's policy, or of one close to it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

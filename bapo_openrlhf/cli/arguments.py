@@ -5,8 +5,6 @@ algorithm stands for, the YAML files in their order, the command line. If the co
 another `--algorithm`, this also overrules the estimator and the method that a file has for its own algorithm.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Iterator, Sequence
@@ -14,11 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
 from bapo_openrlhf import config
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.launch import openrlhf_cli, vision
+from bapo_openrlhf.user_file import read_yaml
 
 REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # the sources of rewards
 
@@ -142,12 +139,7 @@ def _check_algorithm(args: SimpleNamespace) -> None:
 
 def _settings(path: Path) -> Iterator[tuple[str, Any]]:
     """The flags of a YAML file by dotted name."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml("config", path)
     if not isinstance(content, dict):
         raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
     yield from _dotted(content, "")

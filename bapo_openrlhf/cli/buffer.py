@@ -1,7 +1,5 @@
 """`bapo-openrlhf buffer`: shows the content of the hard and the replay buffer of a checkpoint."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -9,8 +7,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from bapo_openrlhf.adapt.group import as_fraction
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.state_file import CheckpointError
 from bapo_openrlhf.workbench import buffer
 
@@ -55,13 +56,11 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf buffer") -> int:
 
 
 def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="List what the hard and the replay buffer of a checkpoint hold. The checkpoint is not changed.",
+    parser = Parser(
+        prog,
+        "List what the hard and the replay buffer of a checkpoint hold. The checkpoint is not changed.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="ckpt.path, which means its newest whole "
         "checkpoint; or the folder TAG of one checkpoint in _adapt or _actor")  # fmt: skip
@@ -80,8 +79,6 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
 
 
 def _show(stored: buffer.Stored, chosen: Sequence[buffer.Entry], limit: int, decode: buffer.Decode | None) -> None:
-    from rich.console import Console
-
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)

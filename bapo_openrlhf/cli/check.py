@@ -1,7 +1,5 @@
 """`bapo-openrlhf check`: check a whole configuration without models or GPU, and print what would run."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +12,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import Checked
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, registry
+from bapo_openrlhf.workbench.planning.groups import happenings
 
 BYTES_PER_RESPONSE_TOKEN = 8  # 4 for the id and 4 for the behaviour log-prob of a stored token (adapt/group.py)
 BYTES_PER_PROMPT_TOKEN = 4  # for the id
@@ -157,9 +156,9 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     rows = [("epoch", f"{checked.prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)")]
     if args.adapt.enabled:
         schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
-        syncs = sum(schedule.sync_due(step) for step in range(1, steps + 1))  # after each update
-        again = [step for step in range(steps) if schedule.reevaluation_due(step)]
-        restored = sum(not schedule.sync_due(step) for step in again)
-        rows.append(("per epoch", f"{syncs} syncs (v {schedule.delay}), {len(again)} re-evaluations (m "
-                                  f"{schedule.reevaluate_every}), {restored} of them between syncs"))  # fmt: skip
+        found = happenings(schedule, steps)
+        again = f"{found.reevaluations} re-evaluations (m {schedule.reevaluate_every})"
+        rows.append(
+            ("per epoch", f"{found.syncs} syncs (v {schedule.delay}), {again}, {found.apart} of them between syncs")
+        )
     return rows

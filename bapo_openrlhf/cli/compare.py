@@ -1,23 +1,18 @@
 """`bapo-openrlhf compare`: compare two evaluations of the same problems."""
 
-from __future__ import annotations
-
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bapo_openrlhf.errors import refuse
+from bapo_openrlhf.cli.parser import Parser
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
     """Parse the flags, compare, and print the table."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Compare evaluation B with evaluation A, problem by problem: differences with paired bootstrap "
+    parser = Parser(
+        prog,
+        "Compare evaluation B with evaluation A, problem by problem: differences with paired bootstrap "
         "intervals, problems gained and lost.",
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of evaluation A")
     parser.add_argument("b", type=Path, metavar="RUN_B", help="folder of evaluation B")
     parser.add_argument("--out", type=Path, help="folder of the results (default: runs/compare/A_B)")

@@ -1,13 +1,12 @@
 """`bapo-openrlhf evaluate`: ask a model benchmarks, and show the results next to the paper's Table 1."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError
 
 DEFAULT_KS = (1, 8, 32)
 
@@ -77,16 +76,14 @@ def _as_trained(config: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str) -> Parser:
     """The command's flags."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Ask a model each problem of some benchmarks several times, judge the responses, and show the "
+    parser = Parser(
+        prog,
+        "Ask a model each problem of some benchmarks several times, judge the responses, and show the "
         "scores next to the paper's. The same command resumes an interrupted evaluation.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
     add("--config", nargs="+", help="configuration of a training: evaluate its trained model with the same prompts and "
         "sampling (model, markup, --max-new-tokens, --temperature, --top-p); other flags override it")  # fmt: skip

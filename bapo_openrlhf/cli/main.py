@@ -1,7 +1,5 @@
 """`bapo-openrlhf COMMAND`: the commands by name. Heavy packages are imported only when a command needs them."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

@@ -1,34 +1,30 @@
 """`bapo-openrlhf plan`: predict what a run would take with other models and GPUs, without loading anything."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
 from bapo_openrlhf.workbench.planning.measured import measured_values
 from bapo_openrlhf.workbench.planning.output import page, write
 from bapo_openrlhf.workbench.planning.plan import as_json, make_plan
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_folder
-from bapo_openrlhf.workbench.planning.workload import workload_of
+from bapo_openrlhf.workbench.planning.workload import Workload
 
 GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
+def build_parser(prog: str) -> Parser:
     """The command's own flags. All other flags are those of `train`."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Predict responses, seconds per step by phase, memory and traffic for GRPO, PPO, DAPO, BAPO-GRPO "
+    parser = Parser(
+        prog,
+        "Predict responses, seconds per step by phase, memory and traffic for GRPO, PPO, DAPO, BAPO-GRPO "
         "and BA-PPO. Nothing is loaded or measured. All flags of `train` are allowed too, above all --config.",
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (default: 8 to 1024)")
     parser.add_argument("--models", nargs="+", default=None, metavar="SIZE", help=f"any of {' '.join(SHAPES)} "
                         "(default: the actor if it is a local folder, otherwise all)")  # fmt: skip
@@ -51,12 +47,12 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)
     shapes = _shapes(mine.models, args.actor.model_name_or_path)
-    settings = workload_of(args)
+    workload = Workload(args)
     if mine.measured is not None:
-        constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, settings))
+        constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, workload))
     command = shlex.join([*prog.split(), *argv])
     gpus = sorted(set(mine.gpus))
-    plan = make_plan(shapes, gpus, settings, constants, steps=mine.steps, gpu=mine.gpu, command=command)
+    plan = make_plan(shapes, gpus, workload, constants, steps=mine.steps, gpu=mine.gpu, command=command)
     if mine.out is not None:
         write(plan, mine.out)
     print(json.dumps(as_json(plan), indent=2, allow_nan=False) if mine.json else page(plan))

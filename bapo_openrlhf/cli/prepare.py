@@ -1,7 +1,5 @@
 """`bapo-openrlhf prepare`: write public data sets or generated problems as files that OpenRLHF reads."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,10 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.tasks.task import Task
-from bapo_openrlhf.workbench.pages.text import one_line
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
 from bapo_openrlhf.workbench.prepare.source_rows import FORMATS, parse_local
 
@@ -31,9 +29,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
     return 0
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__.split(": ", 1)[1], allow_abbrev=False)
-    parser.error = refuse  # type: ignore[method-assign]
+def _parser(prog: str) -> Parser:
+    parser = Parser(prog, __doc__.split(": ", 1)[1])
     add = parser.add_argument
     add("task", help=f"{', '.join(TASKS)}, or a .py file with a TASK of your own")
     add("--out", type=Path, help="folder of the files (default: data/TASK)")

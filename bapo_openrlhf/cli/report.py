@@ -1,23 +1,19 @@
 """`bapo-openrlhf report`: what runs did, as one HTML page."""
 
-from __future__ import annotations
-
-import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
     """Parse the arguments, read the runs and write the page."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="One HTML page that shows and compares runs: reward, batches, cost, theory, hard prompts. It needs "
+    parser = Parser(
+        prog,
+        "One HTML page that shows and compares runs: reward, batches, cost, theory, hard prompts. It needs "
         "no network and no other file.",
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; others are compared with the first")
     add("--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder")

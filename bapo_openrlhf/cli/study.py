@@ -1,7 +1,5 @@
 """`bapo-openrlhf study`: runs a grid of methods, advantage paths and seeds on the real stack, and compares them."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys
@@ -11,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
-from bapo_openrlhf.errors import ConfigError, RunError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError, RunError
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
@@ -48,14 +47,12 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
 
 
 def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Run a grid of methods, advantage paths and seeds on the real stack, several runs in one Ray, and "
+    parser = Parser(
+        prog,
+        "Run a grid of methods, advantage paths and seeds on the real stack, several runs in one Ray, and "
         "compare them. The results are one table (parquet and CSV), one HTML page, and the page's main tables in "
         "Markdown. If the study was stopped, the same command continues it.",
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     add = parser.add_argument
     add("--config", type=Path, required=True, metavar="YAML", help="the study's file: configs/studies/*.yaml")
     add("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")

@@ -1,7 +1,5 @@
 """`bapo-openrlhf train`: train on OpenRLHF's stack, with or without batch adaptation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bapo_openrlhf.cli import arguments

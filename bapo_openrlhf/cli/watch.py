@@ -1,8 +1,5 @@
 """`bapo-openrlhf watch`: shows a run in the terminal while it goes on."""
 
-from __future__ import annotations
-
-import argparse
 import os
 import re
 import time
@@ -13,24 +10,23 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bapo_openrlhf.errors import ConfigError, RunError, refuse
-from bapo_openrlhf.record.follow import Follower
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.record.follow import Follower, Seen
 from bapo_openrlhf.workbench.terminal import ASCII, UNICODE
-from bapo_openrlhf.workbench.watch import Seen, picture, step_line, warnings
+from bapo_openrlhf.workbench.watch import picture, step_line, warnings
 
 TICK = 0.5  # seconds between two looks at the record
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     """Parse the flags, then watch until the run has ended or Ctrl-C is pressed."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Show a run in the terminal while it goes on: progress, reward curve, batches, buffers, rates. "
+    parser = Parser(
+        prog,
+        "Show a run in the terminal while it goes on: progress, reward curve, batches, buffers, rates. "
         "The command ends with the run, or with Ctrl-C. If the output is not a terminal, if TERM is dumb, or if "
         "NO_COLOR is set, it prints one picture in ASCII, then one line per step.",
-        allow_abbrev=False,
     )
-    parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     args = parser.parse_args(list(argv))
@@ -72,17 +68,9 @@ def is_plain(console: Console) -> bool:
     return not console.is_terminal or console.is_dumb_terminal or bool(os.environ.get("NO_COLOR"))
 
 
-def seen_by(follower: Follower) -> Seen:
-    """What the follower knows, for `picture`."""
-    notes = [follower.problem] if follower.problem else []
-    if follower.broken:
-        notes.append(f"lines of metrics.jsonl that are left out because they are not rows: {follower.broken}")
-    return Seen(follower.name, follower.rows, follower.run, follower.summary, follower.age, notes)
-
-
 def _picture(follower: Follower, console: Console, *, whole: bool) -> Text:
     signs = ASCII if is_plain(console) or console.options.ascii_only else UNICODE
-    return picture(seen_by(follower), console.width, None if whole else console.height - 1, signs)
+    return picture(follower, console.width, None if whole else console.height - 1, signs)
 
 
 def _once(follower: Follower, console: Console) -> None:
@@ -95,35 +83,33 @@ def _once(follower: Follower, console: Console) -> None:
 def _live(follower: Follower, console: Console) -> None:
     """Redraw the picture in place. There is no alternate screen, so the last picture stays."""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        ended = False
-        while not ended:
+        while True:
             start = time.monotonic()
             follower.poll()
-            ended = seen_by(follower).ended
             live.update(_picture(follower, console, whole=False), refresh=True)
-            if not ended:
-                time.sleep(max(TICK - (time.monotonic() - start), 0.05))
+            if follower.ended:
+                return
+            time.sleep(max(TICK - (time.monotonic() - start), 0.05))
 
 
 def _lines(follower: Follower, console: Console) -> None:
     """Print one picture, then what is new: steps, warnings, a resume, the end."""
     follower.poll()
     console.print(_picture(follower, console, whole=True))
-    seen = seen_by(follower)
-    while not seen.ended:
-        shown, said = len(seen.rows), {_kind(text) for text in warnings(seen)}
+    while not follower.ended:
+        shown, said = len(follower.rows), {_kind(text) for text in warnings(follower)}
         time.sleep(TICK)
         follower.poll()
-        seen = seen_by(follower)
-        if len(seen.rows) < shown:
-            _say(console, f"goes on after step {seen.rows[-1]['step'] if seen.rows else 0}")
-            shown = len(seen.rows)
-        for count in range(shown + 1, len(seen.rows) + 1):
-            _say(console, step_line(Seen(seen.name, seen.rows[:count], seen.run, {})))
-        for text in warnings(seen):
+        rows = follower.rows
+        if len(rows) < shown:
+            _say(console, f"goes on after step {rows[-1]['step'] if rows else 0}")
+            shown = len(rows)
+        for count in range(shown + 1, len(rows) + 1):
+            _say(console, step_line(Seen(follower.name, rows[:count], follower.run)))
+        for text in warnings(follower):
             if _kind(text) not in said:
                 _say(console, f"! {text}")
-        if seen.ended:
+        if follower.ended:
             _say(console, "finished")
 
 

@@ -1,7 +1,5 @@
 """What a missing GPU takes in OpenRLHF."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

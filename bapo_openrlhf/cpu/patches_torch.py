@@ -1,7 +1,5 @@
 """What a missing GPU takes in torch and DeepSpeed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bapo_openrlhf.cpu.patching import replaces

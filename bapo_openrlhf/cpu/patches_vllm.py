@@ -1,7 +1,5 @@
 """What a missing GPU takes in vLLM: weights that can be updated, and a small KV cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bapo_openrlhf.cpu.patching import replaces

@@ -4,8 +4,6 @@ The patches touch private names. Therefore `install` accepts only the exact vers
 checks that the names exist before it replaces them.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from collections.abc import Callable

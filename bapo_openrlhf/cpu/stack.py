@@ -25,8 +25,6 @@ it dynamic batching and ring attention, vLLM's sleep mode, and models with convo
 repacks the weights of such models on the CPU, so they are refused when vLLM loads them.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

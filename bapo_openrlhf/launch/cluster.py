@@ -1,7 +1,5 @@
 """One Ray that several runs share. Each run has its own process, which connects to this Ray."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

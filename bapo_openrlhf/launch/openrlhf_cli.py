@@ -7,8 +7,6 @@ and `train(args)` check and complete the arguments. So this project repeats no l
 flags keep their meaning.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib.util

@@ -1,7 +1,5 @@
 """OpenRLHF's flags that follow from this project's flags, and the combinations that are refused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError

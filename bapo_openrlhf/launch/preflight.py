@@ -1,7 +1,5 @@
 """Find bad input before any model loads: data, models, reward function and batch arithmetic."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Choose the checkpoint from which a run continues, before anything loads."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

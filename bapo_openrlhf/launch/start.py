@@ -1,7 +1,5 @@
 """Start a run: OpenRLHF's `train` on the real stack, with this project's classes in place."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from contextlib import nullcontext

@@ -4,8 +4,6 @@ OpenRLHF itself leaves out a file that does not open, with a warning. It gives a
 row with images. A placeholder without its image ends its run, at the step that draws the row.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping

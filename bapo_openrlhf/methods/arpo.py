@@ -4,8 +4,6 @@ Paper: "ARPO: End-to-End Policy Optimization for GUI Agents with Experience Repl
 (dvlab-research/ARPO, verl/trainer, read at commit 7489ae3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

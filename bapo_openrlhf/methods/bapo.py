@@ -4,8 +4,6 @@ The same construction feeds group-relative advantages (BAPO-GRPO) and critic-bas
 advantages are made.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a method is: it makes the batch of each step, and it has a state. A new method needs only `build_batch`."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from abc import ABC, abstractmethod

@@ -5,8 +5,6 @@ and Rollout Replay". Details follow its authors' code (ASTRAL-Group/data-efficie
 59df918).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

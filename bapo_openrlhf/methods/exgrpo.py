@@ -4,8 +4,6 @@ Paper: "ExGRPO: Learning to Reason from Experience". Details follow its authors'
 read at commit 01f4ae0).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@
 What the paper leaves open follows its authors' code, ElliottYan/LUFFY at commit 01f4ae0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

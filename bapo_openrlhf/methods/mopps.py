@@ -4,8 +4,6 @@ Paper: "Can Prompt Difficulty be Online Predicted for Accelerating RL Finetuning
 its authors' code (thu-rllab/MoPPS, recipe/ours, read at commit a883f51).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

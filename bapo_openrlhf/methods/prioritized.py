@@ -1,7 +1,5 @@
 """BAPO with prioritised replay and re-evaluation. The paper replays uniformly and re-evaluates the oldest first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

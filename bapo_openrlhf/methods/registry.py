@@ -4,8 +4,6 @@ A method is a class. Its constructor can take `capacity`, `group_size`, `seed` a
 other parameter is an option of the method. It has a default, and --adapt.options sets it.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ from typing import Any
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.group import as_fraction
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.methods.base import Method
 
 METHODS = {
@@ -86,7 +84,7 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
     try:
         return kind.build(given, chosen)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"adapt.method {kind.__name__} cannot be made: {_brief(error)}") from error
+        raise ConfigError(f"adapt.method {kind.__name__} cannot be made: {one_line(error)}") from error
 
 
 def _options(kind: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +109,3 @@ def _value(word: str, text: str, default: Any) -> Any:
         return type(default)(text) if isinstance(default, (int, float, str)) else text
     except (KeyError, ValueError):
         raise ConfigError(f"adapt.options has {word!r}; it must be {KINDS[type(default)]}") from None
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

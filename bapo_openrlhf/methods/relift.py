@@ -4,8 +4,6 @@ Reinforcement Learning Can't" (arXiv 2506.07527).
 What the paper leaves open follows its authors' code, TheRoadQaQ/ReLIFT at commit eb95454.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

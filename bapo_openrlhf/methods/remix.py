@@ -1,7 +1,5 @@
 """ReMix: a fixed share of each batch is replayed, after "Squeeze the Soaked Sponge" (arXiv 2507.06892)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 What the paper leaves open follows its authors' code, SihengLi99/RePO at commit 119fef6.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

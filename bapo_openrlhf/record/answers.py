@@ -1,7 +1,5 @@
 """Which sampled answers a run keeps: those of prompts that failed, and those of prompts that were solved later."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any

@@ -12,8 +12,6 @@ The manifest has a digest of each file in _adapt. Model files are too large to h
 sizes. A model file that lost its content but not its size, for example in a power cut, is not noticed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -10,27 +10,70 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.run_record import METRICS, RUN, SUMMARY
+from bapo_openrlhf.record.run_record import METRICS, RUN, SUMMARY, mean_of
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
 PATIENCE = 20  # times that a line without a row is read again before it is skipped
+RECENT = 20  # steps that rates, times and warnings cover
+LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
 
 
-class Follower:
-    """The metrics, run.json and summary.json of a run, as the last `poll` found them.
+@dataclass
+class Seen:
+    """What is known about a run.
 
     Attributes:
-        name: Name of the folder.
+        name: Name of its folder.
         rows: One row per step, oldest first, as `run_record.read_metrics` returns them.
         run, summary: Contents of run.json and summary.json. Empty if there is no such file.
-        age: Seconds between the last write to metrics.jsonl and the last `poll`. Before the first step run.json counts
-            instead. None if there is neither file.
-        problem: Why the last `poll` could not read the record. None if it could.
+        age: Seconds since metrics.jsonl was written. Before the first step run.json counts instead. None if there is
+            neither file.
+        problem: Why the record could not be read. None if it could.
         broken: Number of lines that contain no row and were skipped.
+    """
+
+    name: str
+    rows: Sequence[Mapping[str, Any]] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    age: float | None = None
+    problem: str | None = None
+    broken: int = 0
+
+    @property
+    def recent(self) -> Sequence[Mapping[str, Any]]:
+        """The last steps."""
+        return self.rows[-RECENT:]
+
+    @property
+    def total(self) -> int | None:
+        """Number of steps of the whole run. None if unknown."""
+        return self.run.get("total_steps") or (len(self.rows) if self.ended else None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended: it has a summary of exactly these steps."""
+        return bool(self.summary) and self.summary.get("steps") == len(self.rows)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean seconds of a recent step."""
+        return mean_of(self.recent, "timing/step_total")
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the next step is long overdue."""
+        return not self.ended and self.age is not None and self.age > max(LONG, MANY * (self.step_seconds or 60.0))
+
+
+class Follower(Seen):
+    """What the last `poll` found in the folder of a run.
 
     Raises:
         ConfigError: There is no such folder.
@@ -40,53 +83,42 @@ class Follower:
         if not folder.is_dir():
             state = "is a file" if folder.exists() else "does not exist"
             raise ConfigError(f"run folder {str(folder)!r} {state}; give the folder of a run, DIR/NAME")
+        super().__init__(folder.resolve().name, [])
         self.folder = folder
-        self.name = folder.resolve().name
-        self.rows: list[dict[str, Any]] = []
-        self.run: dict[str, Any] = {}
-        self.summary: dict[str, Any] = {}
-        self.age: float | None = None
-        self.problem: str | None = None
-        self.broken = 0
         self._files = {name: _File(folder / name) for name in (RUN, METRICS, SUMMARY)}
         self._suspect: tuple[int, bytes, int] | None = None  # offset of a line without a row, the line, times seen
 
-    def poll(self) -> bool:
-        """Read what is new, and return whether anything was."""
+    def poll(self) -> None:
+        """Read what is new."""
         self.problem = None if self.folder.is_dir() else f"{self.folder} is not there any more"
         if self.problem:
-            return False
-        changed = False
+            return
         for name, file in self._files.items():
             try:
                 data = file.read()
             except OSError as error:  # for example a mount that has lost its server
                 self.problem = f"{file.path} cannot be read: {error.strerror}"
                 continue
-            changed |= self._take_rows(file, data) if name == METRICS else self._take_document(name, file, data)
+            if name == METRICS:
+                self._take_rows(file, data)
+            else:
+                self._take_document(name, file, data)
         written = self._files[METRICS].written or self._files[RUN].written
         self.age = None if written is None else max(time.time() - written, 0.0)
-        return changed
 
-    def _take_rows(self, file: _File, data: bytes) -> bool:
+    def _take_rows(self, file: _File, data: bytes) -> None:
         """Take the whole lines from `data`. The rest is read again by the next `poll`."""
-        fresh, rows = file.end == 0, []
-        if fresh:
-            self.broken = 0
+        if file.end == 0:
+            self.rows, self.broken = [], 0
         used = len(file.overlap)
         while (end := data.find(b"\n", used)) >= 0:
             row = _row(data[used:end])
             if row is not None:
-                rows.append(row)
+                self.rows.append(row)
             elif self._is_pending(file.offset + used, data[used:end]):
                 break
             used = end + 1
         file.advance(data[len(file.overlap) : used])
-        if fresh:
-            changed, self.rows = rows != self.rows, rows
-            return changed
-        self.rows.extend(rows)
-        return bool(rows)
 
     def _is_pending(self, offset: int, line: bytes) -> bool:
         """Whether a line without a row may become one: a network mount can show a size before it has the bytes."""
@@ -97,21 +129,18 @@ class Follower:
         self.broken += 1
         return False
 
-    def _take_document(self, name: str, file: _File, data: bytes) -> bool:
+    def _take_document(self, name: str, file: _File, data: bytes) -> None:
         """Take a whole JSON object. It is always replaced and never appended to."""
         found: dict[str, Any] = {}
         if file.identity is not None:
             if file.end:
-                return False  # unchanged
+                return  # unchanged
             try:
                 found = dict(json.loads(data))
             except (ValueError, TypeError):
-                return False  # half-written, so it is read again
+                return  # half-written, so it is read again
             file.advance(data)
-        attribute = "run" if name == RUN else "summary"
-        changed = found != getattr(self, attribute)
-        setattr(self, attribute, found)
-        return changed
+        setattr(self, "run" if name == RUN else "summary", found)
 
 
 class _File:

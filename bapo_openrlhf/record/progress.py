@@ -1,7 +1,5 @@
 """Shows one progress bar for a run and sends the run's own output to a file."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -91,7 +89,8 @@ def _watch(folder: Path, total: int | None, title: str, terminal, stop: threadin
         follower = Follower(folder)
         while True:
             last = stop.wait(0.5)
-            if follower.poll() and follower.rows:
+            follower.poll()
+            if follower.rows:
                 bar.update(task, completed=len(follower.rows), note=_note(follower.rows[-1]))
             if last:
                 return

@@ -13,8 +13,6 @@ The record of an unfinished or failed run can be read too. A last line that is c
 is empty. NaN and infinity are written as null, because JSON has no word for them. This file imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import math

@@ -4,8 +4,6 @@ Each file is written completely or not at all, and the JSON has the digests of b
 or changed, or that belongs to another save, raises an error and never yields wrong numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

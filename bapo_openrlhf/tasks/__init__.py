@@ -1,16 +1,11 @@
 """The tasks. Each is one file with its published data, its prompts and its reward function."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-
-if TYPE_CHECKING:
-    from bapo_openrlhf.tasks.task import Task
+from bapo_openrlhf.tasks.task import Task
 
 TASKS = ("math", "countdown", "geometry")
 

@@ -8,8 +8,6 @@ generated problem is solvable because it is made from its solution. The file imp
 reward file: OpenRLHF loads it by its path (`--reward.remote_url bapo_openrlhf/tasks/countdown.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import operator

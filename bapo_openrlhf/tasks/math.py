@@ -8,8 +8,6 @@ The file imports little before it compares something, because it is also the rew
 (`--reward.remote_url bapo_openrlhf/tasks/math.py`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

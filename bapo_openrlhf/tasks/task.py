@@ -5,8 +5,6 @@ Each task is one file with its published data, its prompts, its reward function,
 benchmarks. Nothing here needs torch, a network or a tokenizer.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ next steps depend on: the method's state with both buffers, the rollout weights 
 number generators, and the counters. A manifest is written last. A checkpoint without a manifest does not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path

@@ -3,8 +3,6 @@
 A missing name, a missing method or another version stops the run at its start with an error that says so.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Rows of local data files, and the traces in a file. This module needs none of OpenRLHF, so the checks use it, too."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The samples are dealt to the ranks of each model in shares that differ by at mos
 this module and the workers. Rewards, advantages, whitening and the record never contain one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ This process, vLLM's engine core, does not notice that the Ray actor that starte
 would stay, and keep its GPU memory.
 """
 
-from __future__ import annotations
-
 import os
 
 from bapo_openrlhf.training.reward_worker import die_with

@@ -5,8 +5,6 @@ and later back. So a restore is a local copy, which needs neither the actor nor 
 compares its time with that of a second broadcast.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os
@@ -25,7 +23,6 @@ from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training import profiling
 from bapo_openrlhf.training.adapters import is_adapter, merge_adapters
-from bapo_openrlhf.training.checksums import digests
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.engine_core import ENGINE
 from bapo_openrlhf.training.reward_pool import RewardPool
@@ -40,10 +37,6 @@ def _parameters(worker: Any) -> dict[str, torch.Tensor]:
 
 def _weights_file(folder: str, rank: int) -> Path:
     return Path(folder) / f"rollout_weights_rank{rank}.safetensors"
-
-
-def _worker_digests(worker: Any) -> dict[str, str]:
-    return digests(_parameters(worker).items())
 
 
 def _keep(worker: Any) -> int:
@@ -171,10 +164,6 @@ class RolloutEngine(Engine):
     def reward_failures(self) -> dict[str, int]:
         """The number of failed calls of the reward function so far, by kind; empty if the engine itself calls it."""
         return dict(self.rewards.failures) if self.rewards else {}
-
-    async def weight_checksums(self) -> dict[str, str]:
-        """The digest of each weight tensor by vLLM's name, from the first worker of this engine."""
-        return (await self.llm.collective_rpc(_worker_digests))[0]
 
     async def start_trace(self) -> None:
         """Start torch's profiler in this engine's workers."""

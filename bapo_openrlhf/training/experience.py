@@ -8,12 +8,10 @@ A batch passes the experience maker in two halves, because the review of the bat
 `BatchToTrain` -> `forward` -> `ForwardPass` -> review -> `finish` -> `MadeExperience`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -66,7 +64,7 @@ class BatchToTrain:
     origins: Sequence[SampleOrigin]
 
     @classmethod
-    def of(cls, batch: Batch, step: int) -> BatchToTrain:
+    def of(cls, batch: Batch, step: int) -> Self:
         """The batch of trainer step `step`."""
         grouped = batch.with_sources()
         return cls(

@@ -1,14 +1,12 @@
 """What a step generated, as groups: which of them can be used, and what the record says of all of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -83,7 +81,7 @@ class GeneratedStep:
         step: int,
         policy_step: int,
         reward_range: Range = UNIT,
-    ) -> GeneratedStep:
+    ) -> Self:
         """The groups of a step, from OpenRLHF's samples.
 
         Args:

@@ -1,7 +1,5 @@
 """OpenRLHF's PPO trainer without batch adaptation. It trains as OpenRLHF does, and keeps this project's record."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,14 +19,7 @@ class RecordedPPOTrainer(RecordedTrainer):
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(pretrain, strategy, *args, **kwargs)
         self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
-        self.samples_generator = RecordedSamplesGenerator(
-            strategy=strategy,
-            prompts_dataloader=self.prompts_dataloader,
-            eval_dataloader=self.eval_dataloader,
-            tokenizer=self.tokenizer,
-            vllm_engines=self.vllm_engines,
-            filtered=self.filtered,
-        )
+        self.samples_generator = self.generator_of(RecordedSamplesGenerator, filtered=self.filtered)
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> None:

@@ -8,8 +8,6 @@
 The window is the time of the profiled steps. The traces are in Chrome's format, which Perfetto opens.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging

@@ -3,8 +3,6 @@
 Everything else extends OpenRLHF by subclassing.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 The rows come from OpenRLHF's samples, so every group has one, also a group that cannot be used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +131,12 @@ class RecordedTrainer(Base):
         }
         engines = self.vllm_engines if self.args.adapt.enabled else []  # OpenRLHF's own engines cannot be traced
         self.profile = Profile(self.recorder.folder, self.args.run.profile_steps, groups, engines)
+
+    def generator_of(self, kind: type, **more: Any) -> Any:
+        """A generator of this class for the run's prompts, evaluations and engines."""
+        loaders = {"prompts_dataloader": self.prompts_dataloader, "eval_dataloader": self.eval_dataloader}
+        engines = {"tokenizer": self.tokenizer, "vllm_engines": self.vllm_engines}
+        return kind(strategy=self.strategy, **loaders, **engines, **more)
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:

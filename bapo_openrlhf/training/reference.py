@@ -4,8 +4,6 @@ OpenRLHF sends every sample of every batch to the reference model. The reference
 here a response is sent only once: a replayed response already has its log-probs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

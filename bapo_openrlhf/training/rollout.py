@@ -1,7 +1,5 @@
 """Generation: fresh samples with behaviour log-probs, re-evaluation of hard prompts, and a seed for each request."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools

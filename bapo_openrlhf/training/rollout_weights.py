@@ -1,7 +1,5 @@
 """The weights that the rollout engines hold: when they follow the actor's, and how older ones come back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Groups to and from OpenRLHF's samples. A sample is an `Experience` of one response; a group has G in a row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ the response is a text. A trace gets the token ids that OpenRLHF's generator wou
 those of the response, which follow the prompt's directly, and then the end token.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from types import SimpleNamespace

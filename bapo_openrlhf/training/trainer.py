@@ -5,8 +5,6 @@ experience -> advantage -> loss. OpenRLHF's trainer generates, and it updates th
 between.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -71,12 +69,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         self.phase = "starting"
         self.rollout_tv = 0.0
         self._prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
-        self.samples_generator = AdaptedSamplesGenerator(
-            strategy=strategy,
-            prompts_dataloader=self.prompts_dataloader,
-            eval_dataloader=self.eval_dataloader,
-            tokenizer=self.tokenizer,
-            vllm_engines=self.vllm_engines,
+        self.samples_generator = self.generator_of(
+            AdaptedSamplesGenerator,
             begin_step=self._begin_step,
             step=lambda: self.step,
             candidates=self.method.candidates,

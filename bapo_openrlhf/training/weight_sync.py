@@ -7,8 +7,6 @@ with many tensors. This is not done if actor and engine share a GPU and hand mem
 `vllm.sync_with_ray`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

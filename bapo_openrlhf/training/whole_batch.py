@@ -6,8 +6,6 @@ filler is a fully masked sample. It takes the place of a micro-batch that a rank
 ranks have equally many micro-batches.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -14,8 +14,6 @@ Two things are added that OpenRLHF's actor does not do: the loss of responses th
 optimizer step of fine-tuning on such responses.
 """
 
-from __future__ import annotations
-
 import math
 import socket
 from collections.abc import Iterator, Sequence
@@ -30,7 +28,6 @@ from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
-from bapo_openrlhf.training.checksums import digests, stacked
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.profiling import Trace, start_trace, stop_trace
 from bapo_openrlhf.training.samples import EXTERNAL
@@ -317,10 +314,6 @@ class PolicyWorker(_TrainingWorker, POLICY):
     def finetune(self, demonstrations: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
         """Take one optimizer step on demonstrations, see `WholeBatchActorTrainer.finetune`."""
         return self.trainer.finetune(demonstrations, tokens, ranks, weight)
-
-    def weight_checksums(self) -> dict[str, str]:
-        """The digest of each weight tensor by vLLM's name. It needs whole tensors, which no rank has under ZeRO-3."""
-        return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
 
 
 class CriticWorker(_TrainingWorker, CRITIC):

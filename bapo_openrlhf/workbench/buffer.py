@@ -3,8 +3,6 @@
 It needs numpy and safetensors, but not torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -13,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.table import Table
+from rich.text import Text
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.staleness import sync_age
@@ -26,9 +26,6 @@ from bapo_openrlhf.record.checkpoint_store import ACTOR, ADAPT, CRITIC, TAG, Che
 from bapo_openrlhf.record.run_record import read_run
 from bapo_openrlhf.record.state_file import CheckpointError, load_state
 from bapo_openrlhf.workbench.terminal import printable
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 BUFFERS = ("hard", "replay")
 MOST_MEANS = 12  # most means that get a line each in the histogram
@@ -322,9 +319,6 @@ def histogram(entries: Sequence[Entry], *, bar: str = "█") -> list[str]:
 
 def listing(entries: Sequence[Entry], decode: Decode | None = None, *, overflow: str = "ellipsis") -> Table:
     """A table with one line per entry. With `decode` its responses follow it."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in ("buffer", "mean", "age", "syncs", "source", "tokens", "uid"):
         table.add_column(head, justify="left" if head in ("buffer", "source") else "right", no_wrap=True)

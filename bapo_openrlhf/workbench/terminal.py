@@ -1,7 +1,5 @@
 """Draws into a terminal: a curve, a label with facts, numbers and foreign text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,72 +1,23 @@
 """Draws a run as a picture for the terminal: from its rows to lines of text. It reads no file and never waits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich.text import Text
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
-from bapo_openrlhf.record.run_record import REWARD, mean_of
+from bapo_openrlhf.record.follow import RECENT, Seen
+from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import smooth
 from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, duration, ends, flow, many, printable, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
 LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings
-RECENT = 20  # steps that rates, times and warnings cover
-LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
 MOST_POINTS = 512  # most points of the reward curve
 LEAST_CURVE, MOST_CURVE = 3, 10  # lines of the reward curve
 LEAST_BATCHES, MOST_BATCHES = 3, 8  # batches that are shown
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What is known about a run.
-
-    Attributes:
-        name: Name of its folder.
-        rows: One row per step, oldest first, as `run_record.read_metrics` returns them.
-        run, summary: Contents of run.json and summary.json. Empty if there is no such file.
-        age: Seconds since the last step was written, or since the start. None if unknown.
-        notes: Problems with reading the record.
-    """
-
-    name: str
-    rows: Sequence[Mapping[str, Any]] = ()
-    run: Mapping[str, Any] = field(default_factory=dict)
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    age: float | None = None
-    notes: Sequence[str] = ()
-
-    @property
-    def recent(self) -> Sequence[Mapping[str, Any]]:
-        """The last steps."""
-        return self.rows[-RECENT:]
-
-    @property
-    def total(self) -> int | None:
-        """Number of steps of the whole run. None if unknown."""
-        return self.run.get("total_steps") or (len(self.rows) if self.ended else None)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has ended: it has a summary of exactly these steps."""
-        return bool(self.summary) and self.summary.get("steps") == len(self.rows)
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Mean seconds of a recent step."""
-        return mean_of(self.recent, "timing/step_total")
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the next step is long overdue."""
-        return not self.ended and self.age is not None and self.age > max(LONG, MANY * (self.step_seconds or 60.0))
 
 
 def picture(seen: Seen, width: int, height: int | None = None, signs: Signs = UNICODE) -> Text:
@@ -109,7 +60,9 @@ def step_line(seen: Seen) -> str:
 
 def warnings(seen: Seen) -> list[str]:
     """What the user should look at, worst first, one line each."""
-    found = list(seen.notes)
+    found = [seen.problem] if seen.problem else []
+    if seen.broken:
+        found.append(f"lines of metrics.jsonl that are left out because they are not rows: {seen.broken}")
     if seen.is_silent:
         usual = f", but a step takes {duration(seen.step_seconds)}" if seen.step_seconds else ""
         what = "no new step" if seen.rows else "no step yet"

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork.serving import python
 
 HERE = Path(__file__).parent
+BENCHMARKS = HERE.parents[1] / "benchmarks"  # has the classes that tell digests of weights
+BASE_MODEL = HERE.parents[1] / "examples" / "quickstart" / "base_model.py"
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
 # One actor, critic, reference and engine; a few steps of 8 prompts x 4 responses of 8 tokens.
 FLAGS = {
@@ -79,11 +82,9 @@ def workspace(tmp_path_factory):
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from bapo_openrlhf.workbench.quickstart.base_model import make_tokenizer
-
     folder = tmp_path_factory.mktemp("stack")
     torch.manual_seed(0)
-    tokenizer = make_tokenizer()
+    tokenizer = user_file.load("base model", BASE_MODEL).make_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=256, tie_word_embeddings=False,
@@ -119,7 +120,7 @@ def train(workspace):
         values |= {key.replace("__", "."): value for key, value in flags.items()}
         words = [word for key, value in values.items() if value is not None for word in _words(key, value)]
         words += [f"--{switch}" for switch in (*SWITCHES, *switches)]
-        python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        python_path = os.pathsep.join([str(HERE), str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
         process = subprocess.Popen(
             [python(), *command, *words],
             cwd=workspace,

@@ -1,6 +1,6 @@
 """A run of `bapo-openrlhf train` with the trainer of probe_classes.py, started as a script by the stack tests.
 
-Its folder is on PYTHONPATH, so that Ray's workers find the classes.
+Its folder and benchmarks/ are on PYTHONPATH, so that Ray's workers find the classes.
 """
 
 import sys
@@ -13,8 +13,11 @@ if __name__ == "__main__":
     cpu.install()
 
     import probe_classes
+    import weight_checksums
 
-    from bapo_openrlhf.training import trainer
+    from bapo_openrlhf.training import engines, trainer, workers
 
     trainer.AdaptedPPOTrainerActor = probe_classes.ProbeTrainerActor
+    engines.AdaptedRolloutActor = weight_checksums.ChecksumEngineActor
+    workers.AdaptedPolicyActor = weight_checksums.ChecksumPolicyActor
     sys.exit(run(["train", *sys.argv[1:]]))

@@ -18,6 +18,7 @@ from bapo_openrlhf.record.state_file import load_state
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 HERE = Path(__file__).parent
+BENCHMARKS = HERE.parents[1] / "benchmarks"  # has the classes that tell digests of weights
 STEPS, DELAY, EVERY = 4, 3, 2
 
 
@@ -34,8 +35,9 @@ def folder(workspace):
 
 
 def environment(folder):
+    folders = (HERE, BENCHMARKS, folder / "site", os.environ.get("PYTHONPATH", ""))
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(folder / "site"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "PROBE_FOLDER": str(folder / "probe"),
         "BAPO_OPENRLHF_CPU": "1",
         ADDRESS: "",  # not forked from a process that has imported transformers without torchvision

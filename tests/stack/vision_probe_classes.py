@@ -9,10 +9,12 @@ import ray
 class VisionProbeTrainer(probe_classes.ProbeTrainer):
     """Notes the paths of the images of each sample that the loss is given."""
 
-    def note_experiences(self, experiences):
-        super().note_experiences(experiences)
+    def note_experience(self, made):
+        super().note_experience(made)
         images = {
-            index: experience.images[row] for experience in experiences for row, index in enumerate(experience.index)
+            index: experience.images[row]
+            for experience in made.experiences
+            for row, index in enumerate(experience.index)
         }
         (self.folder / f"images{self.step}.json").write_text(json.dumps(images))
 

@@ -26,7 +26,6 @@ from bapo_openrlhf.record.state_file import save_state
 from bapo_openrlhf.tasks import countdown, get_task, task_of
 from bapo_openrlhf.workbench.evaluation import store
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
-from bapo_openrlhf.workbench.quickstart import __main__ as quickstart
 from bapo_openrlhf.workbench.study.definition import read_study
 from bapo_openrlhf.workbench.study.runner import plan
 
@@ -110,7 +109,7 @@ def parse_quickstart(words, here):
     """Its own flags, and those of the training that it passes on."""
     flags = [word for word in words if word != "--only-prepare"]
     arguments.parse(["--config", "configs/quickstart.yaml", *flags])
-    assert "--only-prepare" in Path(quickstart.__file__).read_text()
+    assert "--only-prepare" in (ROOT / "examples" / "quickstart" / "__main__.py").read_text()
 
 
 def parse_evaluate(words, here):
@@ -184,7 +183,7 @@ def has_rays_flags(words, here):
 
 # ── The table ──
 
-QUICKSTART = "unit/workbench/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
+QUICKSTART = "unit/examples/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
 PREPARING = "unit/workbench/test_prepare.py::test_command"
 TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
@@ -224,7 +223,7 @@ RULES = [
     Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
-    Rule("python -m bapo_openrlhf.workbench.quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
+    Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
     Rule("python examples/traces/countdown.py", run_example),
     Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
@@ -250,7 +249,7 @@ def rule_of(call):
 def words_for(rule, call):
     """What a handler gets: all but the program; for modules and commands that are parsed, what follows their name."""
     if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_study):
-        return call[3:] if call[0] == "python" else call[2:]
+        return call[3:] if call[:2] == ["python", "-m"] else call[2:]
     return call if rule.do is parse_preset_script else call[1:]
 
 
@@ -403,4 +402,4 @@ def test_commands_in_sentences():
         elif name == "-m":
             assert find_spec(rest[0]) or rest[0].startswith("openrlhf."), where
         else:
-            assert name == "-c" or (ROOT / name).is_file(), where
+            assert name == "-c" or (ROOT / name).is_file() or (ROOT / name / "__main__.py").is_file(), where

@@ -5,8 +5,6 @@ to the child, and ends with its exit status. If this process is killed, the chil
 or the server was prepared in another environment, this process becomes Python itself, which is only slower.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -6,8 +6,6 @@ LISTENER is the number of an inherited listening socket. FUNCTION prepares this 
 the process that started the server ends, the server's standard input is closed. The server then ends with its children.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Starts the server for the time of a block."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket

@@ -1,14 +1,11 @@
 """Comparison of two evaluations of the same problems, paired problem by problem."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,19 +22,10 @@ COMPARE = "compare"
 SEED = 0  # Seed of the resamples.
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The content of an evaluation's folder.
-
-    Attributes:
-        folder: The folder.
-        name: The --name of the evaluation.
-        settings: The content of settings.json.
-        rows: The rows by benchmark and problem id.
-    """
+class Evaluation(NamedTuple):
+    """The content of an evaluation's folder: settings.json, and the rows by benchmark and problem id."""
 
     folder: Path
-    name: str
     settings: Mapping[str, Any]
     rows: Mapping[str, Mapping[str, Mapping[str, Any]]]
 
@@ -54,8 +42,7 @@ def read(folder: Path) -> Evaluation:
         ConfigError: The folder is not an evaluation.
     """
     settings = store.read_settings(folder)
-    rows = {name: store.read_rows(folder, name) for name in settings["benchmarks"]}
-    return Evaluation(folder, settings["name"], settings, rows)
+    return Evaluation(folder, settings, {name: store.read_rows(folder, name) for name in settings["benchmarks"]})
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
@@ -73,9 +60,10 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
         raise ConfigError(
             f"no benchmark in common: {a.folder} has {', '.join(a.rows)}; {b.folder} has {', '.join(b.rows)}"
         )
+    unique = a.settings["name"] != b.settings["name"]
     result = {
-        "a": _about(a, unique=a.name != b.name),
-        "b": _about(b, unique=a.name != b.name),
+        "a": _about(a, unique=unique),
+        "b": _about(b, unique=unique),
         "unit": "percent",
         "interval": f"{estimators.LEVEL:.0%} bootstrap over paired problems",
         "different_settings": _different(a.settings, b.settings),
@@ -92,7 +80,7 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
 
 def _about(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
     """Name, folder and settings. If the name is not unique, the folder becomes a part of it."""
-    name = evaluation.name if unique else f"{evaluation.name} ({evaluation.folder})"
+    name = evaluation.settings["name"] + ("" if unique else f" ({evaluation.folder})")
     return {"name": name, "folder": str(evaluation.folder), "settings": evaluation.settings}
 
 

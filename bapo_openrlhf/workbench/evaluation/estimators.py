@@ -5,8 +5,6 @@ score is at least 1. avg@n is the mean score of a problem ("accuracy is averaged
 benchmark is the mean over its problems.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 

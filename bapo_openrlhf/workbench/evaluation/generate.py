@@ -1,7 +1,5 @@
 """Responses from vLLM, given prompt by prompt as soon as a prompt has all of them."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os

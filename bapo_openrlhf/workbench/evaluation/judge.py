@@ -1,7 +1,5 @@
 """A reward file judges responses in processes of its own."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any

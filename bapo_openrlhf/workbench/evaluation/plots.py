@@ -1,7 +1,5 @@
 """An evaluation and a comparison as pictures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The problems of a benchmark, read from its file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

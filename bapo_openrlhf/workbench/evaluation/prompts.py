@@ -1,16 +1,13 @@
 """From a problem to the model's prompt: chat template and tokens, made as OpenRLHF makes them for training."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
-from bapo_openrlhf.workbench.pages.text import one_line
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Estimates from the finished problems, and the files for readers: results.json, .csv, .md and .png."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """One evaluation: ask, judge and store the problems that are not finished, then make the tables."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence

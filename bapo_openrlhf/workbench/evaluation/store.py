@@ -4,8 +4,6 @@ A line is written as soon as the problem's responses have been judged. If the pr
 be incomplete, and the next start cuts it off. So the same command resumes an evaluation.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ runs, which anybody may have written, stay in `Key` and `Table`, which the page 
 `level_bars` are data, and Vega escapes what it draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -123,11 +121,10 @@ def bars(counts: pd.DataFrame, colours: Sequence[str], *, x: str, y: str, top: f
     Args:
         counts: The index names the bars, and each column is a part.
     """
-    data = _long(counts).assign(bar=lambda frame: frame["row"].astype(int))
     labels = "[" + ",".join(f"'{name}'" for name in counts.index) + "][datum.value]"
     axis = alt.Axis(title=x, grid=False, labelExpr=labels, labelAngle=0, ticks=False, labelFlush=True)
-    return _stacked_bars(data, colours).encode(
-        x=alt.X("bar:O", scale=alt.Scale(paddingInner=0.15), axis=axis),
+    return _stacked_bars(counts, colours).encode(
+        x=alt.X("row:O", scale=alt.Scale(paddingInner=0.15), axis=axis),
         y=alt.Y("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top]), axis=_y_axis(y)),
     )
 
@@ -139,15 +136,14 @@ def level_bars(amounts: pd.DataFrame, colours: Sequence[str], *, x: str, top: fl
         amounts: The index names the bars, and each column is a part.
         top: End of the x axis, the same for all charts that are to be compared.
     """
-    names = {place: name for place, name in enumerate(amounts.index)}
-    data = _long(amounts).assign(name=lambda frame: frame["row"].map(names))
-    return _stacked_bars(data, colours).encode(
+    return _stacked_bars(amounts, colours).encode(
         x=alt.X("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top], nice=True), axis=_x_axis(x, grid=True)),
         y=_names().scale(paddingInner=0.25),
     )
 
 
-def _stacked_bars(data: pd.DataFrame, colours: Sequence[str]) -> alt.Chart:
+def _stacked_bars(amounts: pd.DataFrame, colours: Sequence[str]) -> alt.Chart:
+    data = _long(amounts).assign(name=amounts.index.repeat(amounts.shape[1]))
     colour = _colour("part:O", list(range(len(colours))), colours)
     return alt.Chart(data).mark_bar(cornerRadius=0).encode(color=colour, order="part:O")
 

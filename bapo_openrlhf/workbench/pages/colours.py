@@ -4,8 +4,6 @@ The colours are those of Okabe and Ito, which can be told apart with any colour 
 variable, for example var(--fresh). The page defines the variables for the light and the dark theme.
 """
 
-from __future__ import annotations
-
 import re
 
 LIGHT = {

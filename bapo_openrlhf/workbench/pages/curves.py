@@ -1,7 +1,5 @@
 """Curves: values of y with x as their index. Here they are thinned, smoothed, and told in words and in a table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,16 +1,13 @@
 """A figure: a chart with the words and numbers that explain it, drawn as SVG or PNG."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import altair as alt
-import pandas as pd
 import vl_convert
 from markupsafe import Markup, escape
 
@@ -74,14 +71,9 @@ class Figure:
     wide: bool = False
     height: int = 0
 
-    @property
-    def row(self) -> str:
-        """Figures with the same name here show different runs, and stand next to each other."""
-        return self.title if self.run else ""
-
     def with_curves(
         self, curves: Sequence[Curve], chart: AnyChart, x: str, domain: tuple[float, float], **more: Any
-    ) -> Figure:
+    ) -> Self:
         """This figure with a chart of curves, and with their legend, words and numbers unless `more` has others."""
         more = {"keys": [curve.key for curve in curves], "summary": in_words(curves), **more}
         return replace(self, **{"chart": chart, "table": table_of(curves, x), "domain": domain, **more})
@@ -123,33 +115,3 @@ def save_png(chart: AnyChart, path: Path) -> None:
     spec = json.loads(without_variables(json.dumps(specification(chart)))) | {"background": "white"}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(vl_convert.vegalite_to_png(spec, scale=PIXELS))
-
-
-def stacked(figures: Sequence[Figure], heading: str) -> alt.VConcatChart:
-    """Figures below each other with their words and legends, as one chart for `save_png`."""
-    title = {"anchor": "start", "fontSize": 14, "subtitleFontSize": 12, "color": INK, "subtitleColor": MUTED}
-    parts = []
-    for figure in figures:
-        words = alt.Title(figure.title, subtitle=[figure.says, *figure.missing], **title)
-        chart = figure.chart or alt.Chart(pd.DataFrame()).mark_point()
-        drawn = chart.properties(width=WIDE[0], height=WIDE[1])
-        legend = [_legend(figure.keys)] if figure.keys else []
-        parts.append(alt.vconcat(*legend, drawn, title=words))
-    page = alt.vconcat(*parts, spacing=28, title=alt.Title(clean(heading), offset=16, **{**title, "fontSize": 18}))
-    return page.resolve_scale(color="independent", strokeDash="independent").properties(padding=15)
-
-
-def _legend(keys: Sequence[Key]) -> alt.LayerChart:
-    """The legend as a line of samples and names."""
-    place, layers = 0.0, []
-    at = {"scale": alt.Scale(domain=[0, WIDE[0]]), "axis": None}
-    for key in keys:
-        data = pd.DataFrame({"left": [place], "right": [place + 22], "name": [clean(key.name)], "text": [place + 28]})
-        area = key.shape == "area"
-        dash = [int(part) for part in key.dash.split()]
-        sample = alt.Chart(data).mark_rule(color=key.colour, strokeWidth=11 if area else 3, strokeDash=dash)
-        layers.append(sample.encode(x=alt.X("left:Q", **at), x2="right:Q"))
-        name = alt.Chart(data).mark_text(align="left", fontSize=12, color=INK)
-        layers.append(name.encode(x=alt.X("text:Q", **at), text="name:N"))
-        place += 48 + 6.5 * len(key.name)
-    return alt.layer(*layers).properties(width=WIDE[0], height=14)

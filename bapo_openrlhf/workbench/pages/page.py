@@ -4,8 +4,6 @@ The template escapes every text. A Content-Security-Policy allows only the page'
 to load anything. So what a model wrote stays text even if escaping should ever fail.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,7 +136,7 @@ def render(names: Sequence[str], sections: Sequence[Section], *, command: str, p
 def rows_of(figures: Sequence[Figure]) -> list[list[Figure]]:
     """The figures that can be drawn. The same figure of several runs makes a row of its own."""
     drawn = (figure for figure in figures if figure.chart is not None)
-    return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.row)]
+    return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.title if figure.run else "")]
 
 
 def lacking(figures: Sequence[Figure]) -> dict[tuple[str, str], list[str]]:

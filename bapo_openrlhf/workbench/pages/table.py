@@ -1,17 +1,14 @@
 """A table: cells in a DataFrame, shown as HTML by a page, as Markdown, or in a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import pandas as pd
+from rich.markup import escape
+from rich.table import Table as RichTable
 
 from bapo_openrlhf.workbench.pages.text import number
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Table:
     notes: Sequence[str] = ()
 
     @classmethod
-    def of(cls, head: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", **more: Any) -> Table:
+    def of(cls, head: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", **more: Any) -> Self:
         """A table from a head and rows of cells."""
         columns = pd.Index(list(head), dtype=object)  # pandas' own type for text takes no lone surrogate
         return cls(pd.DataFrame([list(row) for row in rows], columns=columns, dtype=object), title, **more)
@@ -62,9 +59,6 @@ class Table:
 
     def rich(self) -> RichTable:
         """The table without its notes, for a terminal."""
-        from rich.markup import escape
-        from rich.table import Table as RichTable
-
         shown = RichTable(title=escape(self.title) if self.title else None, title_justify="left")
         for place, name in enumerate(self.head):
             shown.add_column(escape(name), justify="left" if place < self.words else "right", overflow="fold")

@@ -1,7 +1,5 @@
 """Numbers and text for people."""
 
-from __future__ import annotations
-
 import math
 import numbers
 import re
@@ -32,11 +30,6 @@ def smooth(values: Sequence[float], width: int) -> list[float]:
     half = width // 2
     windows = [values[max(0, place - half) : place + half + 1] for place in range(len(values))]
     return [sum(window) / len(window) for window in windows]
-
-
-def one_line(error: BaseException, most: int = 300) -> str:
-    """The type and the message of an error on one line, with at most `most` characters of the message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
 def clean(text: str) -> str:

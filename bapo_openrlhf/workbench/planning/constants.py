@@ -1,10 +1,8 @@
 """Every number that a plan assumes, in one place, with its unit and its source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from bapo_openrlhf.errors import ConfigError
 
@@ -87,7 +85,7 @@ class Constants:
             if item.metadata
         ]
 
-    def replaced(self, source: str, values: Mapping[str, Any]) -> Constants:
+    def replaced(self, source: str, values: Mapping[str, Any]) -> Self:
         """These constants with some values replaced by those of another source."""
         return replace(self, **values, sources={**self.sources, **dict.fromkeys(values, source)})
 

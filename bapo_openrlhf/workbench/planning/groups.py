@@ -1,7 +1,5 @@
 """Groups of a step and of a run, for each algorithm. They are expected values: a share times a count."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple, dataclass
 
@@ -42,9 +40,9 @@ def kept_share(workload: Workload, constants: Constants) -> float:
     return {
         "range": constants.signal_share,
         "gaussian": constants.signal_share * constants.gaussian_share,
-        "uniform": workload.uniform_fraction,
+        "uniform": workload.args.adapt.uniform_fraction,
         "none": 1.0,
-    }[workload.filter]
+    }[workload.args.adapt.filter]
 
 
 def hard_prompts(workload: Workload, constants: Constants) -> float:
@@ -53,10 +51,11 @@ def hard_prompts(workload: Workload, constants: Constants) -> float:
     In m steps, n * m * hard_share prompts come in, and leaving_share of the tried prompts go out. If more come in than
     can go out, the buffer fills up and each re-evaluation tries as many prompts as it may.
     """
-    if not workload.reevaluate_every:
+    adapt = workload.args.adapt
+    if not adapt.reevaluate_every:
         return 0.0
-    most = float(min(workload.max_reevaluated, workload.hard_capacity))
-    coming = workload.prompts * workload.reevaluate_every * constants.hard_share
+    most = float(min(adapt.max_reevaluated_prompts, adapt.buffer_size))
+    coming = workload.args.rollout.batch_size * adapt.reevaluate_every * constants.hard_share
     if constants.leaving_share <= 0:
         return most if coming else 0.0
     return min(most, coming / constants.leaving_share)
@@ -64,7 +63,7 @@ def hard_prompts(workload: Workload, constants: Constants) -> float:
 
 def replayable_groups(workload: Workload, constants: Constants) -> float:
     """Number of groups of the last steps that may be replayed, as far as the replay buffer has room."""
-    recent = constants.replayable_share * workload.prompts * workload.replay_steps
+    recent = constants.replayable_share * workload.args.rollout.batch_size * workload.args.adapt.replay_steps
     return min(recent, float(workload.replay_capacity))
 
 
@@ -74,22 +73,23 @@ def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constant
     Args:
         reevaluates: Whether the step re-evaluates hard prompts.
     """
-    prompts = float(workload.prompts)
+    prompts = float(workload.args.rollout.batch_size)
     if algorithm.dynamic:  # It draws groups until enough of them have a signal.
         return Groups(prompts / max(constants.signal_share, 1 / prompts), 0.0, prompts, 0.0, 0.0)
     if not algorithm.adapted:
         return Groups(prompts, 0.0, prompts, 0.0, 0.0)
     again = hard_prompts(workload, constants) if reevaluates else 0.0
     x1, x2 = prompts * kept_share(workload, constants), again * constants.improved_share
-    chosen = min(1.0, workload.capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which groups are kept.
+    capacity = workload.args.adapt.batch_size or prompts
+    chosen = min(1.0, capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which groups are kept.
     x1, x2 = x1 * chosen, x2 * chosen
-    x3 = min(replayable_groups(workload, constants), max(workload.capacity - x1 - x2, 0.0))
+    x3 = min(replayable_groups(workload, constants), max(capacity - x1 - x2, 0.0))
     return Groups(prompts, again, x1, x2, x3)
 
 
 def average_groups(algorithm: Algorithm, workload: Workload, constants: Constants) -> Groups:
     """The groups of an average step. Every m-th step re-evaluates."""
-    every = workload.reevaluate_every if algorithm.adapted else 0
+    every = workload.args.adapt.reevaluate_every if algorithm.adapted else 0
     share = 1 / every if every else 0.0
     plain, again = (groups_of_step(algorithm, workload, constants, reevaluates=whether) for whether in (False, True))
     return Groups(*((1 - share) * a + share * b for a, b in zip(astuple(plain), astuple(again), strict=True)))
@@ -134,4 +134,5 @@ def rollouts(algorithm: Algorithm, workload: Workload, constants: Constants, ste
     """Number of responses that a run of so many steps generates. The run's metric is `rollouts/total`."""
     fresh = groups_of_step(algorithm, workload, constants, reevaluates=False).fresh * steps
     again = groups_of_step(algorithm, workload, constants, reevaluates=True).again
-    return workload.group_size * (fresh + again * happenings(workload.schedule(algorithm), steps).reevaluations)
+    again *= happenings(workload.schedule(algorithm), steps).reevaluations
+    return workload.args.rollout.n_samples_per_prompt * (fresh + again)

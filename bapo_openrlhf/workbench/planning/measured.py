@@ -1,11 +1,8 @@
 """Shares of groups and mean lengths, read from a run's record. Without a record a plan assumes them."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -52,10 +49,11 @@ def shares_of(groups: Rows, workload: Workload) -> dict[str, float]:
     fresh = [row for row in groups if row["source"] == "fresh"]
     means = [row["mean"] for row in fresh]
     signal = [mean for mean in means if 0 < mean < 1]
-    centre, width = workload.gaussian
+    adapt = workload.args.adapt
+    c1, centre, width = adapt.thresholds()[0], adapt.gaussian_mean, adapt.gaussian_std
     found = {
         "signal_share": len(signal) / len(means),
-        "hard_share": sum(mean <= workload.c1 for mean in means) / len(means),
+        "hard_share": sum(mean <= c1 for mean in means) / len(means),
         "replayable_share": _replayable(fresh, workload),
     }
     if signal:
@@ -63,28 +61,27 @@ def shares_of(groups: Rows, workload: Workload) -> dict[str, float]:
     tried = [row["mean"] for row in groups if row["source"] == "reevaluated"]
     if not tried:  # Prompts that came again after they had been hard show what a re-evaluation would find.
         frame = pd.DataFrame(fresh)
-        was_hard = (frame["mean"] <= workload.c1).groupby(frame["prompt"]).shift(fill_value=False)
+        was_hard = (frame["mean"] <= c1).groupby(frame["prompt"]).shift(fill_value=False)
         tried = frame.loc[was_hard, "mean"].tolist()
     if tried:
-        found["leaving_share"] = sum(mean > workload.c1 for mean in tried) / len(tried)
-        found["improved_share"] = sum(workload.c1 < mean < 1 for mean in tried) / len(tried)
+        found["leaving_share"] = sum(mean > c1 for mean in tried) / len(tried)
+        found["improved_share"] = sum(c1 < mean < 1 for mean in tried) / len(tried)
     return found
 
 
 def _replayable(fresh: Rows, workload: Workload) -> float:
     """Share of the last steps' groups whose mean is within c2 and c3, both of their own step and of today."""
-    by_step: dict[int, list[float]] = defaultdict(list)
-    for row in fresh:
-        by_step[row["step"]].append(row["mean"])
-    limits = {}
+    adapt, limits = workload.args.adapt, {}
+    _, c2, c3 = adapt.thresholds()
+    by_step = pd.DataFrame(fresh).groupby("step")["mean"].agg(list)
     for step, means in by_step.items():
-        thresholds = AdaptiveThresholds(workload.c2, workload.c3, direction=workload.direction)
+        thresholds = AdaptiveThresholds(c2, c3, direction=adapt.threshold_direction)
         thresholds.update(Fraction(statistics.fmean(means)))
         limits[step] = (thresholds.c2, thresholds.c3)
     inside = [
         all(low <= mean <= high for low, high in (limits[step], limits[today]))
-        for today in by_step
-        for step in range(today - workload.replay_steps, today)
+        for today in limits
+        for step in range(today - adapt.replay_steps, today)
         for mean in by_step.get(step, [])
     ]
     return sum(inside) / len(inside) if inside else 0.0

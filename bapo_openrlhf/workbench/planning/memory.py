@@ -1,7 +1,5 @@
 """Bytes on a GPU and on the host, and one word that says what does not fit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from bapo_openrlhf.workbench.planning.constants import Constants
@@ -41,21 +39,25 @@ def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants
     A layer keeps `activation_factor` bytes per token and hidden unit. With checkpointing all layers keep only their
     inputs, and one layer at a time is complete.
     """
-    tokens = workload.micro_train * workload.sample_tokens / workload.copies
+    tokens = workload.args.train.micro_batch_size * workload.sample_tokens / workload.copies
     layer = constants.activation_factor * shape.hidden
-    kept = BYTES * shape.hidden * shape.layers + layer if workload.checkpointing else layer * shape.layers
+    kept = (
+        BYTES * shape.hidden * shape.layers + layer
+        if workload.args.actor.gradient_checkpointing_enable
+        else layer * shape.layers
+    )
     return tokens * (kept + (constants.logit_bytes * shape.vocabulary if logits else 0.0))
 
 
 def forward_bytes(shape: ModelShape, workload: Workload, constants: Constants) -> float:
     """Bytes of the logits of one forward micro-batch of the longest samples."""
-    tokens = workload.micro_forward * workload.sample_tokens / workload.copies
+    tokens = workload.args.rollout.micro_batch_size * workload.sample_tokens / workload.copies
     return tokens * constants.forward_logit_bytes * shape.vocabulary
 
 
 def cache_tokens(shape: ModelShape, workload: Workload, constants: Constants, tensor_parallel: int) -> float:
     """Number of tokens whose keys and values fit into an engine. It is negative if the engine's weights do not fit."""
-    share = workload.engine_share * constants.gpu_bytes - constants.engine_reserve_bytes
+    share = workload.args.vllm.gpu_memory_utilization * constants.gpu_bytes - constants.engine_reserve_bytes
     return (tensor_parallel * share - shape.weight_bytes) / shape.cache_bytes
 
 
@@ -65,7 +67,7 @@ def tensor_parallel(shape: ModelShape, workload: Workload, constants: Constants)
     Returns:
         None if no number up to a whole machine is enough.
     """
-    size = workload.tensor_parallel
+    size = workload.engine_gpus
     while cache_tokens(shape, workload, constants, size) < workload.sample_tokens:
         size *= 2
         if size > constants.gpus_per_machine:
@@ -104,29 +106,28 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     A colocated model stays on the GPU while another role works: only its 16-bit weights if it sleeps (OpenRLHF keeps
     them there), everything otherwise. An engine leaves nothing there if it sleeps, and its share otherwise.
     """
-    size = tensor_parallel(shape, workload, constants)
+    args, size = workload.args, tensor_parallel(shape, workload, constants)
 
     def state(role: str) -> float:
         ranks = workload.ranks(role, algorithm, total)
-        host = workload.optimizer_on_host
-        return model_state_bytes(shape.parameters, workload.zero_stage, ranks, optimizer_on_host=host)
+        return model_state_bytes(shape.parameters, args.ds.zero_stage, ranks, optimizer_on_host=args.ds.adam_offload)
 
     def weights(role: str) -> float:
-        return shape.weight_bytes / (workload.ranks(role, algorithm, total) if workload.zero_stage == 3 else 1)
+        return shape.weight_bytes / (workload.ranks(role, algorithm, total) if args.ds.zero_stage == 3 else 1)
 
-    engine = workload.engine_share * constants.gpu_bytes
-    reference = weights("reference") if workload.has_reference(algorithm) and not workload.reference_on_host else 0.0
+    engine = args.vllm.gpu_memory_utilization * constants.gpu_bytes
+    reference = weights("reference") if workload.has_reference(algorithm) and not args.ref.offload else 0.0
     trained = algorithm.trained
     activations = {model: activation_bytes(shape, workload, constants, logits=model == "actor") for model in trained}
     forward = forward_bytes(shape, workload, constants)
-    if workload.colocated:
-        idle = {model: weights(model) if workload.training_sleeps else state(model) for model in trained}
-        resident = reference + (0.0 if workload.engine_sleeps else engine)
+    if args.train.colocate_all:
+        idle = {model: weights(model) if args.ds.enable_sleep else state(model) for model in trained}
+        resident = reference + (0.0 if args.vllm.enable_sleep else engine)
         generation = engine + sum(idle.values()) + reference
         experience = forward + sum(idle.values()) + resident
         training = max(state(m) + activations[m] + sum(idle[n] for n in trained if n != m) for m in trained) + resident
     else:
-        on_actor = reference if "reference" not in workload.gpus else 0.0
+        on_actor = reference if args.train.colocate_actor_ref else 0.0
         generation = engine
         experience = forward + max(state("actor") + on_actor, reference)
         training = max(state(m) + activations[m] + (on_actor if m == "actor" else 0.0) for m in trained)
@@ -148,7 +149,7 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
 
 def _too_few(workload: Workload, algorithm: Algorithm, total: int, engine: int) -> bool:
     """Whether a role has fewer GPUs than one engine or one rank needs. Roles with GPUs of their own need one each."""
-    roles = 0 if workload.colocated else len(workload.roles(algorithm))
+    roles = 0 if workload.args.train.colocate_all else len(workload.roles(algorithm))
     ranks = workload.gpus_of("actor", algorithm, total)
     return total < roles or workload.gpus_of("engines", algorithm, total) < engine or ranks < workload.copies
 
@@ -156,7 +157,7 @@ def _too_few(workload: Workload, algorithm: Algorithm, total: int, engine: int) 
 def fills_step(workload: Workload, algorithm: Algorithm, total: int) -> bool:
     """Whether an optimizer step has a micro-batch for every rank of each trained model. DeepSpeed requires that."""
     ranks = max(workload.ranks(model, algorithm, total) for model in algorithm.trained)
-    return workload.train_samples >= ranks * workload.micro_train
+    return workload.args.train.batch_size >= ranks * workload.args.train.micro_batch_size
 
 
 def replay_bytes(workload: Workload, constants: Constants, *, groups: float | None = None) -> float:
@@ -172,14 +173,14 @@ def replay_bytes(workload: Workload, constants: Constants, *, groups: float | No
         length = lengths(workload, constants)
         tokens, responses = length.total, length.response
     else:
-        groups = min(workload.replay_capacity, workload.replay_steps * workload.prompts)
+        groups = min(workload.replay_capacity, workload.args.adapt.replay_steps * workload.args.rollout.batch_size)
     reference = LOG_PROB * responses if workload.reference else 0.0
-    return groups * workload.group_size * (tokens * constants.stored_token_bytes + reference)
+    return groups * workload.args.rollout.n_samples_per_prompt * (tokens * constants.stored_token_bytes + reference)
 
 
 def hard_bytes(workload: Workload, constants: Constants) -> float:
     """Bytes of a full hard buffer. It holds only prompts, with 4 bytes per token."""
-    return workload.hard_capacity * 4.0 * constants.prompt_share * workload.prompt_tokens
+    return workload.args.adapt.buffer_size * 4.0 * constants.prompt_share * workload.prompt_tokens
 
 
 def delayed_weight_bytes(shape: ModelShape, workload: Workload, algorithm: Algorithm) -> float:

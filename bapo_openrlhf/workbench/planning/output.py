@@ -1,7 +1,5 @@
 """A plan as a page of tables, and as a picture."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

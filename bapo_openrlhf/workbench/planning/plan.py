@@ -1,7 +1,5 @@
 """The grid of a plan: each model on each number of GPUs with each algorithm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -72,7 +70,6 @@ class Plan:
 
     entries: tuple[Entry, ...]
     shapes: tuple[ModelShape, ...]
-    workload: Workload
     constants: Constants
     steps: int
     gpu: str
@@ -90,11 +87,12 @@ def plan_entry(shape: ModelShape, gpus: int, algorithm: Algorithm, workload: Wor
     groups, length = average_groups(algorithm, workload, constants), lengths(workload, constants)
     size = memory.tensor_parallel(shape, workload, constants)
     seconds = None
-    if found.word == "fits" and size is not None:
+    if found.word == "fits":
         cache = memory.cache_tokens(shape, workload, constants, size)
         costs = GPUCosts(shape, workload, algorithm, constants, gpus, size, cache)
         seconds = average_seconds(algorithm, workload, constants, costs)
-    responses = workload.group_size * groups.generated
+    group_size = workload.args.rollout.n_samples_per_prompt
+    responses = group_size * groups.generated
     stored = replayable_groups(workload, constants)
     sync_bytes = float(shape.weight_bytes) * workload.gpus_of("engines", algorithm, gpus)
     syncs = happenings(workload.schedule(algorithm), steps).sent
@@ -109,7 +107,7 @@ def plan_entry(shape: ModelShape, gpus: int, algorithm: Algorithm, workload: Wor
         groups=groups,
         responses=responses,
         generated_tokens=responses * length.response,
-        trained_tokens=workload.group_size * groups.trained * length.response,
+        trained_tokens=group_size * groups.trained * length.response,
         rollouts=rollouts(algorithm, workload, constants, steps),
         tensor_parallel=size,
         gpu_bytes={
@@ -136,7 +134,7 @@ def make_plan(shapes: Sequence[ModelShape], gpus: Sequence[int], workload: Workl
         for count in gpus
         for algorithm in ALGORITHMS
     )
-    return Plan(entries, tuple(shapes), workload, constants, steps, gpu, command)
+    return Plan(entries, tuple(shapes), constants, steps, gpu, command)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

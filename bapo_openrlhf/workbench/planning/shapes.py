@@ -1,7 +1,5 @@
 """A model's shape, and the parameters, operations and cache bytes that follow from it. Only for dense decoders."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

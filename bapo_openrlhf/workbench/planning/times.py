@@ -4,8 +4,6 @@
 benchmarks/plan.py uses costs that it fitted to measured runs instead.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -69,7 +67,7 @@ def rounds_of(algorithm: Algorithm, workload: Workload, constants: Constants) ->
     if not algorithm.dynamic:
         return 1.0
     failing, total, power = 1 - max(constants.signal_share, 1e-3), 0.0, 1.0
-    while (term := -math.expm1(workload.prompts * math.log1p(-power)) if power < 1 else 1.0) > 1e-9:
+    while (term := -math.expm1(workload.args.rollout.batch_size * math.log1p(-power)) if power < 1 else 1.0) > 1e-9:
         total += term
         power *= failing
     return total
@@ -85,7 +83,7 @@ def step_seconds(algorithm: Algorithm, workload: Workload, constants: Constants,
         together: Whether hard prompts, if any, are generated together with the fresh ones (t mod v = 0).
         synced: Whether the engines get the actor's weights after its update.
     """
-    size, rounds = workload.group_size, rounds_of(algorithm, workload, constants)
+    size, rounds = workload.args.rollout.n_samples_per_prompt, rounds_of(algorithm, workload, constants)
     fresh = costs.generation(size * groups.fresh, rounds)
     again = 0.0
     if groups.again and together:
@@ -173,26 +171,26 @@ class GPUCosts:
 
     def experience(self, samples: float) -> float:
         """Seconds of a forward pass of each model. Models that share GPUs follow one another; others run together."""
-        models = self.workload.passed_forward(self.algorithm)
-        utilisation, micro = self.constants.forward_utilisation, self.workload.micro_forward
+        models = [*self.algorithm.trained, *["reference"] * self.workload.has_reference(self.algorithm)]
+        utilisation, micro = self.constants.forward_utilisation, self.workload.args.rollout.micro_batch_size
         return self._of_all(self._passes(model, samples, 1.0, utilisation, micro, gathers=1) for model in models)
 
     def training(self, samples: float) -> float:
         """Seconds of all epochs. Gradient checkpointing adds one forward pass to TRAINING_PASSES."""
-        again = 1.0 if self.workload.checkpointing else 0.0
-        utilisation, micro = self.constants.train_utilisation, self.workload.micro_train
+        again = 1.0 if self.workload.args.actor.gradient_checkpointing_enable else 0.0
+        utilisation, micro = self.constants.train_utilisation, self.workload.args.train.micro_batch_size
         seconds = self._of_all(
             self._passes(model, samples, TRAINING_PASSES + again, utilisation, micro, gathers=3 + int(again))
             for model in self.algorithm.trained
         )
-        return self.workload.epochs * seconds
+        return self.workload.args.train.max_epochs * seconds
 
     def sync(self) -> float:
         """Seconds in which all weights go once through the network. ZeRO-3 gathers them on the way."""
         return self.shape.weight_bytes / self._bandwidth(self.total)
 
     def _of_all(self, seconds: Iterable[float]) -> float:
-        return sum(seconds) if self.workload.colocated else max(seconds)
+        return sum(seconds) if self.workload.args.train.colocate_all else max(seconds)
 
     def _passes(self, model: str, samples: float, passes: float, utilisation: float, micro: int,
                 gathers: int) -> float:  # fmt: skip
@@ -200,7 +198,7 @@ class GPUCosts:
         operations = self.shape.pass_flops(samples, self.lengths.total) * passes
         computed = operations / (gpus * self.constants.peak_flops * utilisation)
         exchanged = self.exchange_seconds(model, samples, micro, gathers)
-        return max(computed, exchanged) if self.workload.overlapped else computed + exchanged
+        return max(computed, exchanged) if self.workload.args.ds.overlap_comm else computed + exchanged
 
     def exchange_seconds(self, model: str, samples: float, micro: int, gathers: int) -> float:
         """Seconds in which the ranks exchange weights and gradients.
@@ -211,10 +209,10 @@ class GPUCosts:
         ranks = self.workload.ranks(model, self.algorithm, self.total)
         if ranks == 1 or samples <= 0:
             return 0.0
-        if self.workload.zero_stage == 3:
+        if self.workload.args.ds.zero_stage == 3:
             times = math.ceil(samples / (ranks * micro)) * gathers
         else:
-            times = 2 * math.ceil(samples / self.workload.train_samples) if gathers > 1 else 0
+            times = 2 * math.ceil(samples / self.workload.args.train.batch_size) if gathers > 1 else 0
         return times * self.shape.weight_bytes / self._bandwidth(ranks * self.workload.copies)
 
     def _bandwidth(self, gpus: int) -> float:

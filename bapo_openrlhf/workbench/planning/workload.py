@@ -1,14 +1,9 @@
 """The flags that a plan needs, and how the roles of a run share its GPUs."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.adapt.thresholds import Interval
 
 
 @dataclass(frozen=True)
@@ -46,83 +41,76 @@ ALGORITHMS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """The flags of a run that a plan needs.
+    """What the flags of a run say, as far as a plan needs it.
 
     Attributes:
-        prompts: Prompts of a rollout batch.
-        capacity: B, the most groups of a training batch.
-        train_samples: Samples of an optimizer step.
-        hard_capacity, replay_capacity: Prompts and groups that the two buffers hold.
-        delay, reevaluate_every: v and m.
-        response_tokens, prompt_tokens: Tokens of the longest response and of the longest prompt.
-        colocated: Whether all roles share all GPUs and take turns.
-        gpus: Number of GPUs of each role in the configuration. The role `engines` is vLLM.
-        copies: Number of GPUs that hold one data-parallel rank (tensor parallel x ring attention).
-        engine_share: Share of a GPU's memory that an engine takes.
-        overlapped: Whether ranks exchange data while they compute.
-        engine_sleeps, training_sleeps: Whether memory is given back between their phases.
+        args: The parsed arguments. Their own algorithm does not matter because a plan compares algorithms.
+
+    Raises:
+        ConfigError: The thresholds are not valid.
     """
 
-    group_size: int
-    prompts: int
-    capacity: int
-    train_samples: int
-    micro_train: int
-    micro_forward: int
-    filter: str
-    uniform_fraction: float
-    gaussian: tuple[float, float]
-    c1: Fraction
-    c2: Interval
-    c3: Interval
-    direction: str
-    hard_capacity: int
-    replay_capacity: int
-    replay_steps: int
-    delay: int
-    reevaluate_every: int
-    max_reevaluated: int
-    evaluate_every: int
-    response_tokens: int
-    prompt_tokens: int
-    reference: bool
-    colocated: bool
-    gpus: Mapping[str, int]
-    copies: int
-    tensor_parallel: int
-    engine_share: float
-    engine_sleeps: bool
-    training_sleeps: bool
-    zero_stage: int
-    overlapped: bool
-    checkpointing: bool
-    optimizer_on_host: bool
-    reference_on_host: bool
-    epochs: int
+    args: SimpleNamespace
+
+    def __post_init__(self) -> None:
+        self.args.adapt.thresholds()
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens of the longest response."""
+        return self.args.rollout.max_new_tokens or self.args.data.max_len
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(self.args.data.max_len - self.response_tokens, 1)
 
     @property
     def sample_tokens(self) -> int:
         """Tokens of the longest sample."""
         return self.prompt_tokens + self.response_tokens
 
-    def schedule(self, algorithm: Algorithm) -> RolloutSchedule:
-        """The schedule of an algorithm. Without batch adaptation it syncs at every step."""
-        if not algorithm.adapted:
-            return RolloutSchedule(1, 0, self.evaluate_every)
-        return RolloutSchedule(self.delay, self.reevaluate_every, self.evaluate_every)
+    @property
+    def replay_capacity(self) -> int:
+        """Groups that the replay buffer holds."""
+        return self.args.adapt.replay_buffer_size or self.args.adapt.buffer_size
+
+    @property
+    def copies(self) -> int:
+        """Number of GPUs that hold one data-parallel rank."""
+        return self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+
+    @property
+    def engine_gpus(self) -> int:
+        """Number of GPUs of an engine in the configuration."""
+        return max(self.args.vllm.tensor_parallel_size, 1)
+
+    @property
+    def reference(self) -> bool:
+        """Whether the flags ask for a reference model."""
+        adapt = self.args.adapt
+        return self.args.algo.kl.init_coef > 0 and not (adapt.enabled and adapt.kl_target == "behaviour")
 
     def has_reference(self, algorithm: Algorithm) -> bool:
         """Whether a reference model is loaded."""
         return self.reference and algorithm.reference
 
-    def passed_forward(self, algorithm: Algorithm) -> list[str]:
-        """The models that a batch passes through before training."""
-        return [*algorithm.trained, *["reference"] * self.has_reference(algorithm)]
+    def schedule(self, algorithm: Algorithm) -> RolloutSchedule:
+        """The schedule of an algorithm. Without batch adaptation it syncs at every step."""
+        adapt, evaluation = self.args.adapt, self.args.eval
+        delay, reevaluate_every = (adapt.rollout_delay, adapt.reevaluate_every) if algorithm.adapted else (1, 0)
+        return RolloutSchedule(delay, reevaluate_every, max(evaluation.steps, 0) if evaluation.dataset else 0)
 
     def roles(self, algorithm: Algorithm) -> dict[str, int]:
-        """Number of GPUs in the configuration of each role that an algorithm has."""
-        has = {"critic": algorithm.critic, "reference": self.has_reference(algorithm)}
-        return {role: count for role, count in self.gpus.items() if has.get(role, True)}
+        """Number of GPUs in the configuration of each role that an algorithm has. The role `engines` is vLLM."""
+        args = self.args
+        models = {"actor": args.actor}
+        if algorithm.critic:
+            models["critic"] = args.critic if args.critic.model_name_or_path else args.actor
+        if self.has_reference(algorithm) and not args.train.colocate_actor_ref:
+            models["reference"] = args.ref
+        gpus = {role: model.num_nodes * model.num_gpus_per_node for role, model in models.items()}
+        return gpus | {"engines": max(args.vllm.num_engines or 1, 1) * self.engine_gpus}
 
     def gpus_of(self, role: str, algorithm: Algorithm, total: int) -> int:
         """Number of GPUs of a role out of `total`.
@@ -130,7 +118,7 @@ class Workload:
         It is `total` if all roles share them. Otherwise roles share in the proportion of the configuration. It is at
         least 1, so that a plan for fewer GPUs than roles can say so instead of dividing by zero.
         """
-        if self.colocated:
+        if self.args.train.colocate_all:
             return total
         roles = self.roles(algorithm)
         own = roles.get(role, roles["actor"])  # A reference model that shares the actor's GPUs has no own ones.
@@ -139,56 +127,3 @@ class Workload:
     def ranks(self, role: str, algorithm: Algorithm, total: int) -> int:
         """Number of data-parallel ranks of a model that is trained or passed forward."""
         return max(self.gpus_of(role, algorithm, total) // self.copies, 1)
-
-
-def workload_of(args: SimpleNamespace) -> Workload:
-    """The workload of parsed arguments. Their own algorithm does not matter because a plan compares algorithms."""
-    adapt = args.adapt
-    adapt.check() if adapt.enabled else adapt.thresholds()
-    c1, c2, c3 = adapt.thresholds()
-    response = args.rollout.max_new_tokens or args.data.max_len
-    tensor_parallel = max(args.vllm.tensor_parallel_size, 1)
-    critic = args.critic if args.critic.model_name_or_path else args.actor
-    gpus = {role: m.num_nodes * m.num_gpus_per_node for role, m in (("actor", args.actor), ("critic", critic))}
-    if not args.train.colocate_actor_ref:
-        gpus["reference"] = args.ref.num_nodes * args.ref.num_gpus_per_node
-    gpus["engines"] = max(args.vllm.num_engines or 1, 1) * tensor_parallel
-    behaviour = adapt.enabled and adapt.kl_target == "behaviour"
-    return Workload(
-        group_size=args.rollout.n_samples_per_prompt,
-        prompts=args.rollout.batch_size,
-        capacity=adapt.batch_size or args.rollout.batch_size,
-        train_samples=args.train.batch_size,
-        micro_train=args.train.micro_batch_size,
-        micro_forward=args.rollout.micro_batch_size,
-        filter=adapt.filter,
-        uniform_fraction=adapt.uniform_fraction,
-        gaussian=(adapt.gaussian_mean, adapt.gaussian_std),
-        c1=c1,
-        c2=c2,
-        c3=c3,
-        direction=adapt.threshold_direction,
-        hard_capacity=adapt.buffer_size,
-        replay_capacity=adapt.replay_buffer_size or adapt.buffer_size,
-        replay_steps=adapt.replay_steps,
-        delay=adapt.rollout_delay,
-        reevaluate_every=adapt.reevaluate_every,
-        max_reevaluated=adapt.max_reevaluated_prompts,
-        evaluate_every=max(args.eval.steps, 0) if args.eval.dataset else 0,
-        response_tokens=response,
-        prompt_tokens=max(args.data.max_len - response, 1),
-        reference=args.algo.kl.init_coef > 0 and not behaviour,
-        colocated=args.train.colocate_all,
-        gpus=gpus,
-        copies=args.ds.ring_attn_size * args.ds.tensor_parallel_size,
-        tensor_parallel=tensor_parallel,
-        engine_share=args.vllm.gpu_memory_utilization,
-        engine_sleeps=args.vllm.enable_sleep and args.train.colocate_all,
-        training_sleeps=args.ds.enable_sleep and args.train.colocate_all,
-        zero_stage=args.ds.zero_stage,
-        overlapped=args.ds.overlap_comm,
-        checkpointing=args.actor.gradient_checkpointing_enable,
-        optimizer_on_host=args.ds.adam_offload,
-        reference_on_host=args.ref.offload,
-        epochs=args.train.max_epochs,
-    )

@@ -1,7 +1,5 @@
 """`prepare`: each published row becomes a prompt and a label, or is counted with the reason for its rejection."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -18,7 +16,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.state_file import write_atomically
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
 from bapo_openrlhf.workbench.prepare.overlap import TestIndex
-from bapo_openrlhf.workbench.prepare.source_rows import SourceRows, open_source
+from bapo_openrlhf.workbench.prepare.source_rows import SourceRows, digest, open_source
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -89,15 +87,11 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
 
 
 def _check(task: Task, request: Request) -> None:
-    unknown = [part for part in (*(request.parts or ()), *request.local, *request.limits) if part not in task.parts]
-    if unknown:
-        raise ConfigError(f"part is {unknown[0]!r}; {task.name} has {', '.join(task.parts)}")
-    if request.style is not None and request.style not in task.prompts:
-        raise ConfigError(f"prompt is {request.style!r}; {task.name} has {', '.join(task.prompts)}")
-    generators = task.generators or {}
-    if request.generator is not None and request.generator not in generators:
-        known = ", ".join(generators) or "none"
-        raise ConfigError(f"generator is {request.generator!r}; {task.name} has {known}")
+    asked = [("part", part, task.parts) for part in (*(request.parts or ()), *request.local, *request.limits)]
+    asked += [("prompt", request.style, task.prompts), ("generator", request.generator, task.generators or {})]
+    for kind, name, known in asked:
+        if name is not None and name not in known:
+            raise ConfigError(f"{kind} is {name!r}; {task.name} has {', '.join(known) or 'none'}")
     if request.generator is not None and request.local:
         raise ConfigError(f"generator is {request.generator!r} and there are local copies; give only one of the two")
 
@@ -132,7 +126,7 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
     made = manifest["parts"].get(name)
     path = request.out / f"{name}.jsonl"
     asked = _asked(task, name, request, manifest)
-    same = made is not None and not request.refresh and made["asked"] == asked and _digest(path) == made["sha256"]
+    same = made is not None and not request.refresh and made["asked"] == asked and digest(path) == made["sha256"]
     copy = request.local.get(name)
     # The hub is asked only if the part must be made. A local copy is always read for its digest.
     if same and (request.generator is not None or (copy is None and made["origin"]["from"] == asked["hub"])):
@@ -160,14 +154,14 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
         "written": written,
         "rejected": reasons,
         "left_over": build.left_over,
-        "sha256": _digest(path),
+        "sha256": digest(path),
     }
 
 
 def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that a part depends on, except the rows themselves."""
     asked = {
-        "task_file": _digest(task.file),
+        "task_file": digest(task.file),
         "prompt": request.style or next(iter(task.prompts)),
         "seed": request.seed,
         "limit": request.limits.get(name),
@@ -328,14 +322,6 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.is_file():
         with path.open(encoding="utf-8") as file:
             yield from map(json.loads, file)
-
-
-def _digest(path: Path) -> str | None:
-    """The sha256 of a file. None means that there is no such file."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -1,7 +1,5 @@
 """Overlap of training and test data: problems that are the same, and problems with nearly the same words."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

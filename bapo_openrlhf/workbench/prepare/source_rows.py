@@ -1,7 +1,5 @@
 """The rows of published data sets, from the model hub or from a local copy in a usual format."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import importlib
@@ -13,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks.task import BadRow, Source
-from bapo_openrlhf.workbench.pages.text import one_line
 
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 ROWS_AT_A_TIME = 256
@@ -71,6 +68,14 @@ def _with_columns(part: str, source: Source, opened: SourceRows) -> Iterator[tup
 # ── local copies ──
 
 
+def digest(path: Path) -> str | None:
+    """The sha256 of a file. None means that there is no such file."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _local(part: str, source: Source, path: Path) -> SourceRows:
     if path.is_dir():
         return _folder(part, source, path)
@@ -78,8 +83,7 @@ def _local(part: str, source: Source, path: Path) -> SourceRows:
         raise ConfigError(f"{part}: local copy is {path}; it must be a folder or a file of {', '.join(FORMATS)}")
     if not path.is_file():
         raise ConfigError(f"{part}: local copy is {path}; it must be a file that exists")
-    with path.open("rb") as file:
-        origin = {"from": str(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    origin = {"from": str(path), "sha256": digest(path)}
     read = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}[path.suffix]
     try:
         rows, size = read(path)

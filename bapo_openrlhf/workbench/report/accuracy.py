@@ -3,10 +3,7 @@
 The functions take the groups of `Run.groups`. The accuracy of a prompt is the mean reward of a group of G responses.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -120,6 +117,8 @@ class Unlocked(NamedTuple):
 
 def unlocked(groups: pd.DataFrame) -> Unlocked:
     """What became of the prompts that were not solved at first (Fig. 7: 31 % of them under BAPO, 19 % under GRPO)."""
+    if groups.empty:
+        return Unlocked(0, 0, 0)
     by_prompt = _by_prompt(groups)
     hard = by_prompt[by_prompt["first"] == 0]
     return Unlocked(len(hard), int((hard["max"] > 0).sum()), int((hard["last"] > 0).sum()))
@@ -130,47 +129,30 @@ def _by_prompt(groups: pd.DataFrame) -> pd.DataFrame:
     return groups.dropna(subset="mean").groupby("prompt")["mean"].agg(["first", "max", "last"])
 
 
-@dataclass(frozen=True)
-class Paired:
+def paired(groups_a: pd.DataFrame, groups_b: pd.DataFrame) -> dict[str, float] | None:
     """Run B compared with run A, prompt by prompt, over the prompts for which both generated groups.
 
-    Attributes:
-        prompts: Number of these prompts.
-        mean_a, mean_b: Average of the latest group means.
-        low, high: 95 % bootstrap interval of mean_b - mean_a over prompts.
-        better, equal, worse: Number of prompts whose latest group mean is above, equal to, or below that of A.
-        only_a, only_b: Number of prompts that only this run ever solved (a group with a mean above 0).
+    Returns:
+        None if there is no such prompt. Otherwise: prompts, their number; mean_a and mean_b, the average of the latest
+        group means; low and high, the 95 % bootstrap interval of mean_b - mean_a over prompts; better, equal and worse,
+        the number of prompts whose latest group mean is above, equal to, or below that of A; only_a and only_b, the
+        number of prompts that only this run ever solved (a group with a mean above 0).
     """
-
-    prompts: int
-    mean_a: float
-    mean_b: float
-    low: float
-    high: float
-    better: int
-    equal: int
-    worse: int
-    only_a: int
-    only_b: int
-
-
-def paired(groups_a: pd.DataFrame, groups_b: pd.DataFrame) -> Paired | None:
-    """The comparison; None if the runs share no prompt."""
     both = _by_prompt(groups_a).join(_by_prompt(groups_b), how="inner", lsuffix="_a", rsuffix="_b")
     if both.empty:
         return None
     change = both["last_b"] - both["last_a"]
     solved_a, solved_b = both["max_a"] > 0, both["max_b"] > 0
     low, high = interval(resampled_means(change.to_numpy(), seed=0, resamples=RESAMPLES))
-    return Paired(
-        prompts=len(both),
-        mean_a=float(both["last_a"].mean()),
-        mean_b=float(both["last_b"].mean()),
-        low=low,
-        high=high,
-        better=int((change > 0).sum()),
-        equal=int((change == 0).sum()),
-        worse=int((change < 0).sum()),
-        only_a=int((solved_a & ~solved_b).sum()),
-        only_b=int((solved_b & ~solved_a).sum()),
-    )
+    return {
+        "prompts": len(both),
+        "mean_a": both["last_a"].mean(),
+        "mean_b": both["last_b"].mean(),
+        "low": low,
+        "high": high,
+        "better": (change > 0).sum(),
+        "equal": (change == 0).sum(),
+        "worse": (change < 0).sum(),
+        "only_a": (solved_a & ~solved_b).sum(),
+        "only_b": (solved_b & ~solved_a).sum(),
+    }

@@ -1,7 +1,5 @@
 """Prompts that failed, with their answers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

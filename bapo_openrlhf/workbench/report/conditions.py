@@ -1,7 +1,5 @@
 """The conditions of Theorem 3.2, and of what the monitor takes for granted, judged at each step of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any

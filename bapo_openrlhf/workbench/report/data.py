@@ -1,7 +1,5 @@
 """The numbers of the report's tables: what became of the groups, and what the runs spent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +33,6 @@ def outcomes(run: Run) -> dict[str, int]:
 
 def cost(run: Run) -> dict[str, float | None]:
     """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it."""
-
     totals = ("rollouts/total", "tokens/generated_total", "tokens/trained_total")
     responses, generated, trained = (next(reversed(run.curve(total).to_list()), None) for total in totals)
     return {

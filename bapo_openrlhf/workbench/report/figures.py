@@ -1,7 +1,5 @@
 """The figures of the page: what each draws of the runs, and its words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs, read from their folders."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The report: its sections, in the order of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bapo_openrlhf.record.run_record import RUN, SUMMARY
@@ -141,7 +139,7 @@ def _theory(page: Comparison) -> Section:
 def _configuration(page: Comparison) -> Section:
     known = [run for run in page.runs if run.config]
     notes = [f"{run.name} has no {RUN}: it is of an older version." for run in page.runs if not run.config]
-    different = [tables.different_flags(known)] if len(known) > 1 else []
+    different = tables.different_flags(page.runs)
     if different and not different[0].rows:
         different, notes = [], [*notes, "All flags are the same."]
     folded = [tables.all_flags(known)] if known else []

@@ -1,8 +1,7 @@
 """The tables of the page."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
@@ -10,7 +9,7 @@ from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, S
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import is_number, number
 from bapo_openrlhf.workbench.report import data
-from bapo_openrlhf.workbench.report.accuracy import Paired, paired, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import paired, why_no_bins
 from bapo_openrlhf.workbench.report.figures import Comparison
 from bapo_openrlhf.workbench.report.runs import Run
 
@@ -27,7 +26,7 @@ def overview(page: Comparison) -> Table:
         "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
         "responses generated": lambda run: data.cost(run)["responses generated"],
-        "hours of all steps": _hours,
+        "hours of all steps": lambda run: data.phase_seconds(run).get("step_total", math.nan) / 3600,
     }
     return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
 
@@ -40,11 +39,6 @@ def _progress(run: Run) -> str:
 def _capacity_used(run: Run) -> str | None:
     room = run.total("groups/capacity")
     return f"{sum(run.total(f'groups/{source}') for source in SOURCES) / room:.0%}" if room else None
-
-
-def _hours(run: Run) -> float | None:
-    seconds = data.cost(run)[data.ALL_SECONDS]
-    return None if seconds is None else seconds / 3600
 
 
 def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: str = "") -> Table:
@@ -87,20 +81,20 @@ def pairs(page: Comparison) -> list[Table]:
     base, *others = page.runs
     if why_no_bins(base):
         return []
-    found = {run.name: paired(base.groups, run.groups) for run in others if not why_no_bins(run)}
-    rows = [_pair(name, compared) for name, compared in found.items() if compared]
+    rows = []
+    for run in others:
+        if why_no_bins(run) or not (found := paired(base.groups, run.groups)):
+            continue
+        change = "{:+.4f} [{:+.4f}, {:+.4f}]".format(found["mean_b"] - found["mean_a"], found["low"], found["high"])
+        moved = " / ".join(f"{found[way]:,}" for way in ("better", "equal", "worse"))
+        means = found["mean_b"], found["mean_a"]
+        rows.append([run.name, found["prompts"], *means, change, moved, found["only_b"], found["only_a"]])
     head = ["run", "prompts of both", "its mean", f"mean of {base.name}", "difference, 95 % interval"]
     head += ["better / equal / worse", "solved only by it", f"solved only by {base.name}"]
     title = (
         f"The latest group means of the same prompts, paired with {base.name}; interval by bootstrap over the prompts"
     )
     return [Table.of(head, rows, title)] if rows else []
-
-
-def _pair(name: str, found: Paired) -> list[Any]:
-    change = f"{found.mean_b - found.mean_a:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-    moved = f"{found.better:,} / {found.equal:,} / {found.worse:,}"
-    return [name, found.prompts, found.mean_b, found.mean_a, change, moved, found.only_b, found.only_a]
 
 
 # ── cost ──
@@ -151,10 +145,11 @@ def _until_as_good(page: Comparison) -> list[list[Any]]:
 # ── configuration ──
 
 
-def different_flags(runs: Sequence[Run]) -> Table:
-    """Flags whose values are not the same in all runs."""
-    names = data.differing([run.config for run in runs])
-    return _flags(runs, names, f"Different in these runs: {len(names)} flags")
+def different_flags(runs: Sequence[Run]) -> list[Table]:
+    """Flags whose values are not the same in all runs that have flags; no table for a single such run."""
+    known = [run for run in runs if run.config]
+    names = data.differing([run.config for run in known])
+    return [_flags(known, names, f"Different in these runs: {len(names)} flags")] if len(known) > 1 else []
 
 
 def all_flags(runs: Sequence[Run]) -> Table:
@@ -164,12 +159,8 @@ def all_flags(runs: Sequence[Run]) -> Table:
 
 
 def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
-    rows = [[name, *(_value(run.config, name) for run in runs)] for name in names]
+    rows = [[name, *(in_words(run.config.get(name, "(no such flag)")) for run in runs)] for name in names]
     return Table.of(["flag", *(run.name for run in runs)], rows, title)
-
-
-def _value(config: Mapping[str, Any], name: str) -> str:
-    return in_words(config[name]) if name in config else "(no such flag)"
 
 
 def in_words(value: Any) -> str:

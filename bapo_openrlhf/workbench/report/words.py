@@ -1,6 +1,4 @@
-"""The words of the figures that show metrics. Title and sentence are those of the catalogue (`record/metrics.py`)."""
-
-from __future__ import annotations
+"""The words of the figures that show metrics. Title and sentence are those of the catalogue (`record/metrics.yaml`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

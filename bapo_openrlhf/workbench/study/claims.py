@@ -1,7 +1,5 @@
 """The verdict on each claim of a study: whether its runs support it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -48,11 +46,11 @@ def judge(results: Results) -> list[Verdict]:
     otherwise. "Better" means a difference above 0, or a ratio of rollouts below 1. "About equal" means that the effect
     is within the margin.
     """
-    verdicts = []
-    for claim in results.study.claims:
-        targets: Sequence[float | None] = results.study.targets if claim.measure == "rollouts_to" else [None]
-        verdicts += [_judge(results, claim, target) for target in targets]
-    return verdicts
+    return [
+        _judge(results, claim, target)
+        for claim in results.study.claims
+        for target in (results.study.targets if claim.measure == "rollouts_to" else [None])
+    ]
 
 
 def _judge(results: Results, claim: Claim, target: float | None) -> Verdict:

@@ -3,8 +3,6 @@
 The columns "arm" and "seed" name a run in every table. "arm" holds the arm's name, such as bapo-group.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
 from bapo_openrlhf.workbench.pages.text import is_number
+from bapo_openrlhf.workbench.report.accuracy import unlocked
 from bapo_openrlhf.workbench.report.data import end_means
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study.definition import Arm, Study
@@ -193,8 +192,9 @@ class Results:
         group had no right response, the share that a later group solved.
         """
         by_run = self.steps.groupby(RUN)
-        hard = self.prompts[self.prompts["first"] == 0]
         finished = {found.key: found.finished for found in self.runs}
+        hard = {found.key: unlocked(found.run.groups) for found in self.runs}
+        solved = {key: found.ever / found.at_first for key, found in hard.items() if found.at_first}
         trained = by_run[TOKENS_TRAINED].last()
         return pandas.DataFrame({
             "finished": [finished[key] for key in trained.index],
@@ -203,7 +203,7 @@ class Results:
             "update_tokens": self.times_epochs(trained),
             "seconds": by_run[ALL_SECONDS].sum(min_count=1),
             "reward_end": by_run[REWARD].agg(lambda rewards: end_means(rewards)[1]),
-            "solved": (hard["best"] > 0).groupby(RUN).mean(),
+            "solved": pandas.Series([solved.get(key) for key in trained.index], trained.index, float),
         }, index=trained.index)  # fmt: skip
 
     def times_epochs(self, tokens: pandas.Series) -> pandas.Series:
@@ -286,20 +286,6 @@ class Results:
         found[total] = found[total].where(found[total].notna() | (found["step"] > 0), 0.0)
         return found.dropna(subset=total)
 
-    # ── prompts ──
-
-    @cached_property
-    def prompts(self) -> pandas.DataFrame:
-        """The mean rewards of each prompt's groups: first, best, worst, latest; the index is (arm, seed, prompt)."""
-        frames = [
-            found.run.groups[["prompt", "mean"]].assign(arm=found.arm.name, seed=found.seed)
-            for found in self.runs
-            if not found.run.groups.empty
-        ]
-        groups = pandas.concat(frames) if frames else pandas.DataFrame(columns=[*RUN, "prompt", "mean"])
-        by_prompt = groups.dropna(subset="mean").groupby([*RUN, "prompt"])["mean"]
-        return by_prompt.agg(first="first", best="max", worst="min", latest="last").astype(float)
-
 
 def band(curves: Sequence[pandas.Series]) -> pandas.DataFrame:
     """Median and quartiles of the curves of several seeds, at each x where at least half of the curves are known.
@@ -329,7 +315,7 @@ def missing(results: Results) -> list[str]:
     for arm in results.study.arms:
         name, runs = results.labels[arm.name], results.by_arm[arm.name]
         if absent := [seed for seed in results.study.seeds if seed not in {found.seed for found in runs}]:
-            sentences.append(f"{name}: no run of seed {_listed(absent)}.")
+            sentences.append(f"{name}: no run of seed {', '.join(map(str, absent))}.")
         sentences += [
             f"{name}, seed {found.seed}: stopped at step {found.run.last_step:,} of "
             f"{found.run.about['total_steps']:,}; in the curves until there, not in the final numbers."
@@ -338,9 +324,5 @@ def missing(results: Results) -> list[str]:
         ]
         judged = results.of_arm(results.final, arm).index
         if unjudged := [found.seed for found in runs if found.finished and found.seed not in judged]:
-            sentences.append(f"{name}: no final accuracy of seed {_listed(unjudged)}.")
+            sentences.append(f"{name}: no final accuracy of seed {', '.join(map(str, unjudged))}.")
     return sentences
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))

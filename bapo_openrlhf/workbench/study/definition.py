@@ -5,17 +5,14 @@ fields of the file are those of `Study`, with the arms under `methods`; docs/stu
 configs/studies/countdown.yaml is an example.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.user_file import read_yaml
 
 ALGORITHMS = {"group": ("bapo_grpo", "grpo"), "critic": ("ba_ppo", "ppo")}  # with batch adaptation, without
 MEASURES = ("accuracy", "rollouts", "solved", "rollouts_to")
@@ -132,12 +129,7 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
     Raises:
         ConfigError: The file is not valid. The message names the file, the field, the value and what is allowed.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"study {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"study {path} is no valid YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml("study", path)
     reader = _Reader(path)
     study = reader.study(content)
     return reader.smoke(study, content.get("smoke")) if smoke else study

@@ -5,12 +5,11 @@ the baseline of its path in grey behind it. A chart of means has at most FEW arm
 of one kind have the same axes.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas
@@ -24,7 +23,7 @@ from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean, number
 from bapo_openrlhf.workbench.report.figures import BASELINE, Comparison, by_run
-from bapo_openrlhf.workbench.report.words import WORDS
+from bapo_openrlhf.workbench.report.words import WORDS, Words
 from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, RUN, Results, band
 from bapo_openrlhf.workbench.study.definition import Arm
@@ -45,109 +44,74 @@ def arms_of(results: Results, arms: Sequence[Arm], *, baseline: bool = False) ->
 # ── median and quartiles over the seeds ──
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What `against_baseline` draws.
+def accuracy_curves(results: Results, spent: str = "") -> list[Figure]:
+    """Held-out accuracy, the mean over the benchmarks. `spent` as in `_against_baseline`."""
+    title = "Held-out accuracy for responses generated" if spent else "Held-out accuracy over the steps"
+    says, y = "Mean pass@1 over the benchmarks.", "held-out accuracy, %"
+    curves = {run: 100 * rows.set_index("step")["accuracy"] for run, rows in results.accuracy.groupby(RUN)}
+    return _against_baseline(results, Words(title, says, y, why="no evaluation was recorded"), curves, spent)
 
-    Attributes:
+
+def reward_curves(results: Results, spent: str = "") -> list[Figure]:
+    """Training reward, smoothed within each run. `spent` as in `_against_baseline`."""
+    title = "Reward for responses generated" if spent else "Reward over the steps"
+    says, y = "Mean reward of the fresh responses before the filter, smoothed.", "mean reward, smoothed"
+    curves = {found.key: smoothed(found.run.curve(REWARD)) for found in results.runs}
+    return _against_baseline(results, Words(title, says, y, why=f"{REWARD} is not recorded"), curves, spent)
+
+
+def _against_baseline(
+    results: Results, words: Words, curves: Mapping[tuple[str, int], pandas.Series], spent: str
+) -> list[Figure]:
+    """One figure per arm, each with the baseline of its path in grey: median and quartiles over the seeds.
+
+    Args:
         curves: For each run (arm, seed) the values of y by step.
         spent: The running total that is on the x axis instead of the step; empty for the step.
-        why: Why an arm may lack it.
     """
-
-    title: str
-    says: str
-    y: str
-    curves: Mapping[tuple[str, int], pandas.Series]
-    spent: str
-    why: str
-
-
-def accuracy_kind(results: Results, spent: str = "") -> Kind:
-    """Held-out accuracy, the mean over the benchmarks."""
-    return Kind(
-        "Held-out accuracy for responses generated" if spent else "Held-out accuracy over the steps",
-        "Mean pass@1 over the benchmarks.",
-        "held-out accuracy, %",
-        {run: 100 * rows.set_index("step")["accuracy"] for run, rows in results.accuracy.groupby(RUN)},
-        spent,
-        "no evaluation was recorded",
-    )
-
-
-def reward_kind(results: Results, spent: str = "") -> Kind:
-    """Training reward, smoothed within each run."""
-    return Kind(
-        "Reward for responses generated" if spent else "Reward over the steps",
-        "Mean reward of the fresh responses before the filter, smoothed.",
-        "mean reward, smoothed",
-        {found.key: smoothed(found.run.curve(REWARD)) for found in results.runs},
-        spent,
-        f"{REWARD} is not recorded",
-    )
-
-
-def against_baseline(results: Results, kind: Kind) -> list[Figure]:
-    """One figure per arm, each with the baseline of its path in grey: median and quartiles over the seeds."""
-    bands = {arm.name: _band(results, kind, arm) for arm in results.arms}
+    bands = {arm.name: _band(results, arm, curves, spent) for arm in results.arms}
     whole = pandas.concat([found for found in bands.values() if len(found)] or [band([])])
     if whole.empty:
-        return [Figure(kind.title, kind.says, missing=[kind.why])]
+        return [words.figure(missing=[words.why])]
     first, last = float(whole.index.min()), float(whole.index.max())
-    domain = (0.0, last or 1.0) if kind.spent else (min(1.0, first), max(results.last_step, last, 2.0))
+    domain = (0.0, last or 1.0) if spent else (min(1.0, first), max(results.last_step, last, 2.0))
     low, high = float(whole["low"].min()), float(whole["high"].max())
-    y_domain = (low, high) if low < high else None
+    axes: dict[str, Any] = {"x_domain": domain, "y_domain": (low, high) if low < high else None}
+    x, x_name = ("responses generated", "") if spent else (STEP, "step")
     drawn = []
     for path in results.paths:
         baseline, *others = results.of_path(path)
-        pairs = [[baseline, arm] for arm in others] or [[baseline]]
-        drawn += [_small_multiple(results, kind, pair, bands, domain, y_domain) for pair in pairs]
+        for arm in others or [baseline]:
+            name = results.labels[arm.name]
+            figure = replace(words.figure(name, [words.why]), height=SMALL)
+            keys = {
+                baseline.name: replace(BASELINE, name=results.labels[baseline.name]),
+                arm.name: Key(name, PALETTE[0]),
+            }
+            shown = [Curve(key, bands[of]["median"], band=bands[of]) for of, key in keys.items() if len(bands[of])]
+            if len(bands[arm.name]):
+                chart, told = charts.lines(shown, x=x, y=words.y, **axes), in_words(shown, x_name)
+                more = {"summary": told, "table": _quartiles(shown, x), "missing": ()}
+                figure = figure.with_curves(shown, chart, x, domain, **more)
+            drawn.append(figure)
     return drawn
 
 
-def _band(results: Results, kind: Kind, arm: Arm) -> pandas.DataFrame:
+def _band(results: Results, arm: Arm, of_runs: Mapping[tuple[str, int], pandas.Series], spent: str) -> pandas.DataFrame:
     """Median and quartiles of an arm over the steps, or over the median of what its seeds had spent by these steps."""
     runs = [found.key for found in results.by_arm[arm.name]]
-    curves = [kind.curves[run] for run in runs if run in kind.curves]
+    curves = [of_runs[run] for run in runs if run in of_runs]
     # Over a running total, each curve has places of its own, and so rows of its own in the table.
     few = MAX_POINTS // 2
     if max(map(len, curves), default=0) > few:
-        width = bin_width(results.last_step, few if kind.spent else MAX_POINTS)
+        width = bin_width(results.last_step, few if spent else MAX_POINTS)
         curves = [binned(curve, width) for curve in curves]
     found = band(curves)
-    if not kind.spent:
+    if not spent:
         return found
     places = pandas.DataFrame([(*run, step) for step in found.index for run in runs], columns=[*RUN, "step"])
-    spent = results.spent(places, kind.spent).groupby("step")[kind.spent].median()
-    return found.loc[spent.index].set_axis(spent)
-
-
-def _small_multiple(
-    results: Results,
-    kind: Kind,
-    arms: Sequence[Arm],
-    bands: Mapping[str, pandas.DataFrame],
-    domain: Domain,
-    y_domain: Domain | None,
-) -> Figure:
-    """The figure of the last of these arms. The baseline comes before it, unless the arm is the baseline itself."""
-    name = results.labels[arms[-1].name]
-    figure = Figure(kind.title, kind.says, run=name, height=SMALL)
-    if bands[arms[-1].name].empty:
-        return replace(figure, missing=[kind.why])
-    shown = [arm for arm in arms if not bands[arm.name].empty]
-    curves = [
-        Curve(
-            Key(name, PALETTE[0]) if arm == arms[-1] else replace(BASELINE, name=results.labels[arm.name]),
-            bands[arm.name]["median"],
-            band=bands[arm.name],
-        )
-        for arm in shown
-    ]
-    x = "responses generated" if kind.spent else STEP
-    chart = charts.lines(curves, x=x, y=kind.y, x_domain=domain, y_domain=y_domain)
-    words = in_words(curves, "" if kind.spent else "step")
-    return figure.with_curves(curves, chart, x, domain, summary=words, table=_quartiles(curves, x))
+    medians = results.spent(places, spent).groupby("step")[spent].median()
+    return found.loc[medians.index].set_axis(medians)
 
 
 def _quartiles(curves: Sequence[Curve], x: str) -> Table:
@@ -220,57 +184,45 @@ def profiles(results: Results) -> list[Figure]:
 
 def final_accuracy(results: Results) -> list[Figure]:
     """Mean and interval of each arm's final accuracy, with its seeds: one figure per path."""
-    means = {arm.name: 100 * results.scores(arm).mean(axis=1) for arm in results.arms}
-    return _forests(
-        results,
-        "Final accuracy",
+    says = (
         "Mean over the benchmarks, pass@1: the mean over the seeds with Student's 95 % interval; small dots are the "
-        "seeds, the dashed line is the baseline's mean.",
-        "final accuracy, %",
-        {name: found for name, values in means.items() if (found := statistics.mean_interval(values))},
-        {name: values.tolist() for name, values in means.items()},
+        "seeds, the dashed line is the baseline's mean."
     )
+    means = {arm.name: (100 * results.scores(arm).mean(axis=1)).tolist() for arm in results.arms}
+    estimates = {name: found for name, values in means.items() if (found := statistics.mean_interval(values))}
+    return _forests(results, Figure("Final accuracy", says), "final accuracy, %", estimates, means)
 
 
 def interquartile_means(results: Results) -> list[Figure]:
     """Interquartile mean of each arm: one figure per path."""
-    scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}
-    return _forests(
-        results,
-        "Interquartile mean",
+    says = (
         "Mean of the middle half of all final accuracies, of every seed and benchmark, with a 95 % bootstrap interval "
-        "over the seeds; dashed: the baseline's.",
-        "interquartile mean of final accuracy, %",
-        {name: statistics.iqm_interval(values) for name, values in scores.items() if len(values)},
+        "over the seeds; dashed: the baseline's."
     )
+    scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}
+    estimates = {name: statistics.iqm_interval(values) for name, values in scores.items() if len(values)}
+    figure = Figure("Interquartile mean", says)
+    return _forests(results, figure, "interquartile mean of final accuracy, %", estimates)
 
 
 def improvements(results: Results) -> list[Figure]:
     """Probability of improvement of each arm over its baseline: one figure per path that has more than one arm."""
+    says = (
+        "Chance that a run of the arm ends above one of the baseline, averaged over the benchmarks, with a 95 % "
+        "bootstrap interval; dashed: as likely as not."
+    )
     estimates = {}
     for path in results.paths:
-        baseline, *others = results.of_path(path)
-        base = results.scores(baseline)
-        for arm in others:
-            scores = results.scores(arm)
-            if len(scores) and len(base):
-                estimates[arm.name] = statistics.improvement(scores, base)
-    return _forests(
-        results,
-        "Probability of improvement",
-        "Chance that a run of the arm ends above one of the baseline, averaged over the benchmarks, with a 95 % "
-        "bootstrap interval; dashed: as likely as not.",
-        "probability of improvement",
-        estimates,
-        domain=(0.0, 1.0),
-        reference=0.5,
-    )
+        base, *others = ((arm.name, results.scores(arm)) for arm in results.of_path(path))
+        if len(base[1]):
+            estimates |= {name: statistics.improvement(scores, base[1]) for name, scores in others if len(scores)}
+    figure = Figure("Probability of improvement", says)
+    return _forests(results, figure, "probability of improvement", estimates, domain=(0.0, 1.0), reference=0.5)
 
 
 def _forests(
     results: Results,
-    title: str,
-    says: str,
+    figure: Figure,
     x: str,
     estimates: Mapping[str, Estimate],
     single: Mapping[str, Sequence[float]] | None = None,
@@ -278,7 +230,7 @@ def _forests(
     domain: Domain | None = None,
     reference: float | None = None,
 ) -> list[Figure]:
-    """Intervals of the arms, one figure per path, all with the same axis.
+    """The figure once per path, with the intervals of the arms, all with the same axis.
 
     Args:
         estimates: The estimates by the arm's name.
@@ -286,45 +238,36 @@ def _forests(
         reference: The value of the line across. If it is None, the line is at the baseline's value; otherwise the
             baseline itself is left out.
     """
-    columns = ["value", "low", "high"]
-    ends = [*pandas.DataFrame(estimates.values(), columns=[*columns, "count"])[columns].astype(float).stack()]
-    ends += [value for values in (single or {}).values() for value in values]
+    columns = dict.fromkeys(("value", "low", "high"), float)
+    numbers = pandas.DataFrame(estimates.values(), [*estimates], [*columns, "count"]).astype(columns)
+    seeds = [(name, value) for name, values in (single or {}).items() for value in values]
+    ends = [*numbers[[*columns]].stack(), *(value for _, value in seeds)]
     domain = domain or (min(ends, default=0.0), max(ends, default=1.0))
     drawn = []
     for path in results.paths:
         baseline, *others = results.of_path(path)
-        arms = [baseline, *others] if reference is None else others
-        figure = Figure(title, says, run=PATHS.get(path, path), missing=[NO_ACCURACY])
-        there = [arm for arm in arms if arm.name in estimates]
-        if there:
-            names, found = [results.labels[arm.name] for arm in there], [estimates[arm.name] for arm in there]
-            numbers = pandas.DataFrame(found).astype(dict.fromkeys(columns, float))
-            rows = numbers.assign(
-                name=[*map(on_axis, names)], colour=[MUTED if arm == baseline else PALETTE[0] for arm in there]
-            )
-            seeds = [
-                (on_axis(name), value)
-                for name, arm in zip(names, there, strict=True)
-                for value in (single or {}).get(arm.name, ())
-            ]
-            base = estimates.get(baseline.name)
-            chart = charts.intervals(
-                rows, x=x, domain=domain, reference=base.value if reference is None and base else reference,
-                single=pandas.DataFrame(seeds, columns=["name", "value"]),
-            )  # fmt: skip
-            lacking = ", ".join(results.labels[arm.name] for arm in arms if arm not in there)
-            numbers.insert(0, "arm", names)
-            figure = replace(
-                figure,
-                chart=chart,
-                summary="; ".join(f"{name}: {_in_words(one)}" for name, one in zip(names, found, strict=True)) + ".",
-                table=Table(numbers.set_axis(["arm", x, "from", "to", "runs"], axis=1)),
+        labels = {arm.name: results.labels[arm.name] for arm in ([baseline, *others] if reference is None else others)}
+        found = numbers.loc[[name for name in labels if name in estimates]]
+        of_path = replace(figure, run=PATHS.get(path, path), missing=[NO_ACCURACY])
+        if len(found):
+            colours = [MUTED if name == baseline.name else PALETTE[0] for name in found.index]
+            rows = found.assign(name=[on_axis(labels[name]) for name in found.index], colour=colours)
+            dots = [(on_axis(labels[name]), value) for name, value in seeds if name in found.index]
+            across = estimates[baseline.name].value if reference is None and baseline.name in estimates else reference
+            single_values = pandas.DataFrame(dots, columns=["name", "value"])
+            lacking = ", ".join(label for name, label in labels.items() if name not in estimates)
+            table = found.set_axis(found.index.map(labels)).rename_axis("arm").reset_index()
+            of_path = replace(
+                of_path,
+                chart=charts.intervals(rows, x=x, domain=domain, reference=across, single=single_values),
+                summary="; ".join(f"{labels[name]}: {_in_words(estimates[name])}" for name in found.index) + ".",
+                table=Table(table.set_axis(["arm", x, "from", "to", "runs"], axis=1)),
                 missing=[f"{lacking}: no final accuracy"] if lacking else [],
                 wide=True,
-                height=60 + LINE * len(there),
+                height=60 + LINE * len(found),
             )
-        if arms:
-            drawn.append(figure)
+        if labels:
+            drawn.append(of_path)
     return drawn
 
 
@@ -344,23 +287,18 @@ def _in_words(found: Estimate) -> str:
 
 def phases(results: Results) -> list[Figure]:
     """Seconds of a whole run by phase, the mean over the seeds: one bar per arm, and one figure per path."""
+    says = "Seconds of all steps of a run, by what they were spent on: the mean over the seeds."
     spent = results.seconds.dropna(how="all").fillna(0.0)
-    spent = spent.loc[:, (spent > 0).any()]
-    words, colours = [PHASE_LABELS.get(name, name) for name in spent], [*map(phase_colour, range(spent.shape[1]))]
+    spent = spent.loc[:, (spent > 0).any()].rename(columns=PHASE_LABELS)
+    keys = [Key(phase, phase_colour(place), shape="area") for place, phase in enumerate(spent)]
     top = float(spent.sum(axis=1).max())
     drawn = []
     for path in results.paths:
-        arms = [arm for arm in results.of_path(path) if arm.name in spent.index]
-        figure = Figure(
-            "Time by phase",
-            "Seconds of all steps of a run, by what they were spent on: the mean over the seeds.",
-            run=PATHS.get(path, path),
-            missing=["times are not recorded"],
-        )
-        if arms and words:
-            labels = [results.labels[arm.name] for arm in arms]
-            amounts = spent.loc[[arm.name for arm in arms]].set_axis(words, axis=1)
-            bars = amounts.set_axis([on_axis(label) for label in labels])
+        figure = Figure("Time by phase", says, run=PATHS.get(path, path), missing=["times are not recorded"])
+        amounts = spent.loc[[arm.name for arm in results.of_path(path) if arm.name in spent.index]]
+        if amounts.size:
+            labels = [results.labels[name] for name in amounts.index]
+            bars, colours = amounts.set_axis([*map(on_axis, labels)]), [key.colour for key in keys]
             totals = zip(labels, amounts.sum(axis=1), strict=True)
             figure = replace(
                 figure,
@@ -370,8 +308,8 @@ def phases(results: Results) -> list[Figure]:
                 paper="Table 2",
                 missing=(),
                 wide=True,
-                height=60 + LINE * len(arms),
-                keys=[Key(word, colour, shape="area") for word, colour in zip(words, colours, strict=True)],
+                height=60 + LINE * len(amounts),
+                keys=keys,
             )
         drawn.append(figure)
     return drawn

@@ -1,7 +1,5 @@
 """A study's page: the claims with their verdicts, and all numbers that the verdicts rest on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,8 +90,8 @@ def _learning(results: Results) -> Section:
         "Each arm with the baseline of its path, which is grey and dashed. The line is the median over the seeds; the "
         "band reaches from the lower to the upper quartile. A curve ends when fewer than half of the seeds continue."
     )
-    kinds = [kind(results, spent) for kind in (figures.accuracy_kind, figures.reward_kind) for spent in ("", ROLLOUTS)]
-    drawn = [figure for kind in kinds for figure in figures.against_baseline(results, kind)]
+    kinds = (figures.accuracy_curves, figures.reward_curves)
+    drawn = [figure for kind in kinds for spent in ("", ROLLOUTS) for figure in kind(results, spent)]
     return Section("learning", "Learning curves", intro, drawn)
 
 
@@ -130,7 +128,7 @@ def _accuracy(results: Results) -> Section:
     )
     page = figures.arms_of(results, results.arms)
     drawn = [*accuracy_bins(page), *migrations(page, [page.last_step])]
-    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.unlocked(results))
+    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.solved_later(results))
 
 
 def _theory(results: Results) -> Section:

@@ -1,7 +1,5 @@
 """The progress of a study on the terminal: one bar for the whole study, and one for each run that is going on."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ done stay as they are. A run that was interrupted continues from its last checkp
 otherwise it starts again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ separately for each game. Here a run has a score on every benchmark, and these s
 the bootstrap draws whole runs. In each resample, every benchmark has as many scores as there are runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The tables of a study that are quoted most, in Markdown: for a paper, an issue, or a README."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

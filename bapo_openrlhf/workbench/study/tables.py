@@ -1,7 +1,5 @@
 """The tables of a study's page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +12,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import is_number, number
+from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, TOKENS_TRAINED, Results
@@ -77,20 +76,16 @@ def tests(results: Results) -> list[Table]:
                 f"{p:.3f}", f"{adjusted:.3f}", *map(signed, changes[name].mean()),
             ])  # fmt: skip
         base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
+        smallest, name = statistics.smallest_p(most), PATHS.get(path, path)
+        title = (
+            f"{name[0].upper()}{name[1:]}: against {base}, paired by seed. With {count_of(most, 'pair')}, no p is "
+            f"below {smallest:.3g}; with {count_of(len(by_seed), 'arm')}, none is below "
+            f"{min(1.0, len(by_seed) * smallest):.3g} after Holm's correction"
+        )
         head = ["arm", "pairs", "its accuracy, %", f"{base}, %", "difference, points", "better / equal / worse"]
         head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
-        found.append(Table.of(head, rows, _title_of_tests(path, base, most, len(by_seed))))
+        found.append(Table.of(head, rows, title))
     return found
-
-
-def _title_of_tests(path: str, baseline: str, pairs: int, arms: int) -> str:
-    smallest = statistics.smallest_p(pairs)
-    title = (
-        f"{PATHS.get(path, path)}: against {baseline}, paired by seed. With {count_of(pairs, 'pair')}, no p is below "
-        f"{smallest:.3g}; with {count_of(arms, 'arm')}, none is below {min(1.0, arms * smallest):.3g} after Holm's "
-        "correction"
-    )
-    return title[0].upper() + title[1:]
 
 
 def count_of(count: int, what: str) -> str:
@@ -191,19 +186,17 @@ def sources(results: Results) -> Table:
     return Table.of(head, rows, title)
 
 
-def unlocked(results: Results) -> list[Table]:
+def solved_later(results: Results) -> list[Table]:
     """How many of the prompts that were not solved at first were solved later; no table without such prompts."""
     rows: list[list[Any]] = []
     for arm in results.arms:
-        prompts = results.of_arm(results.prompts, arm)
-        by_seed = prompts.groupby("seed")
-        fits = (by_seed["worst"].min() >= 0) & (by_seed["best"].max() <= 1)  # as accuracies are
-        hard = prompts[(prompts["first"] == 0) & fits.reindex(prompts.index.get_level_values("seed")).to_numpy()]
+        found = [unlocked(of.run.groups) for of in results.by_arm[arm.name] if not why_no_bins(of.run)]
+        hard = pandas.DataFrame([seed for seed in found if seed.at_first])
         if hard.empty:
             continue
-        solved = 100 * (hard[["best", "latest"]] > 0).groupby("seed").mean()
-        shares = [_with_interval(statistics.mean_interval(solved[part])) for part in solved]
-        rows.append([results.labels[arm.name], len(solved), hard.groupby("seed").size().mean(), *shares])
+        solved = [100 * (hard[part] / hard["at_first"]) for part in ("ever", "now")]
+        shares = [_with_interval(statistics.mean_interval(part)) for part in solved]
+        rows.append([results.labels[arm.name], len(hard), hard["at_first"].mean(), *shares])
     head = ["arm", "seeds", "prompts not solved at first", "solved by a later group, %", "by the latest group, %"]
     title = (
         "Prompts whose first group had no right response: means over the seeds with 95 % intervals. In the paper, 3 "
@@ -246,8 +239,7 @@ def arms(results: Results) -> Table:
 def flags(results: Results) -> list[Table]:
     """Flags that differ between the first runs of the arms, including those of the machine; none for one arm."""
     first = [replace(results.by_arm[arm.name][0].run, name=results.labels[arm.name]) for arm in results.arms]
-    known = [run for run in first if run.config]
-    return [different_flags(known)] if len(known) > 1 else []
+    return different_flags(first)
 
 
 def provenance(about: Mapping[str, Any]) -> list[Table]:

@@ -11,7 +11,7 @@ import pytest
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.config import AdaptConfig
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.methods import BAPO, Method
 from bapo_openrlhf.methods.registry import METHODS, build, method_class
 from bapo_openrlhf.record.metrics import names
@@ -233,3 +233,7 @@ def test_the_flags_reach_bapo_by_their_names():
     assert (config.capacity, config.group_size) == (32, 8)
     assert (config.c1, config.replay_steps, config.eps) == (Fraction(1, 4), 2, 0.5)
     assert (config.buffer_size, config.replay_buffer_size) == (9, 9)
+
+
+def test_an_error_of_a_users_file_takes_one_line():
+    assert one_line(ValueError("a\n  b" + 400 * "c")) == "ValueError: a b" + 297 * "c"

@@ -20,7 +20,7 @@ from bapo_openrlhf.workbench.pages.curves import Curve, Key
 from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, specification
 from bapo_openrlhf.workbench.pages.page import Section, render
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import number, one_line, smooth
+from bapo_openrlhf.workbench.pages.text import number, smooth
 
 
 def values_of(most=60):
@@ -191,10 +191,6 @@ def test_every_source_and_every_state_has_a_label():
 )  # fmt: skip
 def test_numbers_for_people(value, text):
     assert number(value) == text
-
-
-def test_an_error_on_one_line():
-    assert one_line(ValueError("a\n  b"), most=3) == "ValueError: a b"
 
 
 # ── tables ──

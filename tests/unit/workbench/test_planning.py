@@ -1,10 +1,11 @@
 """Each equation of a plan agrees with something independent: published numbers, other code, or a simulation."""
 
+import copy
 import json
 import math
 from collections import Counter
 from dataclasses import fields, replace
-from fractions import Fraction
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, BAPOConfig
@@ -30,7 +30,7 @@ from bapo_openrlhf.workbench.planning.groups import (
 )
 from bapo_openrlhf.workbench.planning.plan import plan_entry
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
-from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, workload_of
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Workload
 
 ROOT = Path(__file__).parents[3]
 GRPO, PPO, DAPO, BAPO_GRPO, BA_PPO = ALGORITHMS
@@ -39,11 +39,23 @@ FREE = replace(CONSTANTS, link_bandwidth=math.inf, network_bandwidth=math.inf)  
 
 
 def workload_from(name, *flags):
-    return workload_of(arguments.parse(["--config", str(ROOT / "configs" / name), *flags]))
+    return Workload(arguments.parse(["--config", str(ROOT / "configs" / name), *flags]))
+
+
+def with_flags(workload, flags):
+    """The workload with other values of some flags, by their dotted names."""
+    args = copy.deepcopy(workload.args)
+    for name, value in flags.items():
+        group, _, flag = name.rpartition(".")
+        assert hasattr(attrgetter(group)(args), flag)
+        setattr(attrgetter(group)(args), flag, value)
+    return Workload(args)
 
 
 WORKLOAD = workload_from("ba_ppo_qwen3_4b.yaml")  # 8 colocated GPUs, ZeRO-3, 256 x 8 responses of 4096, prompts of 2048
 APART = workload_from("quickstart.yaml")  # a GPU each for actor, critic, reference and engine
+BESIDE = {"train.colocate_actor_ref": True}
+WITHOUT_REFERENCE = {"algo.kl.init_coef": 0.0}
 
 
 def costs(shape="7B", gpus=8, workload=WORKLOAD, algorithm=GRPO, constants=CONSTANTS, engine=1, cache=1e6):
@@ -160,7 +172,7 @@ class Stub:
 
 @pytest.mark.parametrize(("delay", "every"), [(1, 0), (5, 5), (2, 4), (8, 4), (3, 4), (5, 1)])
 def test_average_seconds_are_those_of_many_steps(delay, every):
-    workload = replace(WORKLOAD, delay=delay, reevaluate_every=every)
+    workload = with_flags(WORKLOAD, {"adapt.rollout_delay": delay, "adapt.reevaluate_every": every})
     many = 840  # a multiple of all periods; the first is left out, for t = 0 re-evaluates nothing
     phases = Counter()
     for step in range(many, 2 * many):
@@ -193,7 +205,7 @@ def test_dapo_draws_until_its_batch_is_full():
     """The equation agrees with a simulation: each of n places is filled again until its group has a signal."""
     rng, share, places = np.random.default_rng(0), 0.3, 64
     draws = rng.geometric(share, size=(20_000, places))
-    workload, constants = replace(WORKLOAD, prompts=places), replace(CONSTANTS, signal_share=share)
+    workload, constants = with_flags(WORKLOAD, {"rollout.batch_size": places}), replace(CONSTANTS, signal_share=share)
     found = groups_of_step(DAPO, workload, constants, reevaluates=False)
     assert found.fresh == pytest.approx(draws.sum(axis=1).mean(), rel=0.01) and found.trained == places
     assert times.rounds_of(DAPO, workload, constants) == pytest.approx(draws.max(axis=1).mean(), rel=0.01)
@@ -206,20 +218,26 @@ def test_rounds_where_every_group_has_a_signal():
 
 @pytest.mark.parametrize(
     ("flags", "leaving"),
-    [({}, 0.3), ({"max_reevaluated": 6}, 0.3), ({"hard_capacity": 5}, 0.3), ({"reevaluate_every": 1}, 0.9)],
+    [
+        ({}, 0.3),
+        ({"adapt.max_reevaluated_prompts": 6}, 0.3),
+        ({"adapt.buffer_size": 5}, 0.3),
+        ({"adapt.reevaluate_every": 1}, 0.9),
+    ],
 )
 def test_hard_prompts_of_a_reevaluation(flags, leaving):
     """The equation agrees with a simulated queue: prompts come in each step, are tried every m steps, and leave."""
     rng = np.random.default_rng(1)
-    base = {"prompts": 32, "reevaluate_every": 4, "max_reevaluated": 40, "hard_capacity": 60}
-    workload = replace(WORKLOAD, **(base | flags))
+    base = {"rollout.batch_size": 32, "adapt.reevaluate_every": 4, "adapt.max_reevaluated_prompts": 40}
+    workload = with_flags(WORKLOAD, base | {"adapt.buffer_size": 60} | flags)
+    adapt = workload.args.adapt
     constants, waiting, tried = replace(CONSTANTS, hard_share=0.05, leaving_share=leaving), 0, []
     for step in range(1, 40_000):
-        if step % workload.reevaluate_every == 0:
-            now = min(waiting, workload.max_reevaluated)
+        if step % adapt.reevaluate_every == 0:
+            now = min(waiting, adapt.max_reevaluated_prompts)
             tried.append(now)
             waiting -= rng.binomial(now, leaving)
-        waiting = min(waiting + rng.binomial(32, 0.05), workload.hard_capacity)
+        waiting = min(waiting + rng.binomial(32, 0.05), adapt.buffer_size)
     # The buffer fills with what no re-evaluation solves; the mean of a minimum is a little below the minimum of means.
     assert np.mean(tried[100:]) == pytest.approx(hard_prompts(workload, constants), rel=0.05)
 
@@ -227,23 +245,25 @@ def test_hard_prompts_of_a_reevaluation(flags, leaving):
 def test_hard_prompts_that_never_leave_or_never_come():
     assert hard_prompts(WORKLOAD, replace(CONSTANTS, leaving_share=0.0)) == 64
     assert hard_prompts(WORKLOAD, replace(CONSTANTS, leaving_share=0.0, hard_share=0.0)) == 0
-    assert hard_prompts(replace(WORKLOAD, reevaluate_every=0), CONSTANTS) == 0
+    assert hard_prompts(with_flags(WORKLOAD, {"adapt.reevaluate_every": 0}), CONSTANTS) == 0
 
 
-SMALL = replace(
-    WORKLOAD, group_size=4, prompts=24, capacity=20, hard_capacity=16, replay_capacity=16, replay_steps=3, delay=2,
-    reevaluate_every=4, max_reevaluated=8, c1=Fraction(0), c2=Interval(Fraction(1, 4), Fraction(1, 4)),
-    c3=Interval(Fraction(1, 2), Fraction(1, 2)),
-)  # fmt: skip
+SMALL = with_flags(WORKLOAD, {
+    "rollout.n_samples_per_prompt": 4, "rollout.batch_size": 24, "adapt.batch_size": 20, "adapt.buffer_size": 16,
+    "adapt.replay_steps": 3, "adapt.rollout_delay": 2, "adapt.reevaluate_every": 4, "adapt.max_reevaluated_prompts": 8,
+    "adapt.c1": "0", "adapt.c2": ["1/4"], "adapt.c3": ["1/2"],
+})  # fmt: skip
 
 
 def played(workload, steps=400):
     """Runs the real method on prompts of fixed difficulty. Returns the counts of each step, and a record's rows."""
     rng = np.random.default_rng(2)
+    adapt = workload.args.adapt
+    c1, c2, c3 = adapt.thresholds()
     method = BAPO(
         BAPOConfig(
-            capacity=workload.capacity, group_size=4, c1=workload.c1, c2=workload.c2, c3=workload.c3, buffer_size=16,
-            replay_buffer_size=16, replay_steps=workload.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
+            capacity=adapt.batch_size, group_size=4, c1=c1, c2=c2, c3=c3, buffer_size=16, replay_buffer_size=16,
+            replay_steps=adapt.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
         )
     )  # fmt: skip
     uid, rows, counts = 0, [], []
@@ -261,15 +281,15 @@ def played(workload, steps=400):
 
     for step in range(steps):
         again = method.begin_step(step)
-        fresh = [Prompt(f"{step} {n}", f"{rng.beta(0.3, 0.9):.4f}") for n in range(workload.prompts)]
+        fresh = [Prompt(f"{step} {n}", f"{rng.beta(0.3, 0.9):.4f}") for n in range(workload.args.rollout.batch_size)]
         batch = method.build_batch(step, generate(fresh, step, "fresh"), generate(again, step, "reevaluated"))
         counts.append((len(again), len(batch.fresh), len(batch.reevaluated), len(batch.replayed)))
     return np.array(counts), rows
 
 
-@pytest.mark.parametrize("changed", [{}, {"capacity": 12}, {"replay_steps": 1}])
-def test_groups_of_the_real_method(changed):
-    workload = replace(SMALL, **changed)
+@pytest.mark.parametrize("flags", [{}, {"adapt.batch_size": 12}, {"adapt.replay_steps": 1}])
+def test_groups_of_the_real_method(flags):
+    workload = with_flags(SMALL, flags)
     counts, rows = played(workload)
     found = average_groups(BAPO_GRPO, workload, replace(CONSTANTS, **measured.shares_of(rows, workload)))
     again, x1, x2, x3 = counts[20:].mean(axis=0)
@@ -282,11 +302,12 @@ def test_groups_of_the_real_method(changed):
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 300), st.booleans())
 def test_a_batch_has_all_that_is_eligible_up_to_its_capacity(signal, improved, replayable, capacity, reevaluates):
     constants = replace(CONSTANTS, signal_share=signal, improved_share=improved, replayable_share=replayable)
-    workload = replace(WORKLOAD, capacity=capacity)
+    workload = with_flags(WORKLOAD, {"adapt.batch_size": capacity})
     found = groups_of_step(BA_PPO, workload, constants, reevaluates=reevaluates)
     assert min(vars(found).values()) >= 0
-    replays = min(replayable * WORKLOAD.prompts * WORKLOAD.replay_steps, WORKLOAD.replay_capacity)
-    eligible = signal * WORKLOAD.prompts + improved * found.again + replays
+    prompts, adapt = WORKLOAD.args.rollout.batch_size, WORKLOAD.args.adapt
+    replays = min(replayable * prompts * adapt.replay_steps, WORKLOAD.replay_capacity)
+    eligible = signal * prompts + improved * found.again + replays
     assert found.trained == pytest.approx(min(capacity, eligible))
 
 
@@ -298,7 +319,8 @@ def test_any_number_of_groups():
 
 @pytest.mark.parametrize(("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.6), ("none", 1.0)])
 def test_filters(name, kept):
-    workload = replace(WORKLOAD, filter=name, capacity=1000, replay_steps=0, uniform_fraction=0.6)
+    flags = {"adapt.filter": name, "adapt.batch_size": 1000, "adapt.replay_steps": 0, "adapt.uniform_fraction": 0.6}
+    workload = with_flags(WORKLOAD, flags)
     constants = replace(CONSTANTS, signal_share=0.4, gaussian_share=0.25)
     assert groups_of_step(BA_PPO, workload, constants, reevaluates=False).trained == pytest.approx(256 * kept)
 
@@ -315,12 +337,12 @@ def test_shares_by_hand():
     rows = [row(1, "a", 0.0), row(1, "b", 0.25), row(1, "c", 0.25), row(1, "d", 1.0)]  # r 3/8: 0.266 to 0.391
     rows += [row(2, "e", 0.375), row(2, "f", 0.375), row(2, "g", 0.0), row(2, "h", 0.125)]  # r 7/32: 0.207 to 0.332
     rows += [row(3, "i", 0.5), row(3, "j", 0.5), row(3, "k", 0.25), row(3, "l", 0.25)]  # the same as step 1
-    found = measured.shares_of(rows, replace(WORKLOAD, replay_steps=1))
+    found = measured.shares_of(rows, with_flags(WORKLOAD, {"adapt.replay_steps": 1}))
     assert found["signal_share"] == 9 / 12 and found["hard_share"] == 3 / 12
     assert found["replayable_share"] == 0  # of step 1 none is inside its own limits, of step 2 none either
     changed = [row(r["step"], r["prompt"], 0.3125 if r["prompt"] in "bc" else r["mean"]) for r in rows]
     # Now r of step 1 is 13/32, 0.277 to 0.402: b and c are inside, and inside step 2's; of 8 that may be replayed.
-    assert measured.shares_of(changed, replace(WORKLOAD, replay_steps=1))["replayable_share"] == 2 / 8
+    assert measured.shares_of(changed, with_flags(WORKLOAD, {"adapt.replay_steps": 1}))["replayable_share"] == 2 / 8
     near = [0.25, 0.25, 0.375, 0.375, 0.125, 0.5, 0.5, 0.25, 0.25]
     kept = sum(math.exp(-((m - 0.5) ** 2) / (2 * 0.2**2)) for m in near) / 9
     assert found["gaussian_share"] == pytest.approx(kept) and "improved_share" not in found
@@ -330,7 +352,7 @@ def test_shares_by_hand():
 def test_todays_thresholds_decide_too(today, share):
     """A mean of 1/4 is within c2 and c3 of its own step (r = 1/4: 0.219 to 0.344), but not if r is 1 (1/2 to 5/8)."""
     rows = [row(1, str(n), 0.25) for n in range(4)] + [row(2, f"{n} again", today) for n in range(4)]
-    assert measured.shares_of(rows, replace(WORKLOAD, replay_steps=1))["replayable_share"] == share
+    assert measured.shares_of(rows, with_flags(WORKLOAD, {"adapt.replay_steps": 1}))["replayable_share"] == share
 
 
 def test_what_came_of_hard_prompts():
@@ -365,7 +387,7 @@ def test_lengths_of_a_plan():
 def test_decoding_is_a_simulated_engine():
     """Equal responses in full waves: each iteration reads all weights, and keys and values of each sequence."""
     shape, prompt, length, at_once, waves = SHAPES["7B"], 200, 400, 50, 3
-    workload = replace(WORKLOAD, response_tokens=length, prompt_tokens=prompt)
+    workload = with_flags(WORKLOAD, {"rollout.max_new_tokens": length, "data.max_len": prompt + length})
     constants = replace(CONSTANTS, response_share=1.0, prompt_share=1.0, peak_flops=1e30)
     engine = costs(workload=workload, constants=constants, engine=2, cache=at_once * (prompt + length))
     read = sum(
@@ -379,7 +401,7 @@ def test_decoding_is_a_simulated_engine():
 
 def test_decoding_takes_as_long_as_its_longest_response():
     """A few short responses still take as many iterations as the longest response may have tokens."""
-    workload = replace(WORKLOAD, response_tokens=1000)
+    workload = with_flags(WORKLOAD, {"rollout.max_new_tokens": 1000})
     constants = replace(CONSTANTS, response_share=0.1, peak_flops=1e30, prompt_share=0.0)
     engine = costs(workload=workload, constants=constants)
     weights = SHAPES["7B"].weight_bytes / (3.35e12 * 0.6)
@@ -404,7 +426,9 @@ def test_training_by_hand():
     found = costs(constants=FREE)
     assert found.training(2048) == pytest.approx(4 * operations / (8 * 989e12 * 0.4))
     assert found.experience(2048) == pytest.approx(2 * operations / (8 * 989e12 * 0.4))  # actor and reference
-    plain = replace(WORKLOAD, checkpointing=False, reference=False, epochs=2)
+    plain = with_flags(
+        WORKLOAD, {**WITHOUT_REFERENCE, "actor.gradient_checkpointing_enable": False, "train.max_epochs": 2}
+    )
     found = costs(constants=FREE, workload=plain, algorithm=PPO)
     assert found.training(2048) == pytest.approx(2 * 2 * 3 * operations / (8 * 989e12 * 0.4))
     assert found.experience(2048) == pytest.approx(2 * operations / (8 * 989e12 * 0.4))  # actor and critic
@@ -417,31 +441,47 @@ def test_dapo_has_no_reference():
     plain, without = (costs(algorithm=algorithm, constants=FREE).experience(2048) for algorithm in (GRPO, DAPO))
     assert without == pytest.approx(plain / 2)
     assert DAPO not in [algorithm for algorithm in ALGORITHMS if WORKLOAD.has_reference(algorithm)]
-    assert not replace(WORKLOAD, reference=False).has_reference(GRPO)
+    assert not with_flags(WORKLOAD, WITHOUT_REFERENCE).has_reference(GRPO)
 
 
 def test_roles_with_gpus_of_their_own_work_at_once():
     """Four roles share 16 GPUs, four each. The slowest role counts and not the sum."""
     assert [APART.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "reference", "engines")] == [4] * 4
     assert [APART.gpus_of(role, GRPO, 16) for role in ("actor", "reference", "engines")] == [5] * 3
-    found = costs(workload=replace(APART, checkpointing=True), algorithm=BA_PPO, gpus=16, constants=FREE)
-    shared = replace(APART, checkpointing=True, colocated=True)
+    found = costs(
+        workload=with_flags(APART, {"actor.gradient_checkpointing_enable": True}),
+        algorithm=BA_PPO,
+        gpus=16,
+        constants=FREE,
+    )
+    shared = with_flags(APART, {"actor.gradient_checkpointing_enable": True, "train.colocate_all": True})
     together = costs(workload=shared, algorithm=BA_PPO, gpus=16, constants=FREE)
     assert found.training(64) == pytest.approx(4 * together.training(64) / 2)
     assert found.experience(64) == pytest.approx(4 * together.experience(64) / 3)
 
 
 def test_a_reference_beside_the_actor():
-    workload = replace(APART, gpus={"actor": 2, "critic": 2, "engines": 4})
+    workload = with_flags(
+        APART, {**BESIDE, "vllm.num_engines": 4, "actor.num_gpus_per_node": 2, "critic.num_gpus_per_node": 2}
+    )
     assert workload.gpus_of("reference", BA_PPO, 16) == workload.gpus_of("actor", BA_PPO, 16) == 4
     assert [workload.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [4, 4, 4]
 
 
 def test_an_optimizer_step_is_for_the_ranks_of_all_trained_models():
-    workload = replace(APART, gpus={"actor": 1, "critic": 3, "engines": 4}, train_samples=23, micro_train=1)
+    workload = with_flags(
+        APART,
+        {
+            **BESIDE,
+            "vllm.num_engines": 4,
+            "critic.num_gpus_per_node": 3,
+            "train.batch_size": 23,
+            "train.micro_batch_size": 1,
+        },
+    )
     assert [workload.ranks(model, BA_PPO, 64) for model in ("actor", "critic")] == [8, 24]
     assert not memory.fills_step(workload, BA_PPO, 64) and memory.fills_step(workload, BAPO_GRPO, 64)
-    assert memory.fills_step(replace(workload, train_samples=24), BA_PPO, 64)
+    assert memory.fills_step(with_flags(workload, {"train.batch_size": 24}), BA_PPO, 64)
 
 
 def test_what_ranks_exchange():
@@ -453,7 +493,7 @@ def test_what_ranks_exchange():
     assert found.exchange_seconds("actor", 2047, 1, 4) == pytest.approx(
         128 * 4 * weights / between
     )  # the last is ragged
-    second = replace(WORKLOAD, zero_stage=2)  # 512 samples an optimizer step
+    second = with_flags(WORKLOAD, {"ds.zero_stage": 2})  # 512 samples an optimizer step
     assert costs(workload=second).exchange_seconds("actor", 2048, 1, 3) == pytest.approx(4 * 2 * weights / inside)
     assert costs(workload=second).exchange_seconds("actor", 2048, 1, 1) == 0  # a forward pass
     assert costs(gpus=1).exchange_seconds("actor", 2048, 1, 4) == 0
@@ -465,13 +505,13 @@ def test_exchange_is_added_or_hidden():
     one, free = costs(gpus=16), costs(gpus=16, constants=FREE)
     exchanged = one.exchange_seconds("actor", 2048, 1, 4)
     assert one.training(2048) == pytest.approx(free.training(2048) + exchanged)
-    hidden = costs(gpus=16, workload=replace(WORKLOAD, overlapped=True))
+    hidden = costs(gpus=16, workload=with_flags(WORKLOAD, {"ds.overlap_comm": True}))
     assert hidden.training(2048) == pytest.approx(max(free.training(2048), exchanged))
 
 
 @given(st.sampled_from(sorted(SHAPES)), st.sampled_from(ALGORITHMS), st.integers(0, 6), st.booleans())
 def test_more_gpus_are_never_slower_in_compute(size, algorithm, power, colocated):
-    workload = replace(WORKLOAD, colocated=colocated)
+    workload = with_flags(WORKLOAD, {"train.colocate_all": colocated})
     few, many = (costs(size, 8 * 2**p, workload, algorithm, FREE) for p in (power, power + 1))
     for phase in ("experience", "training"):
         assert getattr(many, phase)(2048) <= getattr(few, phase)(2048) * (1 + 1e-12)
@@ -501,7 +541,7 @@ def test_memory_by_hand():
     assert found.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
     assert found.training == pytest.approx(state + trained + 2 * weights)  # the critic's and the reference's are there
     assert found.experience == pytest.approx(2 * tokens * 6 * 152064 + 3 * weights)
-    awake = replace(WORKLOAD, engine_sleeps=False, training_sleeps=False)
+    awake = with_flags(WORKLOAD, {"vllm.enable_sleep": False, "ds.enable_sleep": False})
     found = memory.gpu_memory(SHAPES["7B"], awake, CONSTANTS, BA_PPO, 8)
     assert found.generation == pytest.approx(0.6 * 80 * GIB + 2 * state + weights)
     assert found.training == pytest.approx(2 * state + trained + weights + 0.6 * 80 * GIB)
@@ -514,7 +554,7 @@ def test_memory_of_roles_apart():
     trained = 16 * shape.parameters + tokens * (34 * 1536 * 28 + 10 * 151936)
     found = memory.gpu_memory(shape, APART, CONSTANTS, BA_PPO, 4)
     assert found.training == pytest.approx(trained) and found.generation == 0.5 * 80 * GIB
-    beside = replace(APART, gpus={"actor": 1, "critic": 1, "engines": 1})
+    beside = with_flags(APART, BESIDE)
     found = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4)
     assert found.training == pytest.approx(trained + 2 * shape.parameters)
 
@@ -523,29 +563,32 @@ def test_engines():
     """48 GiB without a reserve of 3 hold weights and cache. 70B needs 131.4 GiB, so an engine has 4 GPUs."""
     assert memory.tensor_parallel(SHAPES["7B"], WORKLOAD, CONSTANTS) == 1
     assert memory.tensor_parallel(SHAPES["70B"], WORKLOAD, CONSTANTS) == 4
-    assert memory.tensor_parallel(SHAPES["70B"], replace(WORKLOAD, engine_share=0.28), CONSTANTS) == 8
+    assert (
+        memory.tensor_parallel(SHAPES["70B"], with_flags(WORKLOAD, {"vllm.gpu_memory_utilization": 0.28}), CONSTANTS)
+        == 8
+    )
     free = 4 * (0.6 * 80 - 3) * GIB - 2 * 70_553_706_496
     assert memory.cache_tokens(SHAPES["70B"], WORKLOAD, CONSTANTS, 4) == pytest.approx(free / (320 * 1024))
 
 
 @pytest.mark.parametrize(
-    ("word", "size", "gpus", "changed"),
+    ("word", "size", "gpus", "flags"),
     [
         ("fits", "7B", 8, {}),
-        ("engine", "70B", 32, {"engine_share": 0.2}),
+        ("engine", "70B", 32, {"vllm.gpu_memory_utilization": 0.2}),
         ("GPUs", "70B", 2, {}),
-        ("GPUs", "1.5B", 3, {"colocated": False}),
+        ("GPUs", "1.5B", 3, {"train.colocate_all": False}),
         ("training", "70B", 8, {}),
         ("together", "32B", 8, {}),
         ("batch", "7B", 1024, {}),
-        ("fits", "7B", 64, {"capacity": 7, "micro_train": 1}),  # 56 samples on 64 ranks
-        ("batch", "7B", 64, {"train_samples": 63, "micro_train": 1}),
-        ("fits", "7B", 64, {"train_samples": 64, "micro_train": 1}),
-        ("batch", "7B", 64, {"train_samples": 64, "micro_train": 2}),
+        ("fits", "7B", 64, {"adapt.batch_size": 7, "train.micro_batch_size": 1}),  # 56 samples on 64 ranks
+        ("batch", "7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 1}),
+        ("fits", "7B", 64, {"train.batch_size": 64, "train.micro_batch_size": 1}),
+        ("batch", "7B", 64, {"train.batch_size": 64, "train.micro_batch_size": 2}),
     ],
 )
-def test_the_word_for_what_does_not_fit(word, size, gpus, changed):
-    workload = replace(WORKLOAD, **changed)
+def test_the_word_for_what_does_not_fit(word, size, gpus, flags):
+    workload = with_flags(WORKLOAD, flags)
     assert memory.gpu_memory(SHAPES[size], workload, CONSTANTS, BA_PPO, gpus).word == word
     entry = plan_entry(SHAPES[size], gpus, BA_PPO, workload, CONSTANTS, 10)
     assert (entry.seconds is None) == (word != "fits") and word in memory.REASONS
@@ -553,7 +596,7 @@ def test_the_word_for_what_does_not_fit(word, size, gpus, changed):
 
 @given(st.sampled_from(sorted(SHAPES)), st.sampled_from(ALGORITHMS), st.integers(3, 9), st.integers(0, 3))
 def test_memory_never_grows_with_ranks(size, algorithm, power, stage):
-    workload = replace(WORKLOAD, zero_stage=stage)
+    workload = with_flags(WORKLOAD, {"ds.zero_stage": stage})
     few, many = (memory.gpu_memory(SHAPES[size], workload, CONSTANTS, algorithm, 2**p) for p in (power, power + 1))
     assert many.most <= few.most and many.state <= few.state
     assert many.state == few.state if stage == 0 else many.state < few.state
@@ -566,7 +609,9 @@ def test_a_higher_stage_never_takes_more(parameters, ranks, stage):
 
 def test_checkpointing_saves_activations():
     kept, again = (
-        memory.activation_bytes(SHAPES["7B"], replace(WORKLOAD, checkpointing=which), CONSTANTS, logits=False)
+        memory.activation_bytes(
+            SHAPES["7B"], with_flags(WORKLOAD, {"actor.gradient_checkpointing_enable": which}), CONSTANTS, logits=False
+        )
         for which in (False, True)
     )
     assert kept == 6144 * 34 * 3584 * 28 and again == 6144 * (2 * 3584 * 28 + 34 * 3584)
@@ -575,13 +620,18 @@ def test_checkpointing_saves_activations():
 @pytest.mark.parametrize("reference", [False, True])
 def test_replay_bytes_are_those_of_stored_groups(reference):
     """The equation agrees with the bytes of groups in the buffer: 512 tokens of prompt in 4096."""
-    workload = replace(WORKLOAD, prompt_tokens=512, response_tokens=3584, replay_capacity=5, hard_capacity=10)
-    workload = replace(workload, reference=reference)
+    workload = with_flags(
+        WORKLOAD,
+        {"data.max_len": 4096, "rollout.max_new_tokens": 3584, "adapt.replay_buffer_size": 5, "adapt.buffer_size": 10},
+    )
+    workload = workload if reference else with_flags(workload, WITHOUT_REFERENCE)
     kept = {REFERENCE: ("a model", np.zeros(3584, np.float32))} if reference else {}
     response = Response(np.zeros(4096, np.int32), ((512, 4096),), np.zeros(3584, np.float32), 1.0, kept)
     group = Group(0, Prompt("x"), (response,) * 8, 0, 0)
     assert memory.replay_bytes(workload, CONSTANTS) == pytest.approx(5 * group.nbytes, rel=0.01)
-    assert memory.replay_bytes(replace(workload, prompts=1), CONSTANTS) == pytest.approx(3 * group.nbytes, rel=0.01)
+    assert memory.replay_bytes(with_flags(workload, {"rollout.batch_size": 1}), CONSTANTS) == pytest.approx(
+        3 * group.nbytes, rel=0.01
+    )
     halves = replace(CONSTANTS, prompt_share=0.5, response_share=0.5)
     assert memory.replay_bytes(workload, halves, groups=3) == pytest.approx(1.5 * group.nbytes, rel=0.01)
     assert memory.hard_bytes(workload, halves) == 10 * 256 * 4
@@ -590,8 +640,11 @@ def test_replay_bytes_are_those_of_stored_groups(reference):
 def test_delayed_weights():
     shape = SHAPES["4B"]
     assert memory.delayed_weight_bytes(shape, WORKLOAD, BA_PPO) == 0  # m is a multiple of v
-    assert memory.delayed_weight_bytes(shape, replace(WORKLOAD, reevaluate_every=3), BA_PPO) == 2 * 4_022_468_096
-    assert memory.delayed_weight_bytes(shape, replace(WORKLOAD, reevaluate_every=3), PPO) == 0
+    assert (
+        memory.delayed_weight_bytes(shape, with_flags(WORKLOAD, {"adapt.reevaluate_every": 3}), BA_PPO)
+        == 2 * 4_022_468_096
+    )
+    assert memory.delayed_weight_bytes(shape, with_flags(WORKLOAD, {"adapt.reevaluate_every": 3}), PPO) == 0
 
 
 # ── A whole entry ──

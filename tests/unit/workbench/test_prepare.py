@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.cli.main import run
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import get_task, task_of
@@ -21,6 +22,7 @@ from bapo_openrlhf.workbench.prepare import build
 from bapo_openrlhf.workbench.prepare.build import Request, prepare, read_manifest
 from bapo_openrlhf.workbench.prepare.overlap import COMMON, NEAR, SHINGLE, TestIndex, shingles
 
+BASE_MODEL = Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py"
 SHARED = Source("someone/shared", ("question", "gold"), rows=30)
 OTHER = Source("someone/other", ("question", "gold"), split="test")
 
@@ -545,9 +547,8 @@ def test_command(tmp_path, capsys):
 
 def test_tokens_are_those_of_the_chat(tmp_path):
     from bapo_openrlhf.cli.prepare import _token_counter
-    from bapo_openrlhf.workbench.quickstart.base_model import make_tokenizer
 
-    tokenizer = make_tokenizer()
+    tokenizer = user_file.load("base model", BASE_MODEL).make_tokenizer()
     tokenizer.save_pretrained(tmp_path / "plain")
     tokenizer.chat_template = "{% for message in messages %}(({{ message['content'] }})){% endfor %}"
     tokenizer.save_pretrained(tmp_path / "chat")

@@ -158,14 +158,14 @@ def test_pairs_against_counting(groups_a, groups_b):
         assert found is None
         return
     change = [b[prompt][-1] - a[prompt][-1] for prompt in both]
-    assert found.prompts == len(both)
-    assert found.mean_b - found.mean_a == pytest.approx(np.mean(change) / G)
-    assert found.low - 1e-9 <= np.mean(change) / G <= found.high + 1e-9
-    assert (found.better, found.equal, found.worse) == (
+    assert found["prompts"] == len(both)
+    assert found["mean_b"] - found["mean_a"] == pytest.approx(np.mean(change) / G)
+    assert found["low"] - 1e-9 <= np.mean(change) / G <= found["high"] + 1e-9
+    assert (found["better"], found["equal"], found["worse"]) == (
         sum(by > 0 for by in change), sum(by == 0 for by in change), sum(by < 0 for by in change)
     )  # fmt: skip
-    assert found.only_a == sum(any(a[prompt]) and not any(b[prompt]) for prompt in both)
-    assert found.only_b == sum(any(b[prompt]) and not any(a[prompt]) for prompt in both)
+    assert found["only_a"] == sum(any(a[prompt]) and not any(b[prompt]) for prompt in both)
+    assert found["only_b"] == sum(any(b[prompt]) and not any(a[prompt]) for prompt in both)
 
 
 def test_the_interval_of_pairs_narrows_with_more_prompts():
@@ -176,8 +176,8 @@ def test_the_interval_of_pairs_narrows_with_more_prompts():
         accuracy.paired(groups(count, lambda k: 0.0), groups(count, lambda k: float(k % 2))) for count in (20, 2000)
     )
     # The standard error of a share of 1/2 among n is 1 / (2 sqrt(n)).
-    assert many.high - many.low == pytest.approx(2 * 1.96 / (2 * 2000**0.5), rel=0.15)
-    assert few.high - few.low > 5 * (many.high - many.low)
+    assert many["high"] - many["low"] == pytest.approx(2 * 1.96 / (2 * 2000**0.5), rel=0.15)
+    assert few["high"] - few["low"] > 5 * (many["high"] - many["low"])
 
 
 # ── groups and cost ──

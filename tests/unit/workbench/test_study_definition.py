@@ -158,7 +158,7 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.yaml cannot be read: No such file"):
         read_study(tmp_path / "gone.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match=r"bad\.yaml is no valid YAML"):
+    with pytest.raises(ConfigError, match=r"bad\.yaml is not valid YAML"):
         read_study(tmp_path / "bad.yaml")
     (tmp_path / "list.yaml").write_text("[]")
     with pytest.raises(ConfigError, match="the file must hold `name: value`; found list"):

@@ -372,7 +372,7 @@ def test_many_arms_are_shared_out_over_charts_with_their_baseline():
 def test_small_multiples_share_axes_and_show_the_band():
     study = make_study()
     results = Results(study, [make_run(arm, seed) for arm in study.arms for seed in study.seeds])
-    drawn = figures.against_baseline(results, figures.accuracy_kind(results))
+    drawn = figures.accuracy_curves(results)
     assert [chart.run for chart in drawn] == ["BAPO-GRPO", "MoPPS (group)", "BA-PPO", "MoPPS (critic)"]
     for axis in "xy":
         assert len({json.dumps(layer["encoding"][axis]["scale"]) for chart in drawn for layer in layers(chart)}) == 1
@@ -389,7 +389,7 @@ def test_small_multiples_share_axes_and_show_the_band():
 def test_over_what_was_spent_a_curve_keeps_its_points():
     runs = [run_of(BAPO, seed, [0.1, 0.2 + seed / 100], rollouts=value) for seed, value in ((1, 10), (2, 12), (3, 50))]
     results = Results(study_of(arms=(BAPO,), seeds=(1, 2, 3)), runs)
-    (drawn,) = figures.against_baseline(results, figures.accuracy_kind(results, ROLLOUTS))
+    (drawn,) = figures.accuracy_curves(results, ROLLOUTS)
     places, medians = zip(*((row[0], row[1]) for row in drawn.table.rows), strict=True)
     assert places == (12, 24) and medians == pytest.approx((10, 22))  # medians of 10, 12, 50 and of 20, 24, 100
     assert drawn.domain == (0, 24)

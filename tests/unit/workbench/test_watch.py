@@ -20,8 +20,9 @@ import pytest
 from rich.console import Console
 
 from bapo_openrlhf.cli import main as cli
+from bapo_openrlhf.record.follow import Seen
 from bapo_openrlhf.workbench.terminal import ASCII, UNICODE
-from bapo_openrlhf.workbench.watch import Seen, picture, step_line, warnings
+from bapo_openrlhf.workbench.watch import picture, step_line, warnings
 
 WIDTHS = (60, 80, 200)
 
@@ -129,7 +130,7 @@ def test_everything_is_said_at_every_width(width, signs):
 @pytest.mark.parametrize("height", range(12, 60))
 def test_the_picture_fits_the_terminal(height):
     for width in WIDTHS:
-        lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0, ["cannot be reached " * 5]), width, height)
+        lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0, "cannot be reached " * 5), width, height)
         text = "\n".join(lines)
         assert lines[0].startswith("night") and "cannot be reached" in text
         assert "\nreward " in text and "\nbatches " in text
@@ -201,7 +202,7 @@ def test_warnings_that_matter():
     rows[12]["groups/failed"] = 2
     rows[13]["groups/failed"] = 1
     rows[13]["groups/nonfinite"] = 1
-    seen = Seen("x", rows, RUN, {}, 1000.0, ["connection lost"])
+    seen = Seen("x", rows, RUN, {}, 1000.0, "connection lost")
     assert warnings(seen) == [
         "connection lost",
         "no new step for 16m 40s, but a step takes 2 s: the run may have stopped; see its output (train.log)",
@@ -218,7 +219,7 @@ def test_warnings_that_matter():
 
 def test_what_others_wrote_cannot_steer_the_terminal():
     seen = Seen(
-        "x\x1b[2J", make_rows(1), {"name": "\x1b]0;title\x07[bold red]n[/]", "algorithm": "a\nb"}, {}, 1, ["\x1b[H"]
+        "x\x1b[2J", make_rows(1), {"name": "\x1b]0;title\x07[bold red]n[/]", "algorithm": "a\nb"}, {}, 1, "\x1b[H"
     )
     text = "".join(shown(seen))
     assert "\x1b[2J" not in text and "\x1b]" not in text and "\x07" not in text and "\x1b[H" not in text

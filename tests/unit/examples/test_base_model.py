@@ -5,16 +5,19 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import countdown
-from bapo_openrlhf.workbench.quickstart import base_model
-from bapo_openrlhf.workbench.quickstart.base_model import BaseModelSettings, build
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+base_model = user_file.load("base model", Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py")
+BaseModelSettings, build = base_model.BaseModelSettings, base_model.build
 
 TINY = BaseModelSettings(
     steps=3, batch_size=4, hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=32, threads=1

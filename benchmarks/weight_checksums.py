@@ -1,11 +1,18 @@
-"""Digests of weights, to compare the actor's weights with those of a rollout engine, tensor by tensor."""
+"""An actor worker and a rollout engine that tell the digests of their weights, tensor by tensor.
+
+delay.py and tests/stack compare these digests. The module must be on PYTHONPATH, so that Ray's workers can import it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+import ray
 import torch
+
+from bapo_openrlhf.training import engines, workers
 
 # vLLM stacks these projections in one tensor, in the output dimension.
 STACKED = {
@@ -38,3 +45,28 @@ def stacked(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if key == members[0]:
             result[name.replace(key, whole)] = torch.cat([weights[name.replace(key, part)] for part in members])
     return result
+
+
+def of_vllm_worker(worker: Any) -> dict[str, str]:
+    """The digest of each weight tensor of a vLLM worker."""
+    return digests(worker.model_runner.model.named_parameters())
+
+
+class ChecksumEngine(engines.RolloutEngine):
+    """The rollout engine, which also tells digests."""
+
+    async def weight_checksums(self) -> dict[str, str]:
+        """The digest of each weight tensor by vLLM's name, from the first worker of this engine."""
+        return (await self.llm.collective_rpc(of_vllm_worker))[0]
+
+
+class ChecksumWorker(workers.PolicyWorker):
+    """The actor worker, which also tells digests."""
+
+    def weight_checksums(self) -> dict[str, str]:
+        """The digest of each weight tensor by vLLM's name. It needs whole tensors, which no rank has under ZeRO-3."""
+        return digests(stacked(dict(self.actor.model.module.named_parameters())).items())
+
+
+ChecksumEngineActor = ray.remote(ChecksumEngine)
+ChecksumPolicyActor = ray.remote(num_gpus=1)(ChecksumWorker)

@@ -1,7 +1,8 @@
-"""The files that `python -m bapo_openrlhf.workbench.quickstart` makes before it trains."""
+"""The files that `python examples/quickstart` makes before it trains."""
 
 import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -9,21 +10,21 @@ import pytest
 import yaml
 
 from bapo_openrlhf.tasks import countdown
-from bapo_openrlhf.workbench.quickstart import __main__ as quickstart
 
 PROJECT = Path(__file__).parents[3]
+main = runpy.run_path(str(PROJECT / "examples" / "quickstart"))["main"]
 
 
 @pytest.fixture
 def prepare(tmp_path, monkeypatch):
     """Run --only-prepare in an empty folder without making a base model. Returns the rows of the training data."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(quickstart, "build", lambda folder: (folder, False))
+    monkeypatch.setitem(main.__globals__, "build", lambda folder: (folder, False))
     config = yaml.safe_load((PROJECT / "configs" / "quickstart.yaml").read_text())
 
     def run(*flags):
         monkeypatch.setattr(sys, "argv", ["quickstart", "--only-prepare", *flags])
-        assert quickstart.main() == 0
+        assert main() == 0
         rows = (tmp_path / config["data"]["prompt_dataset"]).read_text().splitlines()
         return [json.loads(row) for row in rows], config
 

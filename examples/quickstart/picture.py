@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bapo_openrlhf.workbench.pages.colours import SOURCE_LABELS
-from bapo_openrlhf.workbench.pages.figure import save_png, stacked
+import altair as alt
+import pandas as pd
+from rich.table import Table
+
+from bapo_openrlhf.workbench.pages.colours import INK, MUTED, SOURCE_LABELS
+from bapo_openrlhf.workbench.pages.curves import Key
+from bapo_openrlhf.workbench.pages.figure import WIDE, Figure, save_png
+from bapo_openrlhf.workbench.pages.text import clean
 from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
 from bapo_openrlhf.workbench.report.runs import Run, read_run
-
-if TYPE_CHECKING:
-    import altair as alt
-    from rich.table import Table
 
 PICTURE = "run.png"
 
@@ -42,10 +44,38 @@ def picture(run: Run) -> alt.VConcatChart:
     return stacked([reward(page), *composition(page)], " · ".join([run.name, *facts]))
 
 
+def stacked(figures: Sequence[Figure], heading: str) -> alt.VConcatChart:
+    """Figures below each other with their words and legends, as one chart."""
+    title = {"anchor": "start", "fontSize": 14, "subtitleFontSize": 12, "color": INK, "subtitleColor": MUTED}
+    parts = []
+    for figure in figures:
+        words = alt.Title(figure.title, subtitle=[figure.says, *figure.missing], **title)
+        chart = figure.chart or alt.Chart(pd.DataFrame()).mark_point()
+        drawn = chart.properties(width=WIDE[0], height=WIDE[1])
+        legend = [_legend(figure.keys)] if figure.keys else []
+        parts.append(alt.vconcat(*legend, drawn, title=words))
+    page = alt.vconcat(*parts, spacing=28, title=alt.Title(clean(heading), offset=16, **{**title, "fontSize": 18}))
+    return page.resolve_scale(color="independent", strokeDash="independent").properties(padding=15)
+
+
+def _legend(keys: Sequence[Key]) -> alt.LayerChart:
+    """The legend as a line of samples and names."""
+    place, layers = 0.0, []
+    at = {"scale": alt.Scale(domain=[0, WIDE[0]]), "axis": None}
+    for key in keys:
+        data = pd.DataFrame({"left": [place], "right": [place + 22], "name": [clean(key.name)], "text": [place + 28]})
+        area = key.shape == "area"
+        dash = [int(part) for part in key.dash.split()]
+        sample = alt.Chart(data).mark_rule(color=key.colour, strokeWidth=11 if area else 3, strokeDash=dash)
+        layers.append(sample.encode(x=alt.X("left:Q", **at), x2="right:Q"))
+        name = alt.Chart(data).mark_text(align="left", fontSize=12, color=INK)
+        layers.append(name.encode(x=alt.X("text:Q", **at), text="name:N"))
+        place += 48 + 6.5 * len(key.name)
+    return alt.layer(*layers).properties(width=WIDE[0], height=14)
+
+
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """A run's summary for the terminal: reward at start and end, groups used by source, rollouts, seconds."""
-    from rich.table import Table
-
     title = " · ".join(
         str(part)
         for part in (summary.get("algorithm"), f"seed {summary['seed']}" if "seed" in summary else None)

@@ -1,4 +1,4 @@
-"""`python -m bapo_openrlhf.workbench.quickstart`: a base model, data, BA-PPO on the real stack, a table and a picture.
+"""`python examples/quickstart`: a base model, data, BA-PPO on the real stack, a table and a picture.
 
 Run it in the project's folder. All files go to runs/. The base model and the data are made only once.
 """
@@ -10,11 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from base_model import build
 from rich.console import Console
 
 from bapo_openrlhf.tasks import countdown
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
-from bapo_openrlhf.workbench.quickstart.base_model import build
 
 RUNS = Path("runs")
 PROMPTS = countdown.TASK.sizes["small"]["train"]
@@ -22,7 +22,7 @@ PROMPTS = countdown.TASK.sizes["small"]["train"]
 
 def main() -> int:
     """Make the missing files, train, and show the result."""
-    parser = argparse.ArgumentParser(prog="python -m bapo_openrlhf.workbench.quickstart")
+    parser = argparse.ArgumentParser(prog="python examples/quickstart")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of training prompts, at most 2500")
     parser.add_argument(
         "--only-prepare", action="store_true", help="make the base model and the data, but do not train"
@@ -49,8 +49,9 @@ def main() -> int:
     if status != 0:
         return status
 
+    from picture import plot_run, summary_table
+
     from bapo_openrlhf.record.run_record import read_summary
-    from bapo_openrlhf.workbench.plot import plot_run, summary_table
 
     console.print("[bold]3/3[/] result")
     run = RUNS / (flags[flags.index("--run.name") + 1] if "--run.name" in flags else "quickstart")

@@ -1,17 +1,20 @@
 """The picture and the table of one run."""
 
 from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import SOURCES, RunRecord, summarise
-from bapo_openrlhf.workbench import plot
 from bapo_openrlhf.workbench.pages.colours import LIGHT, SOURCE_LABELS
 from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
 from bapo_openrlhf.workbench.report.runs import Run
+
+plot = user_file.load("picture", Path(__file__).parents[3] / "examples" / "quickstart" / "picture.py")
 
 
 @pytest.fixture

@@ -1,0 +1,86 @@
+"""The file of the metrics: what a table stands for, and that a bad one is named."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bapo_openrlhf.adapt.metric import ADAPTED, ALL, ATTEMPTS, CAPACITY, Metric, declare
+from bapo_openrlhf.methods import BAPO
+from bapo_openrlhf.record import metrics
+
+PACKAGE = Path(metrics.__file__).parents[1]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """A function that reads a section "Words" with one table."""
+
+    def read(table):
+        path = tmp_path / "mine.yaml"
+        path.write_text("Words:\n  - " + table.replace("\n", "\n    ") + "\n")
+        return metrics._read(path)["Words"]
+
+    return read
+
+
+def test_a_table_has_the_keys_of_a_metric(read):
+    rows = 'metrics: |\n  a/b | steps | A b | Eq. 1 | One: "two",\n    three | 3.\n  c/d | | C d | | Four.'
+    one = Metric("a/b", "steps", "A b", 'One: "two", three |3.', "Eq. 1")
+    assert read(rows.replace("three | 3", "three |3")) == (one, Metric("c/d", "", "C d", "Four."))
+    every = read("algorithms: all\nwhen: steps with c\noptional: true\nmetrics: a | b | c | d | e.")
+    assert every == (Metric("a", "b", "c", "e.", "d", "steps with c", ALL, True),)
+    some = read("algorithms: [ppo, grpo]\nmetrics: a | b | c | d | e.")
+    assert some == declare("a | b | c | d | e.", ("ppo", "grpo"))
+    assert read("metrics: a | b | c | d | e.")[0].algorithms == ADAPTED
+
+
+def test_a_table_can_stand_for_metrics_of_methods(read):
+    assert read("from: BAPO") == tuple(metric for metric in BAPO.METRICS if metric not in (CAPACITY, ATTEMPTS))
+    [capacity] = read("from: CAPACITY\nalgorithms: all")
+    assert capacity.algorithms == ALL and CAPACITY.algorithms == ADAPTED and capacity.title == CAPACITY.title
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("metrics: a/b | steps | A b | One.", r"found 'a/b \| steps \| A b \| One\.'"),
+        ("metrics: |\n  a | | A | | One,\n  two.", "found 'two.'"),
+        ("metrics: |\n  a | | A | | One.\n   b | | B | | Two.", "a: the sentence has a bar"),
+        ("wen: never\nmetrics: a | | A | | One.", "no such key, or its value is of another kind: wen: never"),
+        ("optional: 1\nmetrics: a | | A | | One.", "of another kind: optional: 1"),
+        ("algorithms: ppo\nmetrics: a | | A | | One.", "algorithms is ppo; it must be `all` or a list from ba_ppo, "),
+        ("algorithms: [ppo, dapo]\nmetrics: a | | A | | One.", r"algorithms is \['ppo', 'dapo'\]"),
+        ("algorithms: []\nmetrics: a | | A | | One.", r"algorithms is \[\]"),
+        ("from: PABO", "KeyError.*PABO"),
+        ("when: never", "KeyError.*metrics"),
+        ("from: BAPO\nmetrics: a | | A | | One.", "metrics"),
+        ("just a word", "AttributeError"),
+    ],
+)
+def test_a_bad_table_is_named(read, table, says):
+    with pytest.raises(ValueError, match=rf"^mine\.yaml: Words: .*{says}"):
+        read(table)
+
+
+def test_a_section_without_tables_is_named(tmp_path):
+    (tmp_path / "mine.yaml").write_text("Words:\n")
+    with pytest.raises(ValueError, match=r"^mine\.yaml: Words: TypeError"):
+        metrics._read(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.yaml")), ids=lambda path: path.name)
+def test_no_key_of_a_file_of_the_package_is_there_twice(path):
+    """YAML would take the last one, without a word."""
+
+    def check(node):
+        if isinstance(node, yaml.MappingNode):
+            keys = [key.value for key, _ in node.value]
+            assert len(set(keys)) == len(keys), keys
+            for _, value in node.value:
+                check(value)
+        elif isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                check(item)
+
+    check(yaml.compose(path.read_text(encoding="utf-8")))
