@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import warnings
+from dataclasses import replace
 from fractions import Fraction as F
 
 import numpy as np
@@ -148,6 +149,22 @@ class TestGroup:
         # also after a trip through a float32 tensor, which is how OpenRLHF hands rewards over
         rewards = [float(text), float(np.float32(text))]
         assert make_group(rewards).rewards == (F(text), F(text))
+
+    @pytest.mark.parametrize(
+        ("low", "high", "rewards", "mapped"),
+        [
+            (0, 2, [0, 1, 2, 2], [F(0), F(1, 2), F(1), F(1)]),
+            (-1, 1, [-1, 0, 1, 0.5], [F(0), F(1, 2), F(1), F(3, 4)]),
+            (0, 3, [1, 2, 3, 0], [F(1, 3), F(2, 3), F(1), F(0)]),
+            (0, 2, [3, -1, 0, 2], [F(3, 2), F(-1, 2), F(0), F(1)]),  # outside the range
+        ],
+    )
+    def test_rewards_are_mapped_from_the_tasks_range(self, make_group, low, high, rewards, mapped):
+        group = replace(make_group(rewards), reward_range=(F(low), F(high)))
+        assert group.rewards == tuple(mapped) and group.mean == sum(mapped) / 4
+        assert [response.reward for response in group.responses] == rewards  # of which advantages are made
+        again = group_from_state(pickle.loads(pickle.dumps(group_state(group))))
+        assert again.reward_range == (low, high) and again.rewards == group.rewards
 
     def test_rewards_in_tenths_have_means_in_tenths(self, make_group):
         for cast in (float, lambda value: float(np.float32(value))):

@@ -17,7 +17,7 @@ import torch  # noqa: E402
 from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, TRACES, Ref, by_position, numbers  # noqa: E402
 
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
-from bapo_openrlhf.training import trainer  # noqa: E402
+from bapo_openrlhf.training import generated, trainer  # noqa: E402
 from bapo_openrlhf.training.trainer import brief, timed  # noqa: E402
 
 
@@ -107,6 +107,42 @@ class TestRun:
             fresh, _ = made.of_step(step)
             rewards = [made.reward(request.prompt, request.weights, n) for request in fresh for n in range(4)]
             assert row["reward/fresh_mean"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-12)
+
+    def test_a_range_of_rewards_is_for_thresholds_and_not_for_advantages(self, world):
+        """Rewards from -1 to 3 choose the same groups as rewards from 0 to 1 do, and are trained on as they are."""
+        runs = []
+        for low, high in ((0, 1), (-1, 3)):
+            made = world(**{"adapt.reward_range": [low, high], "algo.advantage.estimator": "group_norm"})
+            plain = made.reward
+            made.reward = lambda *what, plain=plain, low=low, high=high: low + (high - low) * plain(*what)
+            made.trainer.fit()
+            runs.append(made)
+        unit, wide = runs
+        assert any(row["groups/replayed"] for row in unit.metrics())
+        for ours, theirs in zip(wide.metrics(), unit.metrics(), strict=True):
+            chosen = [
+                name for name in theirs if name.startswith(("groups/", "threshold/", "buffer/", "tokens/", "theory/"))
+            ]
+            assert [ours[name] for name in chosen] == [theirs[name] for name in chosen]
+            assert ours["reward/fresh_mean"] == pytest.approx(4 * theirs["reward/fresh_mean"] - 1)
+            assert ours["reward/outside_range"] == theirs["reward/outside_range"] == 0
+        for (_, ours), (_, theirs) in zip(wide.trained, unit.trained, strict=True):
+            for a, b in zip(ours, theirs, strict=True):
+                assert a.rewards.tolist() == (4 * b.rewards - 1).tolist()
+
+    def test_rewards_outside_the_range_are_counted_and_said_in_the_first_steps(self, world, monkeypatch):
+        said = []
+        monkeypatch.setattr(generated.logger, "warning", said.append)
+        made = world()
+        plain = made.reward
+        made.reward = lambda *what: 2 * plain(*what)
+        made.trainer.fit()
+        for row in made.metrics():
+            assert row["reward/outside_range"] == pytest.approx(row["reward/fresh_mean"] / 2)
+        about = [text for text in said if "adapt.reward_range" in text]
+        assert len(about) == 3 and about[0].startswith(
+            "step 0: rewards go from 0 to 2, and adapt.reward_range is 0 1. "
+        )
 
     @pytest.mark.parametrize("limit", [0.0, 0.008, 0.012, 1.0])
     def test_weights_come_early_where_the_rollout_policy_is_far(self, world, limit):
