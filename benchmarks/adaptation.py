@@ -204,9 +204,9 @@ def markdown(result: Mapping[str, Any]) -> str:
             "",
             f"{setting['groups']} prompts x {setting['group_size']} responses x {setting['tokens']} tokens (prompt "
             f"{setting['prompt_tokens']}), both buffers full. Numbers are medians of {result['rounds']} rounds, with "
-            f"the smallest and the largest in brackets. A round is {PERIOD} steps (v = m = {PERIOD}), one of which "
-            f"re-evaluates, and each of the other measurements once. Ratios are within a round. {result['machine']}; "
-            f"commit {result['commit']}.",
+            f"the smallest and the largest in brackets. A round is {PERIOD} steps (v = m = {PERIOD}), and "
+            "each of the other measurements once. One of the steps re-evaluates. Ratios are within a round. "
+            f"{result['machine']}; commit {result['commit']}.",
             "",
             f"`{result['command']}`",
             "",

@@ -1,6 +1,6 @@
 """Times the layer on made-up groups: the steps of a run as the trainer makes them, and each part by itself.
 
-Part of `adaptation.py`. A round is v = m = 5 steps, one of which re-evaluates hard prompts. Numbers are means over a
+Part of `adaptation.py`. A round is v = m = 5 steps. One of them re-evaluates hard prompts. Numbers are means over a
 round.
 """
 

@@ -58,7 +58,7 @@ FLAGS = {
 
 
 def make_inputs(folder: Path, hidden: int, layers: int) -> int:
-    """Make a model with random weights, and 32 x 12 prompts of which half are never solved; return its parameters."""
+    """Make a model with random weights, and 32 x 12 prompts, half of them never solved; return its parameters."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -56,7 +56,7 @@ OPENRLHF = """
 | `--algo.advantage.is_correction_level` | the engine-to-actor correction; `--adapt.ratio decoupled` sets it |
 | `--train.seed` | seed of the order of the prompts and of every random choice of batch adaptation, too |
 | `--train.full_determinism_enable` | each response has a seed, too: two runs are then equal number by number |
-| `--eval.steps` | evaluation always uses today's weights, whatever v is |
+| `--eval.steps` | evaluation uses today's weights, with any v |
 | `--ckpt.save_steps` | checkpoints contain the buffers, and between two syncs the rollout weights |
 | `--ckpt.load_enable` | resumes from the newest complete checkpoint in `--ckpt.path`: [Reliability](reliability.md) |
 

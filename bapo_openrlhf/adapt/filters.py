@@ -44,7 +44,7 @@ def gaussian_filter(mean: float = 0.5, std: float = 0.2) -> FreshFilter:
 
 
 def uniform_filter(fraction: float = 0.6) -> FreshFilter:
-    """Mode 3 of A.3. It keeps a random `fraction` of the groups, rounded to a whole number, whatever their rewards."""
+    """Mode 3 of A.3. It keeps a random `fraction` of the groups, rounded to a whole number. Rewards do not matter."""
 
     def keep(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
         count = math.floor(fraction * len(groups) + 0.5)

@@ -67,6 +67,4 @@ def review(
         if group.uid not in too_far | broken
         for row in range(size)
     ]
-    if too_far or broken:
-        batch = drop(batch, too_far=too_far, nonfinite=broken)
-    return Review(batch, kept, len(broken), rollout_tv)
+    return Review(drop(batch, too_far=too_far, nonfinite=broken), kept, len(broken), rollout_tv)

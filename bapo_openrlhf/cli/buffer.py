@@ -7,16 +7,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from bapo_openrlhf.adapt.group import as_fraction
 from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.cli.show import wide_console
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.state_file import CheckpointError
 from bapo_openrlhf.workbench import buffer
 
 LISTED = 50  # entries that are listed without --limit
-WIDTH = 140  # columns of the list in a file
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf buffer") -> int:
@@ -79,9 +77,7 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
 
 
 def _show(stored: buffer.Stored, chosen: Sequence[buffer.Entry], limit: int, decode: buffer.Decode | None) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
+    console = wide_console(highlight=False)
     ascii_only = console.options.ascii_only
 
     def say(text: str = "") -> None:

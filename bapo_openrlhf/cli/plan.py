@@ -47,6 +47,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)
     shapes = _shapes(mine.models, args.actor.model_name_or_path)
+    args.adapt.thresholds()  # raises ConfigError also for an algorithm that does not use them
     workload = Workload(args)
     if mine.measured is not None:
         constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, workload))

@@ -1,9 +1,7 @@
 """Print tables in a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -13,11 +11,15 @@ if TYPE_CHECKING:
 WIDTH = 140  # Columns if the output is not a terminal. The paper's widest table needs them.
 
 
-def show(tables: Sequence[Table], last: str) -> None:
+def wide_console(**settings: Any) -> Console:
+    """A console that has `WIDTH` columns if the output is not a terminal."""
+    console = Console(**settings)
+    return console if console.is_terminal else Console(width=WIDTH, **settings)
+
+
+def show(tables: Sequence["Table"], last: str) -> None:
     """Print tables with their notes, and a last line."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
+    console = wide_console()
     for table in tables:
         console.print(table.rich())
         for note in table.notes:

@@ -49,7 +49,7 @@ class ARPO(FilteredMethod):
         CAPACITY,
         *ResponseCache.METRICS,
         *declare("""
-            exchange/failed | groups | Failed groups | | Fresh groups of which all responses failed.
+            exchange/failed | groups | Failed groups | | Fresh groups whose responses all failed.
             exchange/groups | groups | Exchanged groups | | Failed groups that got a stored success.
         """),
         EXCHANGE_AGE,

@@ -43,7 +43,7 @@ class ExGRPO(FilteredMethod):
     A prompt with 1 to G - 1 right responses of G is stored with its right response of lowest entropy, in the bucket of
     k, the number of right ones. A newer group moves the prompt to another bucket. A group without a right response
     leaves it where it is, and one with G right responses retires it for good. In each step that re-evaluates, prompts
-    are drawn without replacement: first a bucket with weight N(k; G/2, 1), whatever its size, then one of its prompts
+    are drawn without replacement: first a bucket with weight N(k; G/2, 1), of any size, then one of its prompts
     uniformly. They are generated again with today's policy, and the stored success replaces the first of the G new
     responses. It keeps the log-probs and the `policy_step` of the policy that generated it. With this exchange, the
     groups are X2 and update the store as fresh ones do. X2 keeps its places in the batch. Fresh groups beyond them are

@@ -116,7 +116,7 @@ class RePO(FilteredMethod):
         return batch
 
     def replays(self, cached: Sequence[Group]) -> list[Group]:
-        """What the strategy replays of one prompt: groups of G responses, whatever their rewards.
+        """What the strategy replays of one prompt: groups of G responses with any rewards.
 
         Args:
             cached: The cached groups of the prompt, oldest first.

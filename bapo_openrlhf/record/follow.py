@@ -4,8 +4,6 @@ Each byte is read only once. A file may also be half-written, or shorter than be
 or rewritten, or replaced. A file that is not the same as before is read again from its beginning.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -106,7 +104,7 @@ class Follower(Seen):
         written = self._files[METRICS].written or self._files[RUN].written
         self.age = None if written is None else max(time.time() - written, 0.0)
 
-    def _take_rows(self, file: _File, data: bytes) -> None:
+    def _take_rows(self, file: "_File", data: bytes) -> None:
         """Take the whole lines from `data`. The rest is read again by the next `poll`."""
         if file.end == 0:
             self.rows, self.broken = [], 0
@@ -129,7 +127,7 @@ class Follower(Seen):
         self.broken += 1
         return False
 
-    def _take_document(self, name: str, file: _File, data: bytes) -> None:
+    def _take_document(self, name: str, file: "_File", data: bytes) -> None:
         """Take a whole JSON object. It is always replaced and never appended to."""
         found: dict[str, Any] = {}
         if file.identity is not None:

@@ -367,7 +367,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
     Returns:
         "rewards" and "scores" of shape (len(queries),), and "extra_logs" with "well_formed" of the same shape. It is
-        1.0 if the answer is an expression with exactly the source numbers, whatever its value.
+        1.0 if the answer is an expression with exactly the source numbers. Its value does not matter.
 
     Raises:
         ValueError: A label is not of this task. A response never raises it.

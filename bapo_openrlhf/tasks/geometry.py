@@ -8,8 +8,6 @@ Images are opened here to find broken ones, because OpenRLHF would only warn and
 data: it draws figures whose numbers are only in the image.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import math
@@ -82,7 +80,7 @@ def _read(path: Path) -> bytes:
     raise BadRow(f"image too large: {path} has {size} bytes, at most {MAX_BYTES}")
 
 
-def _png(image: Image) -> bytes:
+def _png(image: "Image") -> bytes:
     file = io.BytesIO()
     try:
         image.save(file, "PNG")

@@ -28,7 +28,7 @@ class StepRecorder:
     Attributes:
         folder: Folder of the record.
         record: The files of the record.
-        step: Last step of which the groups are in the record. Steps count from 1, as OpenRLHF counts them.
+        step: Last step whose groups are in the record. Steps count from 1, as OpenRLHF counts them.
         rollouts: Number of responses generated so far.
         tokens: Number of tokens so far, by kind: "generated" or "trained".
     """

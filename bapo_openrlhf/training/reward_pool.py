@@ -10,8 +10,6 @@ for each process separately. A program that the function starts is killed with i
 own or this process is itself killed from outside.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json
@@ -149,7 +147,7 @@ class RewardPool:
         self._starter.shutdown()
         atexit.unregister(self.close)
 
-    def _take(self) -> _Worker:
+    def _take(self) -> "_Worker":
         """Take a free worker, or start a new one."""
         while (worker := self._pop_idle()) is not None:
             if worker.usable():
@@ -165,18 +163,18 @@ class RewardPool:
             raise self._failure(kind, f"loading it {answer}")
         return worker
 
-    def _start(self) -> _Worker:
+    def _start(self) -> "_Worker":
         with self._lock:  # because close() must see every worker
             self._check_open()
             worker = _Worker(self.path, int(self.memory_gib * 2**30))
             self._workers.add(worker)
         return worker
 
-    def _pop_idle(self) -> _Worker | None:
+    def _pop_idle(self) -> "_Worker | None":
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def _put_back(self, worker: _Worker) -> None:
+    def _put_back(self, worker: "_Worker") -> None:
         """Make a living worker free again, and forget a dead one."""
         with self._lock:
             if worker.process.returncode is None:

@@ -89,7 +89,7 @@ def groups_of(
 
 
 def sample_of(prompt: Prompt, response: Response) -> Experience:
-    """The sample of which `response_of` made the response."""
+    """A sample with the prompt and the response. `response_of` is the inverse."""
     tokens = torch.from_numpy(response.token_ids.astype(np.int64))
     length = len(tokens)
     mask = torch.zeros(length, dtype=torch.long)

@@ -112,8 +112,3 @@ def size(count: float) -> str:
     """512 B, 3.0 MiB."""
     power = max(min(int(math.log2(count)) // 10, 4), 0) if count > 0 else 0
     return f"{count / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
-def many(count: float, noun: str) -> str:
-    """1 step, 2 steps."""
-    return f"{count:.0f} {noun}{'' if count == 1 else 's'}"

@@ -70,5 +70,5 @@ BENCHMARKS = {name: head for block in BLOCKS for name, head in block.benchmarks.
 
 
 def blocks_with(names: Container[str]) -> list[Block]:
-    """The blocks of which at least one benchmark is in `names`."""
+    """The blocks that have at least one benchmark in `names`."""
     return [block for block in BLOCKS if any(name in names for name in block.benchmarks)]

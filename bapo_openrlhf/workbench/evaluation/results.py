@@ -122,7 +122,7 @@ def _averages(found: Mapping[str, Any], means: Mapping[str, np.ndarray], runs: i
 
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
-    """The paper's tables with this run, for each block of which a benchmark was run, and a table of every metric."""
+    """A table of the paper with this run for each block that has a finished benchmark, and a table of all metrics."""
     blocks = paper.blocks_with(results["benchmarks"])
     return [*(_paper_table(results, block) for block in blocks), _metrics_table(results)]
 

@@ -80,7 +80,7 @@ class Figure:
 
 
 def drawings_of(figure: Figure) -> list[Markup]:
-    """The figure as SVG: one drawing, or for a wide figure a narrow and a wide one, of which the page shows one."""
+    """The figure as SVG. A wide figure has a narrow and a wide drawing, and the page shows one of them."""
     spec = specification(figure.chart)
     sizes = {"narrow": NARROW, "wide": WIDE} if figure.wide else {"": NARROW}
     label = escape(clean(f"{figure.title}. {figure.summary}"))

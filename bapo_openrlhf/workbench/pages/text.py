@@ -25,6 +25,11 @@ def number(value: Any) -> str:
     return f"{value:.4g}"
 
 
+def many(count: float, noun: str) -> str:
+    """1 step, 2 steps."""
+    return f"{count:.0f} {noun}{'' if count == 1 else 's'}"
+
+
 def smooth(values: Sequence[float], width: int) -> list[float]:
     """Centred moving average over `width` values; at the ends over those that exist. Same length as `values`."""
     half = width // 2

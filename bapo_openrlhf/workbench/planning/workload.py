@@ -45,15 +45,9 @@ class Workload:
 
     Attributes:
         args: The parsed arguments. Their own algorithm does not matter because a plan compares algorithms.
-
-    Raises:
-        ConfigError: The thresholds are not valid.
     """
 
     args: SimpleNamespace
-
-    def __post_init__(self) -> None:
-        self.args.adapt.thresholds()
 
     @property
     def response_tokens(self) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bapo_openrlhf.workbench.pages.page import Condition, Progress, Section, Verdict, render
+from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report.figures import accuracy_bins, by_source, composition, migrations
 from bapo_openrlhf.workbench.study import claims, data, figures, tables
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
@@ -45,7 +46,7 @@ def _claims(results: Results) -> Section:
         effect, interval = claims.effect_in_words(verdict)
         parts = [effect] if verdict.effect else []
         parts += [f"95 % interval {interval}"] if interval != "–" else []
-        parts.append(tables.count_of(verdict.effect.count if verdict.effect else 0, "pair"))
+        parts.append(many(verdict.effect.count if verdict.effect else 0, "pair"))
         note = "; ".join([", ".join(parts), *verdict.notes])
         found.append(Condition(f"{claims.sentence(verdict)} ({verdict.claim.source}).", verdict.holds, note))
     verdicts = [Verdict("", found, "", VERDICTS)]
@@ -68,7 +69,7 @@ def _final(results: Results) -> Section:
     intro = (
         "Held-out accuracy after the last step. p is that of a two-sided sign-flip test: if an arm were equal to the "
         "baseline, each seed's difference could also have had the other sign. p is the share of all flips whose mean "
-        "is at least as extreme. With few seeds p cannot be small, whatever is true, so look at the intervals first. "
+        "is at least as extreme. With few seeds p cannot be small, so look at the intervals first. "
         "Holm's correction is over the arms of a path."
     )
     drawn, every = figures.final_accuracy(results), tables.every_run(results)

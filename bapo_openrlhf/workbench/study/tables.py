@@ -11,7 +11,7 @@ import pandas
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import is_number, number
+from bapo_openrlhf.workbench.pages.text import is_number, many, number
 from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
@@ -78,19 +78,14 @@ def tests(results: Results) -> list[Table]:
         base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
         smallest, name = statistics.smallest_p(most), PATHS.get(path, path)
         title = (
-            f"{name[0].upper()}{name[1:]}: against {base}, paired by seed. With {count_of(most, 'pair')}, no p is "
-            f"below {smallest:.3g}; with {count_of(len(by_seed), 'arm')}, none is below "
+            f"{name[0].upper()}{name[1:]}: against {base}, paired by seed. With {many(most, 'pair')}, no p is "
+            f"below {smallest:.3g}; with {many(len(by_seed), 'arm')}, none is below "
             f"{min(1.0, len(by_seed) * smallest):.3g} after Holm's correction"
         )
         head = ["arm", "pairs", "its accuracy, %", f"{base}, %", "difference, points", "better / equal / worse"]
         head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
         found.append(Table.of(head, rows, title))
     return found
-
-
-def count_of(count: int, what: str) -> str:
-    """A count with its noun, such as 1 pair or 2 pairs."""
-    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def signed(value: float) -> str:

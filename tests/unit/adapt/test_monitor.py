@@ -90,11 +90,11 @@ class TestOffPolicy:
 
     def test_groups_that_left_the_batch_are_not_in_it(self, make_group):
         batch = Batch(reevaluated=[make_group(1, size=2)])
-        alone = off_policy(batch, np.log([2.0, 0.5]), (1.0, 2.0, 3.0), eps=1e-6)
+        before = off_policy(batch, np.log([2.0, 0.5]), (1.0, 2.0, 3.0), eps=1e-6)
         for name in ("filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "unused"):
             setattr(batch, name, [make_group(1, size=2)])
-        assert off_policy(batch, np.log([2.0, 0.5]), (1.0, 2.0, 3.0), eps=1e-6) == alone
-        assert {name for name in alone if "fresh" in name or "replayed" in name} == set()
+        assert off_policy(batch, np.log([2.0, 0.5]), (1.0, 2.0, 3.0), eps=1e-6) == before
+        assert {name for name in before if "fresh" in name or "replayed" in name} == set()
 
     @pytest.mark.parametrize("log_ratio", [1000.0, 1e6])
     def test_a_response_that_is_far_likelier_today_gives_large_numbers_and_no_infinite_ones(

@@ -112,8 +112,8 @@ class TestReview:
         assert reviewed(batch(), log_ratios, max_tv_replayed=0.3).kept == [0, 1]
         assert reviewed(batch(), log_ratios, max_tv_fresh=0.3, max_tv_replayed=0.3).kept == []
 
-    def test_today_and_the_engines_differ_by_rounding_alone(self, make_group):
-        # a fresh group right after a sync is on-policy, whatever engine and actor make of it
+    def test_today_and_the_engines_differ_only_by_rounding(self, make_group):
+        # a fresh group right after a sync is on-policy, although the log-probs of engine and actor differ
         batch = Batch(
             fresh=[make_group(1, size=2, step=9, policy_step=9), make_group(1, size=2, step=9, policy_step=8)]
         )

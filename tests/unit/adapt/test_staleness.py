@@ -94,9 +94,9 @@ class TestImportanceSummary:
     @pytest.mark.parametrize("count", [1, 2, 7, 100])
     def test_share_is_1_for_equal_ratios_and_least_for_one_that_outweighs_all(self, count):
         assert importance_summary(np.full(count, 0.7))["effective_share"] == pytest.approx(1.0, rel=1e-12)
-        alone = np.full(count, -800.0)
-        alone[0] = 0.0
-        assert importance_summary(alone)["effective_share"] == pytest.approx(1 / count, rel=1e-12)
+        single = np.full(count, -800.0)
+        single[0] = 0.0
+        assert importance_summary(single)["effective_share"] == pytest.approx(1 / count, rel=1e-12)
 
     def test_of_responses_in_exact_proportion(self):
         # E[w] = 1 and E[w^2] = sum of pi^2 / alpha, so the share is 1 / sum of pi^2 / alpha

@@ -229,8 +229,8 @@ def test_rows_do_not_mix():
     given = (*numbers(4), MASK)
     together = vtrace(*given, **OPTIONS)
     for row in range(len(MASK)):
-        alone = vtrace(*(array[row : row + 1] for array in given), **OPTIONS)
-        for ours, one in zip(together, alone, strict=True):
+        single = vtrace(*(array[row : row + 1] for array in given), **OPTIONS)
+        for ours, one in zip(together, single, strict=True):
             assert np.array_equal(ours[row], one[0])
 
 

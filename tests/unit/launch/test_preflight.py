@@ -308,9 +308,9 @@ class TestImages:
         text_only = {"q": "2+2", "images": None}
         chat = {"q": [{"role": "system", "content": "Think."}, {"role": "user", "content": "<image>Find x."}]}
         parts = {"q": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Find x."}]}]}
-        alone = {"images": str(pictures.good)}
+        only_image = {"images": str(pictures.good)}
         empty = [text_only | {"images": []}, text_only | {"images": [None]}]
-        assert pictures.check(text_only, chat, parts, alone, *empty).prompts == 7
+        assert pictures.check(text_only, chat, parts, only_image, *empty).prompts == 7
 
     def test_a_run_without_images_is_left_alone(self, run):
         path = run.write("text.jsonl", '{"q": "what does <image> mean in HTML?", "a": "2", "images": null}\n')

@@ -55,13 +55,13 @@ def test_an_unsolved_prompt_becomes_one_right_of_g(make_group):
 
 
 def test_what_has_no_signal_is_filtered(make_group):
-    alone = make_group(0, prompt="without a trace")
+    untraced = make_group(0, prompt="without a trace")
     right = make_group(8, prompt="b")  # 7 right responses and the right trace
     wrong = make_group([1.0] * 7 + [0.0], prompt="c")  # the wrong one leaves
-    batch = run(luffy(), 0, [alone, right, wrong, make_group(0, prompt="a")])
-    assert [group.uid for group in batch.filtered] == [alone.uid, right.uid, wrong.uid]
-    assert batch.filtered[0] is alone and len(batch.fresh) == 1
-    assert len(run(luffy(filter="none"), 0, [alone, right]).fresh) == 2
+    batch = run(luffy(), 0, [untraced, right, wrong, make_group(0, prompt="a")])
+    assert [group.uid for group in batch.filtered] == [untraced.uid, right.uid, wrong.uid]
+    assert batch.filtered[0] is untraced and len(batch.fresh) == 1
+    assert len(run(luffy(filter="none"), 0, [untraced, right]).fresh) == 2
 
 
 def test_reward_of_a_trace(make_group):

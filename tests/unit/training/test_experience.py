@@ -645,7 +645,7 @@ class TestReview:
         origins, kept = origins_of(len(samples)), positions(groups_kept, size)
         changed = {"estimator": "gae", "adapt__returns": "vtrace", "kl": 0.1}
         made, reviewed = made_of(case, samples, origins, kept, **changed)
-        alone, without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
+        maker_of_kept, without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
         found, wanted = reviewed.experiences, without.experiences
         assert [batch.index for batch in found] == [batch.index for batch in wanted]
         assert sorted(index for batch in found for index in batch.index) == list(range(len(kept)))
@@ -659,7 +659,7 @@ class TestReview:
             assert log_ratio == pytest.approx(difference.sum().item(), abs=1e-9)
         # and what follows is the same
         made.compute_advantages_and_returns(found)
-        alone.compute_advantages_and_returns(wanted)
+        maker_of_kept.compute_advantages_and_returns(wanted)
         for name in ("advantages", "returns"):
             ours, theirs = by_sample(found, name), by_sample(wanted, name)
             assert list(ours) == list(theirs)
@@ -673,11 +673,11 @@ class TestReview:
         made, found = made_of(case, samples, origins_of(24), kept, estimator=estimator)
         found = found.experiences
         assert [len(batch.index) for batch in found] == [3, 3, 3, 3]
-        alone, wanted = made_of(
+        maker_of_kept, wanted = made_of(
             case, [samples[n] for n in kept], [origins_of(24)[n] for n in kept], estimator=estimator
         )
         made.compute_advantages_and_returns(found)
-        alone.compute_advantages_and_returns(wanted.experiences)
+        maker_of_kept.compute_advantages_and_returns(wanted.experiences)
         ours, theirs = by_sample(found, "advantages"), by_sample(wanted.experiences, "advantages")
         assert sorted(ours) == sorted(theirs) == list(range(12))
         assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in theirs)
@@ -896,8 +896,8 @@ class TestVtrace:
                 samples = [generated(n, seed) for n in range(count)]
                 passed = made.forward(to_train(copy.deepcopy(samples), origins_of(count)))
                 found = made.finish(passed, range(count))
-        alone, wanted = made_of(case, samples, origins_of(4), **VTRACE)
-        alone.compute_advantages_and_returns(wanted.experiences)
+        maker_of_kept, wanted = made_of(case, samples, origins_of(4), **VTRACE)
+        maker_of_kept.compute_advantages_and_returns(wanted.experiences)
         assert by_sample(found.experiences, "returns") == by_sample(wanted.experiences, "returns")
 
 

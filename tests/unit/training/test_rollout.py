@@ -265,13 +265,13 @@ class TestSeedsOfAStep:
             "i": prompt_seed(SEED, 5, "reevaluated", 1),
         }
 
-    def test_together_and_alone_are_the_same(self):
+    def test_together_and_apart_are_the_same(self):
         together = made("a", "b", "c", with_fresh=hard("h", "i"))
         together.generator.generate_samples()
-        alone = made("a", "b", "c")
-        alone.generator.generate_samples()
-        alone.generator.reevaluate(hard("h", "i"))
-        assert together.seeds() == alone.seeds() and len(alone.seeds()) == 5
+        apart = made("a", "b", "c")
+        apart.generator.generate_samples()
+        apart.generator.reevaluate(hard("h", "i"))
+        assert together.seeds() == apart.seeds() and len(apart.seeds()) == 5
 
     def test_do_not_depend_on_the_engine_that_gets_the_prompt(self):
         seeds = []

@@ -172,10 +172,12 @@ class TestPlanByTokens:
             for number, step in enumerate(steps(buffer)):
                 trained[number][rank] = sum(len(real(buffer, part, share)) for part in step)
             # a filler is on its own, and there is at most one
-            alone = [part for part in buffer.dynamic_indices if not real(buffer, part, share)]
-            assert [len(part) for part in alone] in ([], [1])
+            only_fillers = [part for part in buffer.dynamic_indices if not real(buffer, part, share)]
+            assert [len(part) for part in only_fillers] in ([], [1])
             assert all(
-                len(real(buffer, part, share)) == len(part) for part in buffer.dynamic_indices if part not in alone
+                len(real(buffer, part, share)) == len(part)
+                for part in buffer.dynamic_indices
+                if part not in only_fillers
             )
         full = [args.train.batch_size] * (total // args.train.batch_size)
         assert [sum(step) for step in trained] == full + [total % args.train.batch_size] * bool(

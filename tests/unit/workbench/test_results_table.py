@@ -128,11 +128,11 @@ def test_average_is_there_when_all_of_the_block_was_run(written):
 def test_benchmarks_are_resampled_independently(written):
     """Two equal benchmarks have an interval narrower by the square root of two. Their draws are independent."""
     found = written({"cd34": [0, 4] * 60, "cd4": [0, 4] * 60})
-    alone = found["benchmarks"]["cd34"]["metrics"]["avg@4"]
+    one = found["benchmarks"]["cd34"]["metrics"]["avg@4"]
     both = found["averages"]["Planning"]
-    ratio = (both["high"] - both["low"]) / (alone["high"] - alone["low"])
+    ratio = (both["high"] - both["low"]) / (one["high"] - one["low"])
     assert ratio == pytest.approx(2**-0.5, abs=0.05)
-    assert alone["high"] - alone["low"] == pytest.approx(2 * 1.96 * 50 / 120**0.5, rel=0.05)
+    assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * 50 / 120**0.5, rel=0.05)
 
 
 def test_a_benchmark_of_ones_own_gets_a_plain_table(written):

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bapo_openrlhf.workbench.terminal import curve, duration, many, printable, size
+from bapo_openrlhf.workbench.pages.text import many
+from bapo_openrlhf.workbench.terminal import curve, duration, printable, size
 
 
 @pytest.mark.parametrize(
