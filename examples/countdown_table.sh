@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a table, on Countdown at small scale and on the CPU: makes a base model, trains BAPO-GRPO and BA-PPO on
-# generated problems, and evaluates all three models on CD-34 and CD-4. README has the result of a whole run on 2 cores.
-# Before it: `make quickstart`, which installs, and `source .venv/bin/activate`.
+# generated problems, and evaluates all three models on CD-34 and CD-4. docs/results.md has the result of a whole run on
+# 2 cores. Before it: `make quickstart`, which installs, and `source .venv/bin/activate`.
 set -euo pipefail
 cd "$(dirname "$0")/.." # presets name files by their paths in the project's folder
 
