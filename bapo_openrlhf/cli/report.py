@@ -24,10 +24,13 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
 
     from bapo_openrlhf.workbench.report.runs import read_runs
     from bapo_openrlhf.workbench.report.sections import make_page
+    from bapo_openrlhf.workbench.report.sentence import first_sentences
 
-    page = make_page(read_runs(args.runs), progress=charts_bar)
+    runs = read_runs(args.runs)
+    page = make_page(runs, progress=charts_bar)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
+    print(first_sentences(runs))
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
 

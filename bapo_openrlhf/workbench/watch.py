@@ -10,8 +10,8 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
-from bapo_openrlhf.workbench.pages.text import many, smooth
-from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, duration, ends, flow, printable, size
+from bapo_openrlhf.workbench.pages.text import duration, many, smooth
+from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, ends, flow, printable, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
 LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings

@@ -30,6 +30,18 @@ def many(count: float, noun: str) -> str:
     return f"{count:.0f} {noun}{'' if count == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """1.6 s, 42 s, 3 min 6 s, 2 h 5 min, 1 d 3 h: the two largest units."""
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    for unit, name, smaller, its_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            rest = whole % unit // smaller
+            return f"{whole // unit} {name}" + (f" {rest} {its_name}" if rest else "")
+    return f"{whole} s"
+
+
 def smooth(values: Sequence[float], width: int) -> list[float]:
     """Centred moving average over `width` values; at the ends over those that exist. Same length as `values`."""
     half = width // 2

@@ -20,6 +20,7 @@ from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
 
 MAX_POINTS = 200  # of a curve, and rows of its table
+TIME_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
 
 
@@ -150,15 +151,22 @@ def reward(page: Comparison) -> Figure:
     return figure.with_curves([*faint, *bold], chart, STEP, page.domain, summary=in_words(found), **legend)
 
 
-def reward_for(page: Comparison, metric: str, spent: str) -> Figure:
-    """The smoothed reward of each run over what it had spent by then, a running total."""
+def reward_for_time(page: Comparison) -> Figure:
+    """The smoothed reward of each run over its time, in a unit in which the longest run has few digits."""
+    longest = max((run.curve("seconds").max() for run in page.runs if len(run.curve("seconds"))), default=0.0)
+    unit, name = next((unit, name) for unit, name in TIME_UNITS if longest >= 3 * unit or unit == 1)
+    return reward_for(page, "seconds", f"{name} of all steps", unit)
+
+
+def reward_for(page: Comparison, metric: str, spent: str, unit: float = 1.0) -> Figure:
+    """The smoothed reward of each run over what it had spent by then, a running total in units of `unit`."""
     figure = Figure(
         f"Reward for {spent}",
         f"The smoothed reward against the {spent}: which run gets further for the same cost.",
         missing=_lacking(page, [REWARD, metric], f"{spent} or rewards are not recorded"),
     )
     drawn = [
-        Curve(curve.key, smoothed(curves.chunk_means(curve.values, MAX_POINTS)))
+        Curve(curve.key, smoothed(curves.chunk_means(curve.values.set_axis(curve.values.index / unit), MAX_POINTS)))
         for curve in _of_runs(page, REWARD, over=metric)
     ]
     if not drawn:

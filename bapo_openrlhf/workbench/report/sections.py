@@ -13,6 +13,7 @@ from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
 from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each
 from bapo_openrlhf.workbench.report.runs import Run
+from bapo_openrlhf.workbench.report.sentence import first_sentences
 from bapo_openrlhf.workbench.report.words import NO_THEORY
 
 
@@ -33,7 +34,7 @@ def build(runs: Sequence[Run]) -> list[Section]:
     batches = [*figures.composition(page), by_run(page, "groups/capacity_used")]
     cost = [
         *(by_run(page, metric) for metric in ("rollouts/total", "tokens/generated_total")),
-        figures.reward_for(page, "hours", "hours of all steps"),
+        figures.reward_for_time(page),
         *figures.phases(page),
     ]
     training = [by_run(page, metric) for metric in ("entropy_loss", "response_length", "actor_grad_norm", "kl")]
@@ -70,7 +71,7 @@ def _overview(page: Comparison) -> Section:
             notes.append(f"{run.name} has no {SUMMARY}: it is still going on, or it was interrupted.")
         if resumed := run.about.get("resumed"):
             notes.append(f"{run.name} was resumed {len(resumed)} time(s), last at {resumed[-1]}.")
-    return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
+    return Section("overview", "At a glance", first_sentences(page.runs), tables=[tables.overview(page)], notes=notes)
 
 
 def _accuracy(page: Comparison) -> Section:
