@@ -85,14 +85,16 @@ def data_sheet(name: str, peak_tflops: float | None) -> str:
     """The kind of GPU in planning's DATA_SHEETS, found by the name that nvidia-smi gives.
 
     Raises:
-        ConfigError: there is none, and no peak was given. The data sheets are those of SXM modules, because
-            cards for a slot (PCIe, NVL) are slower.
+        ConfigError: there is none, and no peak was given. The data sheets of A100 to H200 are those of SXM
+            modules, because cards for a slot (PCIe, NVL) are slower; the 4090's is that of the card for desktops.
     """
     words = name.replace("-", " ").split()
-    if (sheet := next((kind for kind in DATA_SHEETS if kind in words), None)) and not {"PCIe", "NVL"} & {*words}:
+    if (sheet := next((kind for kind in DATA_SHEETS if kind in words), None)) and not {"PCIe", "NVL", "Laptop", "D"} & {
+        *words
+    }:
         return sheet
     if peak_tflops is None:
-        raise ConfigError(f"no data sheet for {name!r}, only for {', '.join(DATA_SHEETS)} (SXM); give --peak-tflops")
+        raise ConfigError(f"no data sheet for {name!r}, only for {', '.join(DATA_SHEETS)}; give --peak-tflops")
     return sheet or "H100"  # only what the plan of the memory reads is used
 
 

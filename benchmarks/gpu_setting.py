@@ -20,8 +20,8 @@ BASE_MODEL = Path(__file__).parents[1] / "examples" / "quickstart" / "base_model
 
 MODELS = {  # from each model's published config.json. The first is for dry runs: vLLM on the CPU takes no head of 16
     "tiny": ModelShape("Qwen3 (tiny)", 2, 128, 4, 2, 32, 384, 4096, tied=True, qk_norm=True),
-    "0.6b": ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, qk_norm=True),
-    "1.7b": ModelShape("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, tied=True, qk_norm=True),
+    "0.6b": SHAPES["0.6B"],
+    "1.7b": SHAPES["1.7B"],
     "4b": SHAPES["4B"],
 }
 G, PROMPT = 8, 256  # responses to a prompt; tokens of each prompt

@@ -134,6 +134,8 @@ def use(wheel: Path, venv: Path, elsewhere: Path) -> None:
     assert "configuration is valid" in run([program, "check", *words], elsewhere)
     run([program, "prepare", "countdown", "--generate", "small", "--limit", "train=8"], elsewhere)
     assert len((elsewhere / "data" / "countdown" / "train.jsonl").read_text().splitlines()) == 8
+    run([program, "init", "mine"], elsewhere)
+    assert "configuration is valid" in run([program, "check", "--config", "mine/config.yaml"], elsewhere)
 
 
 def run(command: list[str | Path], folder: Path) -> str:

@@ -27,7 +27,7 @@ def build_parser(prog: str) -> Parser:
     )
     parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (default: 8 to 1024)")
     parser.add_argument("--models", nargs="+", default=None, metavar="SIZE", help=f"any of {' '.join(SHAPES)} "
-                        "(default: the actor if it is a local folder, otherwise all)")  # fmt: skip
+                        "(default: the actor if it is one of them or a local folder, otherwise all)")  # fmt: skip
     parser.add_argument("--gpu", default="H100", help=f"kind of GPU: {', '.join(DATA_SHEETS)} (default: H100)")
     parser.add_argument("--steps", type=int, default=100, help="trainer steps of the whole run (default: 100)")
     parser.add_argument("--measured", type=Path, default=None, metavar="RUN", help="folder of a run whose shares of "
@@ -61,10 +61,12 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
 
 
 def _shapes(sizes: Sequence[str] | None, actor: str | None) -> list[ModelShape]:
-    """The shapes of the requested sizes. Without any: the actor's own shape if it is a folder, otherwise all."""
+    """The shapes of the requested sizes. Without any: the actor's own shape if it is known, otherwise all."""
     for size in sizes or []:
         if size not in SHAPES:
             raise ConfigError(f"models has {size!r}; each must be one of {', '.join(SHAPES)}")
-    if sizes is None and actor and Path(actor).expanduser().is_dir():
-        return [shape_of_folder("actor.model_name_or_path", Path(actor).expanduser())]
+    if sizes is None and actor:
+        if Path(actor).expanduser().is_dir():
+            return [shape_of_folder("actor.model_name_or_path", Path(actor).expanduser())]
+        sizes = [size for size, shape in SHAPES.items() if shape.name == actor.rsplit("/", 1)[-1]]
     return [SHAPES[size] for size in dict.fromkeys(sizes or SHAPES)]

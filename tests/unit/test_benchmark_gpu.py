@@ -187,6 +187,8 @@ def test_too_few_steps(gpu, monkeypatch, capsys):
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H200", "H200"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H100 NVL", None),
         ("NVIDIA GH200 480GB", None),
@@ -199,7 +201,7 @@ def test_data_sheet_by_name(gpu, name, sheet):
     else:
         with pytest.raises(ConfigError, match=rf"no data sheet for '{name}'.*give --peak-tflops"):
             gpu.data_sheet(name, None)
-        assert gpu.data_sheet(name, 756.0) == "H100"
+        assert gpu.data_sheet(name, 756.0) == ("4090" if "4090" in name else "H100")
 
 
 def test_memory_is_that_of_the_fullest_gpu_at_its_fullest(gpu, cards):

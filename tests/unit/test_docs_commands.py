@@ -50,6 +50,11 @@ def run_example(words, here):
         runpy.run_path(str(ROOT / words[0]), run_name="__main__")
 
 
+def run_pytest(words, here):
+    """For real, on the folder that `init` wrote."""
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words], check=True, cwd=here)
+
+
 def on_evaluations(words, here):
     """For real, on two small evaluations of those names."""
     for number, folder in enumerate(word for word in words[1:] if not word.startswith("--")):
@@ -65,7 +70,7 @@ def on_evaluations(words, here):
 
 def on_runs(words, here):
     """For real, on records of two steps."""
-    for folder in (word for word in words[1:] if word.startswith("runs/") and not word.endswith(".html")):
+    for folder in (word for word in words[1:] if "runs/" in word and not word.endswith(".html")):
         path = here / folder
         path.mkdir(parents=True, exist_ok=True)
         steps = [{"step": step, "reward/fresh_mean": 0.25 * step, "groups/fresh": 3, "time": step} for step in (1, 2)]
@@ -209,6 +214,8 @@ class Rule:
 
 
 RULES = [
+    Rule("bapo-openrlhf init", run_it),
+    Rule("pytest my_task", run_pytest),
     Rule("bapo-openrlhf check", run_it),
     Rule("bapo-openrlhf train --help", run_it),
     Rule("bapo-openrlhf prepare countdown --generate", run_it),
@@ -336,9 +343,15 @@ def test_every_command_has_a_rule_and_holds(commands, project, monkeypatch, caps
 
 def test_rules_name_tests_that_are_there():
     for rule in RULES:
-        assert rule.why or rule.do in (run_it, run_example, over_ssh, on_evaluations, on_runs, on_checkpoint), (
-            rule.start
-        )
+        assert rule.why or rule.do in (
+            run_it,
+            run_example,
+            run_pytest,
+            over_ssh,
+            on_evaluations,
+            on_runs,
+            on_checkpoint,
+        ), rule.start
         if rule.test:
             file, name = rule.test.split("::")
             tree = ast.parse((ROOT / "tests" / file).read_text())

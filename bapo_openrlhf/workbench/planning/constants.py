@@ -7,7 +7,8 @@ from typing import Any, Self
 from bapo_openrlhf.errors import ConfigError
 
 GIB = 2**30
-# From the makers' data sheets, except `engine_sequences`, which is vLLM's own default for such a card.
+# From the makers' data sheets, except `engine_sequences`, which is vLLM's own default for such a card. The 4090 stands
+# for cards of 24 GB without links of their own: GPUs and machines talk over PCIe 4.0 x16.
 _SHEET_NAMES = (
     "peak_flops", "memory_bandwidth", "gpu_bytes", "link_bandwidth", "network_bandwidth", "engine_sequences"
 )  # fmt: skip
@@ -15,6 +16,7 @@ _SHEETS = {
     "A100": ("NVIDIA A100 80GB SXM and DGX A100 data sheets", 312e12, 2.039e12, 80 * GIB, 300e9, 200e9, 256),
     "H100": ("NVIDIA H100 SXM and DGX H100 data sheets", 989e12, 3.35e12, 80 * GIB, 450e9, 400e9, 1024),
     "H200": ("NVIDIA H200 SXM and DGX H200 data sheets", 989e12, 4.8e12, 141e9, 450e9, 400e9, 1024),
+    "4090": ("NVIDIA Ada GPU Architecture white paper, PCIe 4.0 x16", 165e12, 1.008e12, 24 * GIB, 32e9, 32e9, 256),
 }
 DATA_SHEETS: dict[str, tuple[str, dict[str, Any]]] = {
     gpu: (sheet, dict(zip(_SHEET_NAMES, values, strict=True))) for gpu, (sheet, *values) in _SHEETS.items()

@@ -77,9 +77,12 @@ class ModelShape:
 
 # From each model's published config.json.
 SHAPES = {
+    "0.6B": ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151936, tied=True, qk_norm=True),
     "1.5B": ModelShape("Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 151936, tied=True, qkv_bias=True),
+    "1.7B": ModelShape("Qwen3-1.7B", 28, 2048, 16, 8, 128, 6144, 151936, tied=True, qk_norm=True),
     "4B": ModelShape("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151936, tied=True, qk_norm=True),
     "7B": ModelShape("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True),
+    "8B": ModelShape("Qwen3-8B", 36, 4096, 32, 8, 128, 12288, 151936, qk_norm=True),
     "14B": ModelShape("Qwen2.5-14B", 48, 5120, 40, 8, 128, 13824, 152064, qkv_bias=True),
     "32B": ModelShape("Qwen2.5-32B", 64, 5120, 40, 8, 128, 27648, 152064, qkv_bias=True),
     "70B": ModelShape("Llama-3-70B", 80, 8192, 64, 8, 128, 28672, 128256),

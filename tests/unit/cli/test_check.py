@@ -204,7 +204,8 @@ class TestNumbers:
 
 def test_presets(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)  # the presets' reward function is a path in the repository
-    presets = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem != "quickstart")
+    others = ("quickstart", "bapo_grpo_math_one_gpu")
+    presets = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem not in others)
     assert len(presets) == 7
     for path in presets:
         facts = report(capsys, "--config", str(path), "--prompts", "40000")
@@ -213,6 +214,9 @@ def test_presets(capsys, monkeypatch):
         assert facts["optimizer steps"].startswith("4 per epoch of a full batch, each of 512 samples")  # 2048 / 512
         # multiples of 5 up to 157
         assert facts["per epoch"] == "31 syncs (v 5), 31 re-evaluations (m 5), 0 of them between syncs"
+    facts = report(capsys, "--config", str(ROOT / "configs" / "bapo_grpo_math_one_gpu.yaml"), "--prompts", "40000")
+    assert facts["epoch"] == "40000 prompts = 625 trainer steps; 1 epoch(s)"
+    assert facts["optimizer steps"].startswith("4 per epoch of a full batch, each of 128 samples")  # as in the others
 
 
 def test_data_that_is_not_there_yet(capsys, monkeypatch, tmp_path):

@@ -40,7 +40,7 @@ def refused(capsys, *words):
 
 
 def test_the_whole_grid(capsys):
-    result = planned(capsys)
+    result = planned(capsys, "--actor.model_name_or_path", "org/of-unknown-shape")
     found = entries(result)
     assert set(found) == {(s.name, g, m) for s in SHAPES.values() for g in plan.GPUS for m in NAMES}
     assert result["kind"] == "predicted" and all(c["source"] and c["unit"] for c in result["constants"])
@@ -180,8 +180,8 @@ def test_a_record_that_is_none(capsys, tmp_path):
         (["--gpus", "8", "0"], "gpus is 0; it must be at least 1"),
         (["--gpus", "many"], "--gpus: invalid int value: 'many'"),
         (["--steps", "-1"], "steps is -1; it must be at least 1"),
-        (["--gpu", "V100"], "gpu is 'V100'; it must be one of A100, H100, H200"),
-        (["--models", "7B", "3B"], "models has '3B'; each must be one of 1.5B, 4B, 7B, 14B, 32B, 70B"),
+        (["--gpu", "V100"], "gpu is 'V100'; it must be one of A100, H100, H200, 4090"),
+        (["--models", "7B", "3B"], "models has '3B'; each must be one of 0.6B, 1.5B, 1.7B, 4B, 7B, 8B, 14B, 32B, 70B"),
         (["--measured", "nowhere"], "measured is nowhere; it must be the folder of a run with groups"),
         (["--adapt.rollout_delay", "0"], "adapt.rollout_delay is 0; it must be at least 1"),
         (["--model", "7B"], "--model"),

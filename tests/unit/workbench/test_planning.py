@@ -68,9 +68,12 @@ def costs(shape="7B", gpus=8, workload=WORKLOAD, algorithm=GRPO, constants=CONST
 @pytest.mark.parametrize(
     ("size", "published"),  # the number of weights in each model's safetensors index
     [
+        ("0.6B", 596_049_920),  # with the tied matrix, which the file has twice, counted once
         ("1.5B", 1_543_714_304),
+        ("1.7B", 1_720_574_976),  # the same
         ("4B", 4_022_468_096),
         ("7B", 7_615_616_512),
+        ("8B", 8_190_735_360),
         ("14B", 14_770_033_664),
         ("32B", 32_763_876_352),
         ("70B", 70_553_706_496),

@@ -1,0 +1,26 @@
+"""A response is right if the number after its last "Answer:" is the label."""
+
+import re
+
+NUMBER = re.compile(r"Answer:\s*\**\s*(-?\d[\d,]*(?:\.\d+)?)")
+
+
+def answer(response):
+    """The final answer of a response; None if it has none. `bapo-openrlhf evaluate` counts it for majority votes."""
+    found = NUMBER.findall(response)
+    return found[-1].replace(",", "") if found else None
+
+
+def reward_func(queries, prompts, labels, **kwargs):
+    """One reward for each response.
+
+    Args:
+        queries: Prompt and response in one text each, with the model's special tokens.
+        prompts: The prompts, as the model sees them.
+        labels: The column `label` of the data.
+    """
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+        found = answer(query.split(prompt, 1)[-1])
+        rewards.append(1.0 if found is not None and float(found) == float(label) else 0.0)
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {}}

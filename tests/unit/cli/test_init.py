@@ -1,0 +1,110 @@
+"""What `init` writes passes `check`, its own tests and the preset it stands for."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf import config
+from bapo_openrlhf.cli import arguments, main
+
+ROOT = Path(__file__).parents[3]
+PRESET = ROOT / "configs" / "bapo_grpo_math_one_gpu.yaml"
+# What a task of one's own changes.
+OWN = {"config", "reward.remote_url", "data.prompt_dataset", "eval.dataset", "eval.steps", "run.name", "run.dir",
+       "ckpt.output_dir", "ckpt.path", "logger.tensorboard_dir", "logger.wandb.run_name"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("here") / "my tasks" / "first"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path.parents[1])
+        assert main.run(["init", "my tasks/first"]) == 0
+    return path
+
+
+def own_tests(folder):
+    """Exit status of pytest in the folder, as its user calls it, and what it printed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def test_check_accepts_it_from_another_folder(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["check", "--config", str(folder / "config.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("configuration is valid\n") and "10 prompts = 1 trainer steps" in out
+
+
+def test_it_is_the_one_gpu_preset_on_other_data(folder):
+    own, preset = (config.flags_of(arguments.parse(["--config", str(p)])) for p in (folder / "config.yaml", PRESET))
+    assert {name for name in own if own[name] != preset[name]} <= OWN
+
+
+def test_its_own_tests_pass(folder):
+    status, out = own_tests(folder)
+    rows = [line for name in ("train", "eval") for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    assert status == 0 and len(rows) == 14 and f"{8 + 1 + len(rows)} passed" in out
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("reward.py", "found[-1]", "found[0]"),
+        ("reward.py", "float(found) == float(label)", "found == label"),
+        ("reward.py", "query.split(prompt, 1)[-1]", "query"),
+        ("train.jsonl", '"label": "85"', '"label": "eighty-five"'),
+    ],
+)
+def test_its_own_tests_see_a_fault(folder, tmp_path, file, old, new):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    text = (copy / file).read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new))
+    assert own_tests(copy)[0] == 1
+
+
+def test_labels_are_right(folder):
+    """Worked out here again, where that is short."""
+    rows = {}
+    for name in ("train", "eval"):
+        for line in (folder / f"{name}.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            rows[row["input"].split(" Think")[0]] = float(row["label"])
+    numbers = {
+        "What is 38 + 47?": 38 + 47,
+        "What is 17 x 6 - 20?": 17 * 6 - 20,
+        "A box has 12 rows of 8 eggs. 5 eggs are broken. How many eggs are whole?": 12 * 8 - 5,
+        "A train leaves at 9:40 and arrives at 12:15. How many minutes does it travel?": 12 * 60 + 15 - 9 * 60 - 40,
+        "Mia reads 24 pages a day. Her book has 312 pages. After how many days has she read the whole book?": 312 / 24,
+        "The sum of three whole numbers in a row is 96. What is the greatest of them?": 96 / 3 + 1,
+        "How many whole numbers from 1 to 200 can be divided by 6 but not by 4?": 200 // 6 - 200 // 12,
+        "What is the remainder of 7 to the power of 20 divided by 13?": 7**20 % 13,
+        "In how many different orders can the letters of the word LEVEL be written?": 120 / (2 * 2),
+        "What is 56 + 29?": 56 + 29,
+        "A garden is 14 meters long and 9 meters wide. How many meters of fence go around it?": 2 * (14 + 9),
+        "A shop sells pens in packs of 6. A school needs 250 pens. How many packs must it buy?": -(-250 // 6),
+        "How many whole numbers from 1 to 100 have a digit 7?": sum("7" in str(n) for n in range(1, 101)),
+    }
+    shirt = [question for question in rows if question.startswith("A shirt costs 40 euros.")]
+    assert rows == numbers | {shirt[0]: pytest.approx(40 * 0.85 * 1.1)}
+
+
+def test_what_is_there_is_kept(folder, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name, says in (
+        ("mine", "it has files in it already, and must be a new or an empty folder"),
+        ("file", "it must be a folder that can be written to"),
+        ("a@b", "its path must not have @"),
+    ):
+        assert main.run(["init", str(tmp_path / name)]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"error: DIR is {tmp_path / name}; {says}") and err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "mine", "notes"]

@@ -1,0 +1,121 @@
+"""docs/own_model.md: its table of settings is that of the flags and files, its predictions are those of `plan`."""
+
+import json
+import re
+import shlex
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf import config
+from bapo_openrlhf.cli import arguments, main
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "own_model.md").read_text()
+PRESETS = {path.stem: ["--config", str(path)] for path in (ROOT / "configs").glob("*.yaml")}
+# Only what a parser asks for.
+NOTHING = ["--actor.model_name_or_path=m", "--reward.remote_url=r.py", "--rollout.n_samples_per_prompt=2"]
+DEFAULT = {"default": ["--algorithm=bapo_grpo", *NOTHING]}
+COLUMNS = {
+    "8 GPUs": {name: words for name, words in PRESETS.items() if name not in ("quickstart", "bapo_grpo_math_one_gpu")},
+    "one GPU": {"bapo_grpo_math_one_gpu": PRESETS["bapo_grpo_math_one_gpu"]},
+    "default": DEFAULT,
+    "quickstart": {"quickstart": PRESETS["quickstart"]},
+}
+
+
+def table(after):
+    """The rows of the table after a heading, as dictionaries by column."""
+    section = PAGE.split(after, 1)[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+SETTINGS = {row["flag"].strip("`"): row for row in table("\n## Start from these settings\n")}
+
+
+def number(text):
+    try:
+        return Fraction(str(text))
+    except ValueError:
+        return str(text)
+
+
+def meant(flag, args):
+    """What a flag is set to, as a list of numbers or words. Thresholds as they are computed with."""
+    if flag in ("adapt.c2", "adapt.c3"):
+        interval = args.adapt.thresholds()[int(flag[-1]) - 1]
+        return [interval.low, interval.high]
+    value = config.flags_of(args)[flag]
+    return ["null"] if value is None else [number(str(value).lower() if isinstance(value, bool) else value)]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_settings(column):
+    for name, words in COLUMNS[column].items():
+        args = arguments.parse(words)
+        for flag, row in SETTINGS.items():
+            usual, _, for_ba_ppo = row[column].partition("; BA-PPO ")
+            cell = for_ba_ppo if for_ba_ppo and name.startswith("ba_ppo") else usual
+            if (flag, column) == ("rollout.n_samples_per_prompt", "default"):
+                continue  # OpenRLHF refuses its own default with groups: see the next test
+            assert meant(flag, args) == [number(word) for word in cell.split()], (name, flag)
+
+
+def test_the_group_size_has_no_default_that_works():
+    parser = arguments.build_parser("docs")
+    flag = "rollout.n_samples_per_prompt"
+    assert str(parser.get_default(flag)) == SETTINGS[flag]["default"]
+
+
+def test_what_the_table_must_name():
+    """Every flag of batch adaptation, the KL penalty and the optimizers that a preset changes; each with a reason."""
+    default, changed = config.flags_of(arguments.parse(DEFAULT["default"])), set()
+    for words in PRESETS.values():
+        flags = config.flags_of(arguments.parse(words))
+        changed |= {flag for flag in flags if flags[flag] != default[flag]}
+    about = {flag for flag in changed if flag.startswith(("adapt.", "algo.kl.", "actor.adam.", "critic.adam."))}
+    assert {"adapt.buffer_size", "actor.adam.lr", "algo.kl.init_coef"} <= about <= set(SETTINGS)
+    assert all(len(row["why"]) > 5 for row in SETTINGS.values())
+
+
+def boxes():
+    """(box, model, flags) of each command of the section about boxes."""
+    section = PAGE.split("\n## One command for each box\n")[1].split("```bash\n")[1].split("```")[0]
+    for comment, command in re.findall(r"^# (.*)\n((?:.*\\\n)*.*)$", section, re.M):
+        words = shlex.split(command.replace("\\\n", " "))
+        assert words[:4] == ["bapo-openrlhf", "train", "--config", "my_task/config.yaml"]
+        yield *comment.split(", "), words[4:]
+
+
+def test_predictions_are_those_of_plan(tmp_path, capsys):
+    """And the numbers of GPUs in the command are the box's; `check` takes it, too."""
+    assert main.run(["init", str(tmp_path / "my_task")]) == 0
+    base = ["--config", str(tmp_path / "my_task" / "config.yaml")]
+    rows = table("\n## One command for each box\n")
+    found = list(boxes())
+    assert [(box, model) for box, model, _ in found] == [(row["box"], row["model"]) for row in rows] and len(rows) >= 8
+    for (box, model, flags), row in zip(found, rows, strict=True):
+        count, memory = re.fullmatch(r"(\d) x (24|80) GB", box).groups()
+        args = arguments.parse([*base, *flags])
+        assert args.actor.model_name_or_path == f"Qwen/{model}"
+        assert {args.actor.num_gpus_per_node, args.ref.num_gpus_per_node, args.vllm.num_engines} == {int(count)}
+        gpu = {"24": "4090", "80": "H100"}[memory]
+        capsys.readouterr()
+        assert main.run(["check", *base, *flags]) == 0
+        capsys.readouterr()
+        assert main.run(["plan", *base, *flags, "--gpu", gpu, "--gpus", count, "--json"]) == 0
+        entries = json.loads(capsys.readouterr().out)["entries"]
+        (entry,) = [entry for entry in entries if entry["method"] == "BAPO-GRPO"]
+        assert (entry["model"], entry["fits"]) == (model, "fits")
+        gib = {phase: f"{size / 2**30:.1f}" for phase, size in entry["gpu_bytes"].items()}
+        assert entry["gpu_bytes"]["experience"] < max(entry["gpu_bytes"][phase] for phase in ("generation", "training"))
+        assert (gib["generation"], gib["training"]) == (row["GiB while generating"], row["GiB while training"])
+        assert f"{entry['step_seconds']:.0f}" == row["seconds a step"], box
+
+
+def test_the_page_shows_the_reward_function_of_init():
+    shown = re.search(r"```python\n(.*?)```", PAGE, re.S).group(1)
+    assert shown == (ROOT / "bapo_openrlhf" / "workbench" / "init" / "reward.py").read_text()
