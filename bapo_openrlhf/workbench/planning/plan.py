@@ -66,6 +66,7 @@ class Plan:
         steps: Trainer steps of the whole run.
         gpu: Kind of GPU.
         command: The command that made the plan.
+        method: Name of the configuration's own algorithm.
     """
 
     entries: tuple[Entry, ...]
@@ -74,6 +75,7 @@ class Plan:
     steps: int
     gpu: str
     command: str
+    method: str
 
     def entry(self, model: str, gpus: int, method: str) -> Entry:
         """The one entry of this model, number of GPUs and algorithm."""
@@ -134,7 +136,7 @@ def make_plan(shapes: Sequence[ModelShape], gpus: Sequence[int], workload: Workl
         for count in gpus
         for algorithm in ALGORITHMS
     )
-    return Plan(entries, tuple(shapes), constants, steps, gpu, command)
+    return Plan(entries, tuple(shapes), constants, steps, gpu, command, workload.method)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

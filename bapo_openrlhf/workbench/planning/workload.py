@@ -44,10 +44,18 @@ class Workload:
     """What the flags of a run say, as far as a plan needs it.
 
     Attributes:
-        args: The parsed arguments. Their own algorithm does not matter because a plan compares algorithms.
+        args: The parsed arguments. A plan compares all algorithms; their own one decides only the verdict.
     """
 
     args: SimpleNamespace
+
+    @property
+    def method(self) -> str:
+        """Name of the configuration's own algorithm; that of OpenRLHF's flags if it names none."""
+        if self.args.algo.dynamic_filtering_enable:
+            return "DAPO"
+        plain = "PPO" if self.args.algo.advantage.estimator == "gae" else "GRPO"
+        return self.args.algorithm.upper().replace("_", "-") if self.args.algorithm else plain
 
     @property
     def response_tokens(self) -> int:

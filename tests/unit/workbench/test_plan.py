@@ -1,15 +1,16 @@
 """What `bapo-openrlhf plan` prints, writes and refuses."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf.cli import main, plan
+from bapo_openrlhf.cli import arguments, main, plan
 from bapo_openrlhf.record.run_record import GROUPS, RunRecord, begin_run
-from bapo_openrlhf.workbench.planning import output
+from bapo_openrlhf.workbench.planning import memory, output
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
@@ -90,6 +91,43 @@ def test_page(capsys):
     assert grpo[-2:] == ["204,800", "1.00"]
     heads = [line for line in out.splitlines() if line.startswith("## ")]
     assert sum("Predicted" in head for head in heads) == 4  # each table of times and bytes says so
+
+
+def test_the_verdict_comes_first_and_is_that_of_the_tables(capsys):
+    """Of the configuration's own algorithm, on the fewest GPUs on which its cell of the table has a number."""
+    words = [*PRESET, "--gpus", "8", "16", "32", "--models", "4B", "70B"]
+    assert main.run(["plan", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = entries(planned(capsys, *words[2:]))
+    bytes_of = {name: found[name]["gpu_bytes"] for name in [("Qwen3-4B", 8, "BA-PPO"), ("Llama-3-70B", 32, "BA-PPO")]}
+    need = [max(sizes[phase] for phase in ("generation", "experience", "training")) for sizes in bytes_of.values()]
+    seconds = found["Qwen3-4B", 8, "BA-PPO"]["step_seconds"]
+    assert lines[2] == (
+        f"- **Qwen3-4B with BA-PPO fits on 8 H100s**, {seconds // 60:.0f} min {seconds % 60:.0f} s a step; the fullest "
+        f"GPU needs {need[0] / 2**30:.3g} of 80 GiB in generation."
+    )
+    assert found["Llama-3-70B", 16, "BA-PPO"]["step_seconds"] is None
+    assert lines[3].startswith("- **Llama-3-70B with BA-PPO fits on 32 H100s**") and f"{need[1] / 2**30:.3g}" in lines[3]
+    assert "; on 8 it does not: weights, gradients" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "flag"),
+    [(["--models", "70B", "--gpu", "4090"], "BA-PPO", "--vllm.gpu_memory_utilization"),
+     (["--models", "70B", "--algorithm", "bapo_grpo"], "BAPO-GRPO", "--ds.adam_offload"),
+     (["--models", "4B", "--train.batch_size", "4", "--algorithm", "grpo"], "GRPO", "--train.batch_size"),
+     (["--models", "4B", "--vllm.tensor_parallel_size", "16"], "BA-PPO", "--vllm.tensor_parallel_size")],
+)  # fmt: skip
+def test_a_plan_that_does_not_fit_says_what_helps(capsys, words, method, flag):
+    assert main.run(["plan", *PRESET, "--gpus", "8", *words]) == 0
+    line = capsys.readouterr().out.splitlines()[2]
+    assert f"with {method} does not fit on 8 " in line and flag in line.split("What helps: ")[1], line
+
+
+def test_what_helps_are_flags_that_exist():
+    flags = arguments.build_parser("plan")._option_string_actions
+    assert set(memory.REMEDIES) == set(memory.REASONS) - {"fits"}
+    assert all(flag in flags for words in memory.REMEDIES.values() for flag in re.findall(r"--[\w.]+\w", words))
 
 
 def test_groups_do_not_depend_on_the_ranks(capsys):
