@@ -258,7 +258,12 @@ class RunConfig:
 
     # fmt: off
     name: str = _flag("default", "name of the run")
-    dir: str = _flag("runs", "folder of all runs; the record of this run is in DIR/NAME: run.json, metrics.jsonl, ...")
+    dir: str = _flag("runs",
+        "folder of all runs; this run writes to DIR/NAME: its record (run.json, metrics.jsonl, ...), model/ unless "
+        "--ckpt.output_dir is given, checkpoints/ unless --ckpt.path is given")
+    overwrite: bool = _flag(False,
+        "replace an earlier run of this name: delete its record, and model/ and checkpoints/ in DIR/NAME",
+        action="store_true")
     answer_chars: int = _flag(1000,
         "characters of a sampled answer in answers.jsonl, which has answers to prompts that failed, and to those of "
         "them that were solved later; 0: no such file", allowed="at least 0", type=int)
@@ -309,6 +314,7 @@ class Checked:
 
 
 GROUPS: dict[str, type[Any]] = {"adapt": AdaptConfig, "verifier": VerifierConfig, "run": RunConfig}
+TITLES = {"adapt": "batch adaptation", "verifier": "reward function", "run": "record of the run"}
 
 
 def flags_of(args: Any) -> dict[str, Any]:
@@ -334,15 +340,19 @@ def help_text(item: Any) -> str:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--algorithm`, `--adapt.*`, `--verifier.*` and `--run.*` to a parser."""
-    group = parser.add_argument_group("batch adaptation (bapo_openrlhf)")
     names = "; ".join(f"{name}: {algorithm.help}" for name, algorithm in ALGORITHMS.items())
-    group.add_argument("--algorithm", choices=list(ALGORITHMS), default=None, help=names)
+    group = parser.add_argument_group("algorithm")
+    group.add_argument("--algorithm", metavar=f"{{{','.join(ALGORITHMS)}}}", help=names)
     for prefix, config in GROUPS.items():
+        group = parser.add_argument_group(TITLES[prefix])
         for item in fields(config):
             text = help_text(item).replace("%", "%%")
-            if item.default is not None:
+            if item.default is not None and item.default is not False:
                 text += f" (default: {item.default})"
-            group.add_argument(f"--{prefix}.{item.name}", default=item.default, help=text, **item.metadata["argument"])
+            argument = item.metadata["argument"]
+            if not argument.keys() & {"choices", "action"}:
+                argument = {"metavar": "VALUE", **argument}
+            group.add_argument(f"--{prefix}.{item.name}", default=item.default, help=text, **argument)
 
 
 def _unit_fraction(name: str, value: Any) -> Any:

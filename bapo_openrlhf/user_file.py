@@ -11,6 +11,11 @@ import yaml  # type: ignore[import-untyped]
 from bapo_openrlhf.errors import ConfigError, one_line
 
 
+def start_of(path: Path) -> str:
+    """The folder from which a relative path starts, for the errors."""
+    return "" if path.expanduser().is_absolute() else f" in the working directory {Path.cwd()}"
+
+
 def load(field: str, path: Path) -> ModuleType:
     """The module that a file holds; the same one each time, so that its classes are the same.
 
@@ -25,7 +30,7 @@ def load(field: str, path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise ConfigError(f"{field} is {path}; there is no such file")
+        raise ConfigError(f"{field} is {path}; there is no such file{start_of(path)}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # a .py file has both
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -49,6 +54,6 @@ def read_yaml(field: str, path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{field} {path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{field} {path} cannot be read: {error.strerror}{start_of(path)}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{field} {path} is not valid YAML: {' '.join(str(error).split())}") from None

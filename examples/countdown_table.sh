@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # From nothing to a table, on Countdown at small scale and on the CPU: makes a base model, trains BAPO-GRPO and BA-PPO on
 # generated problems, and evaluates all three models on CD-34 and CD-4. docs/results.md has the result of a whole run on
-# 2 cores. Before it: `make quickstart`, which installs, and `source .venv/bin/activate`.
+# 2 cores. Before it: `make quickstart`, which installs, and `source .venv/bin/activate`. The second time: give
+# --run.overwrite.
 set -euo pipefail
 cd "$(dirname "$0")/.." # presets name files by their paths in the project's folder
 
@@ -9,7 +10,7 @@ python examples/quickstart --only-prepare # makes runs/base_model if it does not
 bapo-openrlhf prepare countdown --generate small --prompt short --limit train=1536
 for algorithm in bapo_grpo ba_ppo; do
     bapo-openrlhf train --config configs/quickstart.yaml --algorithm $algorithm --run.name countdown_$algorithm \
-        --data.prompt_dataset data/countdown/train.jsonl --ckpt.output_dir runs/countdown_$algorithm/model
+        --data.prompt_dataset data/countdown/train.jsonl --ckpt.output_dir runs/countdown_$algorithm/model "$@"
 done
 for model in base_model countdown_bapo_grpo/model countdown_ba_ppo/model; do
     bapo-openrlhf evaluate --model runs/$model --benchmarks cd34,cd4 --name "${model%/model}" \

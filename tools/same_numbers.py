@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def run(folder: Path) -> None:
             name = f"{algorithm}_{ranks}"
             if (folder / name / "summary.json").exists():
                 continue
+            shutil.rmtree(folder / name, ignore_errors=True)  # a run that was interrupted
             flags = {
                 "algorithm": algorithm,
                 "train.micro_batch_size": 8 // ranks,  # whole groups for every rank, so that nothing was cut before
@@ -61,7 +63,10 @@ def run(folder: Path) -> None:
 def compare(before: Path, after: Path) -> int:
     """Print each metric that differs, with the first such step and its two values. Return how many runs differ."""
     different = 0
-    for folder in sorted(path.parent for path in after.glob("*/metrics.jsonl")):
+    folders = sorted(path.parent for path in after.glob("*/metrics.jsonl"))
+    if not folders:
+        sys.exit(f"error: {after} has no runs; `run` writes them")
+    for folder in folders:
         rows = [
             [json.loads(line) for line in (root / folder.name / "metrics.jsonl").read_text().splitlines()]
             for root in (before, after)

@@ -6,28 +6,60 @@ another `--algorithm`, this also overrules the estimator and the method that a f
 """
 
 import argparse
-import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import config
+from bapo_openrlhf.cli.parser import did_you_mean, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.launch import openrlhf_cli, vision
+from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 from bapo_openrlhf.user_file import read_yaml
 
+OUTPUTS = {"ckpt.output_dir": MODEL, "ckpt.path": CHECKPOINTS}  # in the run's folder unless they are given
 REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # the sources of rewards
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
-    """OpenRLHF's parser with `--config` and this project's flags added."""
-    parser = openrlhf_cli.build_parser()
-    parser.prog = prog
-    parser.add_argument("--config", metavar="YAML", nargs="+", action="extend", help="files of flags; a later "
-                        "file overrules an earlier one, the command line overrules all files")  # fmt: skip
+class _HelpAll(argparse.Action):
+    """Print the help of this project's flags, then that of OpenRLHF's."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        positionals, openrlhf, *ours = parser._action_groups
+        parser._action_groups = [*ours, positionals, openrlhf]
+        print(parser.format_help())
+        parser.exit()
+
+
+def _short_help(prog: str) -> str:
+    """The help of this project's flags."""
+    ours = argparse.ArgumentParser(
+        prog, "%(prog)s --config YAML [flags]", add_help=False, epilog="The flags of OpenRLHF, such as "
+        "--actor.model_name_or_path, --data.prompt_dataset, --rollout.batch_size and --actor.adam.lr, can be given "
+        "too, on the command line and in YAML files: --help-all lists them.")  # fmt: skip
+    _add_flags(ours)
+    return ours.format_help()
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("files and help")
+    group.add_argument("--config", metavar="YAML", nargs="+", action="extend", help="files of flags; a later file "
+                       "overrules an earlier one, the command line overrules all files")  # fmt: skip
+    group.add_argument(
+        "--help-all", nargs=0, action=_HelpAll, dest=argparse.SUPPRESS, help="list the flags of OpenRLHF, too"
+    )
     config.add_flags(parser)
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    """OpenRLHF's parser with this project's flags added."""
+    parser = openrlhf_cli.build_parser()
+    parser.prog, parser.usage = prog, "%(prog)s --config YAML [flags]"
+    _add_flags(parser)
+    parser.set_defaults(**dict.fromkeys(OUTPUTS))
     parser.error = refuse  # type: ignore[method-assign]
+    parser.print_help = lambda file=None: print(_short_help(prog), end="", file=file)  # type: ignore[method-assign]
     return parser
 
 
@@ -41,7 +73,7 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
         ConfigError: Something is wrong that can be known without data and models.
     """
     parser = build_parser(prog)
-    given = parser.parse_args(list(argv))
+    given = parse_words(parser, argv)
     files = {path: dict(_settings(Path(path))) for path in given.config or []}
     written = {name: path for path, settings in files.items() for name in settings}  # the last file that has the flag
     settings = {name: files[path][name] for name, path in written.items()}
@@ -51,11 +83,13 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
         layers += _as_argv(parser, [(name, file[name]) for name in file if written[name] == path], path)
     if algorithm is not None:
         if algorithm not in config.ALGORITHMS:
-            raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {', '.join(config.ALGORITHMS)}")
+            allowed = ", ".join(config.ALGORITHMS)
+            hint = did_you_mean(str(algorithm), config.ALGORITHMS)
+            raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {allowed}{hint}")
         named = {file["algorithm"] for file in files.values() if "algorithm" in file}
         switched = given.algorithm is not None or len(named) > 1
         layers += _meaning(config.ALGORITHMS[algorithm], settings, switched=switched)
-    flat = parser.parse_args(layers + list(argv))
+    flat = parse_words(parser, layers + list(argv))
     flat.algorithm = algorithm
     return _complete(flat)
 
@@ -83,7 +117,11 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
         if prefix in own and name:
             own[prefix][name] = value
             delattr(flat, key)
+    for name, folder in OUTPUTS.items():
+        if getattr(flat, name) is None:
+            setattr(flat, name, f"{own['run']['dir']}/{own['run']['name']}/{folder}")
     _check_positive(flat)
+    _check_seed(flat)
     _check_rewards(flat)
     vision.check_flags(flat)
     args = openrlhf_cli.validate(flat)
@@ -112,13 +150,28 @@ def _check_positive(flat: argparse.Namespace) -> None:
             raise ConfigError(f"{name} is {getattr(flat, name)}; it must be at least 1")
 
 
+def _check_seed(flat: argparse.Namespace) -> None:
+    """Check the seed of numpy's generators."""
+    seed = getattr(flat, "train.seed")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"train.seed is {seed}; it must be from 0 to {2**32 - 1}")
+
+
 def _check_rewards(flat: argparse.Namespace) -> None:
     """Check that rewards have a source. Later, OpenRLHF takes the critic from the reward model's name if it has one."""
-    if not any(getattr(flat, name) for name in REWARDS):
-        raise ConfigError(
-            f"reward.remote_url is not set; it must be a .py file with reward_func, or an endpoint ({REWARDS[1]} and "
-            f"{REWARDS[2]} are not set either)"
+    if any(getattr(flat, name) for name in REWARDS):
+        return
+    message = (
+        f"reward.remote_url is not set; it must be a .py file with reward_func, or an endpoint ({REWARDS[1]} and "
+        f"{REWARDS[2]} are not set either)"
+    )
+    if flat.config and not getattr(flat, "actor.model_name_or_path"):
+        files = " ".join(flat.config)
+        message += (
+            f"; {files} has neither rewards nor a model: if it is only for a method, name the file of a task before "
+            f"it, as in --config configs/quickstart.yaml {files}"
         )
+    raise ConfigError(message)
 
 
 def _check_algorithm(args: SimpleNamespace) -> None:
@@ -160,9 +213,8 @@ def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
     for name, value in settings:
         action = known.get(f"--{name}")
         if action is None:
-            near = difflib.get_close_matches(f"--{name}", known, n=1)
-            hint = f"; did you mean {near[0][2:]}?" if near else ""
-            raise ConfigError(f"config {path}: unknown flag {name}{hint}")
+            names = [flag[2:] for flag in known if flag.startswith("--")]
+            raise ConfigError(f"config {path}: unknown flag {name}{did_you_mean(name, names)}")
         if name == "config":
             raise ConfigError(f"config {path}: a config file cannot name another one")
         if isinstance(action, (argparse._StoreTrueAction, argparse._StoreFalseAction)):
@@ -172,6 +224,8 @@ def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
             if flag is not None:
                 yield flag
         elif isinstance(value, list):
+            if action.nargs is None:
+                raise ConfigError(f"config {path}: {name} is {value}; it must be one value and not a list")
             yield f"--{name}"
             yield from map(str, value)
         elif value is not None:

@@ -73,7 +73,7 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     add("--tokens", action="store_true", help="also export token ids and log-probs")
     add("--tokenizer", metavar="MODEL", help="folder or name of a model; its tokenizer turns the responses into text")
     add("--rollout-delay", type=int, metavar="V", help="v, for the ages in syncs; default: the value in run.json")
-    return parser.parse_args(list(argv))
+    return parser.parse_args(argv)
 
 
 def _show(stored: buffer.Stored, chosen: Sequence[buffer.Entry], limit: int, decode: buffer.Decode | None) -> None:

@@ -12,6 +12,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import Checked
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, registry
+from bapo_openrlhf.record.run_record import holds_run
 from bapo_openrlhf.workbench.planning.groups import happenings
 
 BYTES_PER_RESPONSE_TOKEN = 8  # 4 for the id and 4 for the behaviour log-prob of a stored token (adapt/group.py)
@@ -56,11 +57,15 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     if args.critic.model_name_or_path:
         rows.append(("critic", _model(args.critic, args.critic.model_name_or_path)))
     target = adapt.kl_target if adapt.enabled else "reference"
-    if kl.init_coef > 0 and target == "reference":
+    has_reference = kl.init_coef > 0 and target == "reference"
+    if has_reference:
         rows.append(("reference", _model(args.ref, args.actor.model_name_or_path)))
     rows += [
         ("KL penalty", f"{kl.init_coef:g} to the {target} policy, in the {'loss' if kl.use_loss else 'reward'}"),
         ("rollout engines", f"{args.vllm.num_engines} x tensor parallel {args.vllm.tensor_parallel_size}"),
+        ("GPUs", _gpus(args, has_reference)),
+        ("learning rates", _learning_rates(args)),
+        ("lengths", _lengths(args)),
         ("rollout batch", f"{args.rollout.batch_size} prompts x G {arithmetic.group_size} responses"),
         ("training batch", _batch(arithmetic, adapt.enabled)),
         ("optimizer steps", f"{arithmetic.optimizer_steps(arithmetic.capacity)} per epoch of a full batch, each of "
@@ -75,12 +80,50 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         rows += _adaptation(args, checked)
     if args.train.async_enable:
         rows.append(("record", "only run.json and OpenRLHF's own logs: the asynchronous trainer is used as it is"))
-    rows += _epoch(args, checked)
-    return rows
+    return [*rows, *_folders(args), *_epoch(args, checked)]
 
 
 def _model(model: SimpleNamespace, name: str) -> str:
     return f"{name}, {model.num_nodes} node(s) x {model.num_gpus_per_node} GPU(s)"
+
+
+def _gpus(args: SimpleNamespace, has_reference: bool) -> str:
+    """The GPUs that OpenRLHF's placement takes (`train` of its train_ppo_ray.py), and which roles share them."""
+    train, vllm, critic = args.train, args.vllm, bool(args.critic.model_name_or_path)
+    with_actor = "actor" if train.colocate_all else None
+    with_critic = "critic" if critic and train.colocate_critic_reward else None
+    models = {"actor": (args.actor, "actor")}
+    if has_reference:
+        models["reference"] = (args.ref, "actor" if train.colocate_actor_ref else with_actor)
+    if critic:
+        models["critic"] = (args.critic, with_critic or with_actor)
+    if not args.reward.remote_url:
+        models["reward model"] = (args.reward, with_critic or with_actor)
+    sizes = {role: model.num_nodes * model.num_gpus_per_node for role, (model, _) in models.items()}
+    sizes["engines"] = vllm.num_engines * vllm.tensor_parallel_size
+    owners = {role: owner for role, (_, owner) in models.items()}
+    owners["engines"] = None if train.async_enable else with_actor
+    groups: dict[str, list[str]] = {}
+    for role, owner in owners.items():
+        groups.setdefault(owner or role, []).append(role)
+    parts = [f"{sizes[owner]} for {' + '.join(roles)}" for owner, roles in groups.items()]
+    return f"{sum(sizes[owner] for owner in groups)} in total: {', '.join(parts)}"
+
+
+def _learning_rates(args: SimpleNamespace) -> str:
+    parts = []
+    for name in ("actor", "critic") if args.critic.model_name_or_path else ("actor",):
+        model = getattr(args, name)
+        muon = f"{model.muon.lr:g} (muon), " if model.optim == "muon" else ""
+        schedule = f"{model.lr_scheduler}, warm-up in {model.lr_warmup_ratio:.0%} of the steps"
+        parts.append(f"{name} {muon}{model.adam.lr:g} ({schedule})")
+    return ", ".join(parts)
+
+
+def _lengths(args: SimpleNamespace) -> str:
+    response = args.rollout.max_new_tokens
+    limit = "" if response is None else f", response at most {response}"
+    return f"prompt and response at most {args.data.max_len} tokens{limit}"
 
 
 def _batch(arithmetic: BatchArithmetic, adapted: bool) -> str:
@@ -129,7 +172,6 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
         *rows,
         ("maximum TV distance", ", ".join(limits) or "none"),
         ("reward function", _verifier(args)),
-        ("checkpoints", _checkpoints(args.ckpt)),
     ]
 
 
@@ -143,17 +185,28 @@ def _verifier(args: SimpleNamespace) -> str:
     return f"{verifier.processes} processes for each rollout engine, {limits}"
 
 
-def _checkpoints(ckpt: SimpleNamespace) -> str:
-    if ckpt.save_steps < 1 or ckpt.disable_ds:
-        return "none (--ckpt.save_steps)"
-    return f"every {ckpt.save_steps} steps in {ckpt.path}, with the buffers"
+def _folders(args: SimpleNamespace) -> list[tuple[str, str]]:
+    folder, ckpt = f"{args.run.dir}/{args.run.name}", args.ckpt
+    free = args.run.overwrite or ckpt.load_enable or not holds_run(folder)
+    saved = f"every {ckpt.save_steps} steps in {ckpt.path}" + (", with the buffers" if args.adapt.enabled else "")
+    return [
+        ("run's folder", folder if free else f"{folder}; it already has a run, so `train` needs another --run.name"),
+        ("trained model", ckpt.output_dir),
+        ("checkpoints", saved if ckpt.save_steps > 0 and not ckpt.disable_ds else "none (--ckpt.save_steps)"),
+        ("training data", args.data.prompt_dataset or "none"),
+    ]
 
 
 def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     if checked.prompts is None:
         return [("epoch", "the training data is not here: give its rows with --prompts to see steps and syncs")]
     steps = epoch_steps(args, checked.prompts, checked.candidates)
-    rows = [("epoch", f"{checked.prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)")]
+    total, arithmetic = steps * args.train.num_episodes, checked.arithmetic
+    updates = total * args.train.max_epochs * arithmetic.optimizer_steps(arithmetic.capacity)
+    rows = [
+        ("epoch", f"{checked.prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)"),
+        ("whole run", f"{total} rollout steps, at most {updates} optimizer steps"),
+    ]
     if args.adapt.enabled:
         schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
         found = happenings(schedule, steps)

@@ -16,7 +16,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
     parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of evaluation A")
     parser.add_argument("b", type=Path, metavar="RUN_B", help="folder of evaluation B")
     parser.add_argument("--out", type=Path, help="folder of the results (default: runs/compare/A_B)")
-    args = parser.parse_args(list(argv))
+    args = parser.parse_args(argv)
 
     from bapo_openrlhf.cli.show import show
     from bapo_openrlhf.workbench.evaluation.compare import compare, table

@@ -51,10 +51,10 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse
         ConfigError: A flag is wrong, or no model is named.
     """
     parser = build_parser(prog)
-    args = parser.parse_args(list(argv))
+    args = parser.parse_args(argv)
     if args.config:
         parser.set_defaults(**_as_trained(args.config))
-        args = parser.parse_args(list(argv))
+        args = parser.parse_args(argv)
     if not args.model:
         raise ConfigError("model is missing; give --model, or the --config of its training")
     return args

@@ -1,9 +1,114 @@
-"""The parser of a command's flags."""
+"""The parsers of all commands: one way to name a bad flag, and the flag that was meant."""
 
 import argparse
+import difflib
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bapo_openrlhf.errors import refuse
+from bapo_openrlhf.errors import ConfigError, refuse
+
+# Names that users of TRL, verl or older versions of OpenRLHF type, by the last part of the name. A name that is the
+# last part of one of the known flags needs no line here.
+ALIASES = {
+    "actor_learning_rate": "actor.adam.lr",
+    "bapo": "bapo_grpo or ba_ppo",  # --algorithm
+    "beta": "algo.kl.init_coef",
+    "cliprange": "actor.eps_clip",
+    "critic_learning_rate": "critic.adam.lr",
+    "data": "data.prompt_dataset",
+    "dataset": "data.prompt_dataset",
+    "epochs": "train.num_episodes",
+    "epsilon": "actor.eps_clip",
+    "eps_clip_high": "actor.eps_clip_low_high",
+    "generate_max_len": "rollout.max_new_tokens",
+    "group_size": "rollout.n_samples_per_prompt",
+    "init_kl_coef": "algo.kl.init_coef",
+    "kl_coef": "algo.kl.init_coef",
+    "kl_loss_coef": "algo.kl.init_coef",
+    "learning_rate": "actor.adam.lr",
+    "lr": "actor.adam.lr",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_grad_norm": "actor.max_norm",
+    "max_response_length": "rollout.max_new_tokens",
+    "max_steps": "data.max_samples or train.num_episodes",
+    "max_tokens": "rollout.max_new_tokens",
+    "micro_rollout_batch_size": "rollout.micro_batch_size",
+    "micro_train_batch_size": "train.micro_batch_size",
+    "model": "actor.model_name_or_path",
+    "model_name": "actor.model_name_or_path",
+    "model_path": "actor.model_name_or_path",
+    "n": "rollout.n_samples_per_prompt",
+    "num_epochs": "train.num_episodes",
+    "num_generations": "rollout.n_samples_per_prompt",
+    "num_train_epochs": "train.num_episodes",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "ppo_epochs": "train.max_epochs",
+    "ppo_mini_batch_size": "train.batch_size",
+    "pretrain": "actor.model_name_or_path",
+    "prompt_data": "data.prompt_dataset",
+    "prompt_max_len": "data.max_len",
+    "resume": "ckpt.load_enable",
+    "resume_from_checkpoint": "ckpt.load_enable",
+    "reward_fn": "reward.remote_url",
+    "reward_function": "reward.remote_url",
+    "rollout_batch_size": "rollout.batch_size",
+    "rollout_n": "rollout.n_samples_per_prompt",
+    "save_path": "ckpt.output_dir",
+    "total_epochs": "train.num_episodes",
+    "train_batch_size": "train.batch_size",
+    "vllm_num_engines": "vllm.num_engines",
+    "warmup_ratio": "actor.lr_warmup_ratio",
+}
+NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # argparse's own takes -1e-6 for a flag
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the names that may have been meant, or nothing.
+
+    Args:
+        name: What was given. Flags have two dashes in front, here and in `known`, or none in both.
+        known: All names that are allowed.
+    """
+    names = list(known)
+    dashes, group, last = re.fullmatch(r"(-*)(?:(.*)\.)?(.*)", name).groups()  # type: ignore[union-attr]
+    last = last.replace("-", "_")
+    meant = []
+    for alias in ALIASES.get(last, "").split(" or "):
+        of_group = f"{dashes}{group}.{alias.partition('.')[2]}"  # critic.lr is critic.adam.lr
+        meant += [of_group if of_group in names else dashes + alias]
+    found = (
+        [one for one in meant if one in names]
+        or difflib.get_close_matches(name, [one for one in names if one.rpartition(".")[2] == last], n=3, cutoff=0)
+        or difflib.get_close_matches(name, names, n=1)
+    )
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def parse_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line.
+
+    Raises:
+        ConfigError: A word cannot be parsed. The message has the flag that may have been meant.
+    """
+    parser._negative_number_matcher = NUMBER  # type: ignore[attr-defined]
+    known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    try:
+        given, left = parser.parse_known_args(list(words))
+    except ConfigError as error:
+        ambiguous = re.match(r"ambiguous option: (--(?:.*\.)?([^ =]+))", str(error).partition(" could")[0])
+        if ambiguous is None or ambiguous[2] not in ALIASES:
+            raise
+        raise ConfigError(f"unknown flag {ambiguous[1]}{did_you_mean(ambiguous[1], known)}") from None
+    if not left:
+        return given
+    for word in left:
+        if word.startswith("-") and not NUMBER.match(word):
+            flag = "--" + word.partition("=")[0].lstrip("-")
+            raise ConfigError(f"unknown flag {word.partition('=')[0]}{did_you_mean(flag, known)}")
+    is_file = left[0].endswith((".yaml", ".yml")) and "--config" in known
+    hint = f"did you mean --config {left[0]}?" if is_file else "the flag before it takes fewer values"
+    raise ConfigError(f"unexpected word {left[0]!r}; {hint}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -13,3 +118,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False, **settings)
 
     error = staticmethod(refuse)  # type: ignore[assignment]
+
+    def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """Parse the words of a command line; see `parse_words`."""
+        return parse_words(self, words)

@@ -18,7 +18,7 @@ from bapo_openrlhf.workbench.prepare.source_rows import FORMATS, parse_local
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
     """Parse the flags, prepare the files, and print what was written and what was left out."""
-    given = _parser(prog).parse_args(list(argv))
+    given = _parser(prog).parse_args(argv)
     task = get_task(given.task)
     request = _request(task, given)
     manifest = prepare(task, request)

@@ -17,7 +17,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder; others are compared with the first")
     add("--output", type=Path, metavar="PAGE.html", help="default: report.html in the first run's folder")
-    args = parser.parse_args(list(argv))
+    args = parser.parse_args(argv)
     output = args.output or args.runs[0] / "report.html"
     if output.is_dir():
         raise ConfigError(f"--output {str(output)!r} is a folder; give the file to write, PAGE.html")

@@ -4,12 +4,13 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
-from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.cli.parser import Parser, parse_words
 from bapo_openrlhf.errors import ConfigError, RunError
 
 
@@ -22,6 +23,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
                 f"study needs {name}, which is not installed; it comes with `pip install '.[cuda]'` (or cpu)"
             )
 
+    from bapo_openrlhf.cli import arguments
     from bapo_openrlhf.workbench.study import runner
     from bapo_openrlhf.workbench.study.definition import read_study
 
@@ -29,6 +31,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
     out = given.output or Path("runs/studies") / study.name
     planned = runner.plan(study, out.resolve())
     if given.only_report:
+        for run in planned[: len(study.arms)] if find_spec("openrlhf") else ():
+            with _naming(run.arm.name):
+                parse_words(arguments.build_parser(prog), run.words)
         return _write(study, planned, out)
     runner.require_same(planned)
     with runner.only_one(out):
@@ -60,7 +65,7 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     add("--max-hours", type=float, metavar="H", help="start no further run after H hours")
     add("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
     add("--only-report", action="store_true", help="run nothing; write table and page of the runs so far")
-    given = parser.parse_args(list(argv))
+    given = parser.parse_args(argv)
     for name, least in (("parallel", 1), ("max_hours", 0)):
         value = getattr(given, name)
         if value is not None and value < least:
@@ -74,6 +79,15 @@ def _prepare(command: Sequence[str]) -> None:
         subprocess.run(words, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise RunError(f"study: {' '.join(command)} failed: {error}") from error
+
+
+@contextmanager
+def _naming(arm: str) -> Iterator[None]:
+    """Let the message of a ConfigError name the arm."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"study, {arm}: {error}") from error
 
 
 def _check(planned: Sequence) -> tuple[dict[str, int], int]:
@@ -91,13 +105,11 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
     for run in planned:
         if run.arm.name in of_arm:
             continue
-        try:
+        with _naming(run.arm.name):
             args: SimpleNamespace = arguments.parse(run.words, "bapo-openrlhf train")
             checked = check_inputs(args)
             if checked.prompts is None:
                 raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")
-        except ConfigError as error:
-            raise ConfigError(f"study, {run.arm.name}: {error}") from error
         epoch = epoch_steps(args, checked.prompts, checked.candidates)
         of_arm[run.arm.name] = epoch * args.train.num_episodes, logical_gpus(args)
     steps = {run.name: of_arm[run.arm.name][0] for run in planned}
@@ -128,7 +140,7 @@ def _write(study, planned: Sequence, out: Path) -> int:
 
     begun = [run for run in planned if record.read_metrics(run.folder)]
     if not begun:
-        raise ConfigError(f"study: no run in {out}/runs has made a step yet")
+        raise ConfigError(f"study: no run in {out}/runs has made a step yet; --output names the study's folder")
     runs = [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in begun]
     commits = sorted({str(found.run.fact("commit")) for found in runs})
     about = {

@@ -13,6 +13,7 @@ from rich.text import Text
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.record.follow import Follower, Seen
+from bapo_openrlhf.record.run_record import METRICS, RUN, no_run
 from bapo_openrlhf.workbench.terminal import ASCII, UNICODE
 from bapo_openrlhf.workbench.watch import picture, step_line, warnings
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
-    args = parser.parse_args(list(argv))
+    args = parser.parse_args(argv)
 
     console = Console(highlight=False)
     if is_plain(console):
@@ -51,7 +52,7 @@ def run_folder(run: str) -> Path:
     """The folder that RUN names.
 
     Raises:
-        ConfigError: There is no such folder, and RUN looks like HOST:FOLDER.
+        ConfigError: The folder has no run. Or there is no such folder, and RUN looks like HOST:FOLDER.
     """
     remote = re.fullmatch(r"([^\s:/-][^\s:/]*):(\S+)", run)
     if remote and not Path(run).exists():
@@ -60,7 +61,10 @@ def run_folder(run: str) -> Path:
             f"run {run!r} is on another machine, but watch reads only folders of this machine; "
             f"type: ssh -t {host} bapo-openrlhf watch {folder}"
         )
-    return Path(run)
+    folder = Path(run)
+    if folder.is_dir() and not any((folder / name).exists() for name in (RUN, METRICS)):
+        raise ConfigError(no_run(folder))
+    return folder
 
 
 def is_plain(console: Console) -> bool:

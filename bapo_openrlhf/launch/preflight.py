@@ -85,7 +85,7 @@ def check_model(flag: str, name: str | None) -> None:
         return
     looks_local = not _HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and path.parent.is_dir())
     if path.exists() or looks_local:
-        raise ConfigError(f"{flag} is {name}; there is no such model folder")
+        raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
 
 
 def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tuple[dict[str, Any] | None, int | None]:
@@ -106,7 +106,7 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
         if not path.is_file():
             prepared = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", dataset.strip())
             hint = f"; `bapo-openrlhf prepare {prepared[1]}` makes it" if prepared else ""
-            raise ConfigError(f"{flag} is {dataset}; there is no such file{hint}")
+            raise ConfigError(f"{flag} is {dataset}; there is no such file{user_file.start_of(path)}{hint}")
         count = 0
         for row in local_rows(flag, path):
             for key_flag, column in columns.items():

@@ -1,12 +1,60 @@
-"""Choose the checkpoint from which a run continues, before anything loads."""
+"""Choose how a run starts, before anything loads: from a checkpoint, in a new folder, or in place of an earlier run."""
 
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import CheckpointError
+
+
+def choose_start(args: SimpleNamespace) -> tuple[str | None, bool]:
+    """Choose the checkpoint, and check that the run does not write over an earlier one.
+
+    Returns:
+        The tag of the checkpoint, as `choose_checkpoint` returns it, and whether the run continues an earlier one.
+
+    Raises:
+        ConfigError: The run cannot start. Nothing of an earlier run was changed.
+    """
+    asked = args.ckpt.load_enable
+    if not asked:
+        _check_free(args)
+    tag = choose_checkpoint(args)
+    # Without batch adaptation OpenRLHF itself looks for a checkpoint.
+    resumes = args.ckpt.load_enable and (args.adapt.enabled or (Path(args.ckpt.path) / "_actor").exists())
+    if asked and not resumes and (args.run.overwrite or (run_folder(args) / record.SUMMARY).exists()):
+        _check_free(args)  # A run that did not end, and has no checkpoint, starts again from the beginning.
+    return tag, resumes
+
+
+def run_folder(args: SimpleNamespace) -> Path:
+    """The folder of the run."""
+    return Path(args.run.dir) / args.run.name
+
+
+def _check_free(args: SimpleNamespace) -> None:
+    """Check that the run's folders have no earlier run, or that all of it may be deleted."""
+    folder, output = run_folder(args), Path(args.ckpt.output_dir)
+    if args.run.overwrite:
+        for flag in ("actor", "critic", "reward"):
+            model = Path(getattr(args, flag).model_name_or_path or "/")
+            if any(model.resolve().is_relative_to((folder / name).resolve()) for name in record.OTHERS):
+                raise ConfigError(
+                    f"{flag}.model_name_or_path is {model}, which --run.overwrite would delete; give another --run.name"
+                )
+    elif record.holds_run(folder):
+        raise ConfigError(
+            f"run.name is {args.run.name}, and {folder} already has a run; give another --run.name, or replace that "
+            "run with --run.overwrite, or continue from its newest checkpoint with --ckpt.load_enable"
+        )
+    elif (output / "config.json").exists():
+        raise ConfigError(
+            f"ckpt.output_dir is {output}, which already has a model; give another --ckpt.output_dir, or write over "
+            "that model with --run.overwrite"
+        )
 
 
 def choose_checkpoint(args: SimpleNamespace) -> str | None:
@@ -29,7 +77,7 @@ def choose_checkpoint(args: SimpleNamespace) -> str | None:
         store = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
         if args.ckpt.load_enable:
             return _choose(args, store)
-        if tags := store.tags():
+        if (tags := store.tags()) and not _is_replaced(args):
             raise ConfigError(
                 f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); continue "
                 "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
@@ -37,6 +85,11 @@ def choose_checkpoint(args: SimpleNamespace) -> str | None:
         return None
     except CheckpointError as error:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
+
+
+def _is_replaced(args: SimpleNamespace) -> bool:
+    """Whether the checkpoints are deleted together with the rest of an earlier run."""
+    return args.run.overwrite and Path(args.ckpt.path) == run_folder(args) / record.CHECKPOINTS
 
 
 def _choose(args: SimpleNamespace, store: CheckpointStore) -> str | None:

@@ -13,7 +13,7 @@ from bapo_openrlhf.config import Checked, flags_of
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.launch.resume import choose_checkpoint
+from bapo_openrlhf.launch.resume import choose_start, run_folder
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.progress import progress_bar
 
@@ -46,8 +46,9 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
     _check_device(args)
     set_openrlhf_flags(args)
     make_paths_absolute(args)
-    folder = Path(args.run.dir) / args.run.name
-    args.checked = replace(checked, resume_tag=choose_checkpoint(args))
+    tag, resumes = choose_start(args)
+    args.checked = replace(checked, resume_tag=tag)
+    folder = run_folder(args)
     clock = time.perf_counter()
     epoch = epoch_steps(args, checked.prompts, checked.candidates) if checked.prompts else None
     steps = None if epoch is None else epoch * args.train.num_episodes
@@ -60,7 +61,9 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         **record.provenance(secret=args.logger.wandb.key),
         "config": {name: record.HIDDEN if value and name in SECRETS else value for name, value in config.items()},
     }
-    record.begin_run(folder, about, resumes=_resumes(args))
+    if args.run.overwrite and not resumes:
+        record.remove_run(folder)
+    record.begin_run(folder, about, resumes=resumes)
     quiet = args.run.logs == "progress"
     bar = progress_bar(folder, steps, f"{args.run.name}: {_label(args)}") if quiet else nullcontext()
     with cpu.forked_processes(), bar:
@@ -78,11 +81,6 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _resumes(args: SimpleNamespace) -> bool:
-    """Whether the run continues from a checkpoint; without batch adaptation OpenRLHF itself looks for one."""
-    return args.ckpt.load_enable and (args.adapt.enabled or (Path(args.ckpt.path) / "_actor").exists())
 
 
 def make_paths_absolute(args: SimpleNamespace) -> None:

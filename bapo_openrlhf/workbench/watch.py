@@ -105,8 +105,6 @@ def _state(seen: Seen) -> Text:
 
 def _progress(seen: Seen, width: int, signs: Signs) -> Text:
     done, total, left = len(seen.rows), seen.total, _seconds_left(seen)
-    if not seen.rows and not seen.run:
-        return Text("waiting for a run to write its record into this folder")
     words = f"{done}{'' if total is None else f'/{total}'} steps"
     if seen.ended and seen.summary.get("seconds", {}).get("whole_run"):
         words += f"{signs.between}took {duration(seen.summary['seconds']['whole_run'])}"

@@ -22,7 +22,8 @@ PROMPTS = countdown.TASK.sizes["small"]["train"]
 
 def main() -> int:
     """Make the missing files, train, and show the result."""
-    parser = argparse.ArgumentParser(prog="python examples/quickstart")
+    parser = argparse.ArgumentParser(prog="python examples/quickstart", allow_abbrev=False)
+    parser.add_argument("--run.name", dest="name", help="name of the run; without it, runs/quickstart is replaced")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of training prompts, at most 2500")
     parser.add_argument(
         "--only-prepare", action="store_true", help="make the base model and the data, but do not train"
@@ -44,7 +45,9 @@ def main() -> int:
 
     console.print("[bold]2/3[/] reinforcement learning on OpenRLHF: Ray, DeepSpeed, vLLM")
     # Training runs in a process of its own because it changes its environment and imports large libraries.
-    command = [sys.executable, "-m", "bapo_openrlhf.cli", "train", "--config", "configs/quickstart.yaml", *flags]
+    words = ["--run.name", given.name] if given.name else ["--run.overwrite"]
+    command = [sys.executable, "-m", "bapo_openrlhf.cli", "train", "--config", "configs/quickstart.yaml"]
+    command += [*words, *flags]
     status = subprocess.run(command, check=False).returncode
     if status != 0:
         return status
@@ -54,7 +57,7 @@ def main() -> int:
     from bapo_openrlhf.record.run_record import read_summary
 
     console.print("[bold]3/3[/] result")
-    run = RUNS / (flags[flags.index("--run.name") + 1] if "--run.name" in flags else "quickstart")
+    run = RUNS / (given.name or "quickstart")
     picture = plot_run(run)
     console.print(summary_table(read_summary(run)))
     console.print(f"reward curve and batch composition: {picture}")

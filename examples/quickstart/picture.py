@@ -1,8 +1,12 @@
-"""One run as a picture and as a table: what the reward did, and what the batches were made of."""
+"""One run as a picture and as a table: what the reward did, and what the batches were made of.
+
+`python examples/quickstart/picture.py RUN` draws the picture of a run again: RUN/run.png.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import altair as alt
 import pandas as pd
 from rich.table import Table
 
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.pages.colours import INK, MUTED, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.curves import Key
 from bapo_openrlhf.workbench.pages.figure import WIDE, Figure, save_png
@@ -104,3 +109,12 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/quickstart/picture.py RUN")
+    try:
+        print(plot_run(sys.argv[1]))
+    except ConfigError as error:
+        sys.exit(f"error: {error}")

@@ -135,6 +135,7 @@ def over_ssh(words, here):
     flag, _, program, *command = words
     assert (flag, program) == ("-t", "bapo-openrlhf")
     (here / command[1]).mkdir(parents=True)
+    (here / command[1] / "run.json").write_text("{}")
     assert main.run([*command, "--once"]) == 0
 
 

@@ -89,6 +89,7 @@ PRINTED = {
     "no model folder": ["evaluate", "--model", "runs/base_model", "--benchmarks", "aime24"],
     "no evaluation": ["compare", "runs/a", "runs/b"],
     "no run": ["watch", "runs/x", "--once"],
+    "no run's folder": ["report", "runs"],
     "no step": ["report", "runs/empty"],
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl"],
     "not prepared": ["check", "--config", "configs/ba_ppo_qwen3_4b.yaml"],
@@ -117,6 +118,8 @@ def folder(tmp_path, monkeypatch):
     preset = (ROOT / "configs" / "quickstart.yaml").read_text()
     files = {
         "runs/empty/metrics.jsonl": "",
+        "runs/empty/run.json": '{"name": "empty"}',
+        "runs/bapo_grpo/run.json": "{}",
         "runs/base_model/config.json": "{}",
         "runs/data/train.jsonl": json.dumps({"input": "1 2:3=", "label": "1 2:3"}),
         "data/train.jsonl": json.dumps({"question": "1 2:3=", "answer": "1 2:3"}),
@@ -139,5 +142,5 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words", PRINTED.values(), ids=PRINTED)
 def test_printed_as_quoted(folder, words, capsys):
     assert main.run(words) == 2
-    printed = capsys.readouterr().err.strip().splitlines()[-1]
+    printed = capsys.readouterr().err.strip().splitlines()[-1].replace(str(folder), "/home/me/work")
     assert printed in QUOTED

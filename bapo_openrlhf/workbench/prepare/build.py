@@ -16,7 +16,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.state_file import write_atomically
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
 from bapo_openrlhf.workbench.prepare.overlap import TestIndex
-from bapo_openrlhf.workbench.prepare.source_rows import SourceRows, digest, open_source
+from bapo_openrlhf.workbench.prepare.source_rows import HubError, SourceRows, digest, local_copies, open_source
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -74,10 +74,14 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
     _check(task, request)
     request.out.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(request.out, task.name)
-    for part in [*task.benchmarks, "train"]:
-        if request.parts is not None and part not in request.parts:
-            continue
-        manifest["parts"][part] = _part(task, part, request, manifest)
+    parts = [part for part in (*task.benchmarks, "train") if request.parts is None or part in request.parts]
+    for part in parts:
+        try:
+            manifest["parts"][part] = _part(task, part, request, manifest)
+        except HubError as error:
+            others = [one for one in parts if one not in manifest["parts"] and one not in request.local]
+            missing = dict.fromkeys([part, *others] if error.offline else [part])
+            raise ConfigError(f"{error}. {local_copies({one: task.parts[one].source for one in missing})}") from None
         _write_json(request.out / MANIFEST, manifest)
     compared = {part: entry["sha256"] for part, entry in manifest["parts"].items()}
     if manifest["overlap"].get("of") != compared:

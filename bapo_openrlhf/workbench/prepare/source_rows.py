@@ -6,16 +6,34 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks.task import BadRow, Source
 
+PATIENCE = 5  # seconds in which the hub must answer
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 ROWS_AT_A_TIME = 256
+
+
+class HubError(ConfigError):
+    """A part cannot be read from the model hub.
+
+    Attributes:
+        offline: Whether the hub cannot be asked at all, so that no other part can be read from it either.
+    """
+
+    def __init__(self, message: str, *, offline: bool) -> None:
+        super().__init__(message)
+        self.offline = offline
 
 
 @dataclass(frozen=True)
@@ -154,17 +172,53 @@ def _folder(part: str, source: Source, path: Path) -> SourceRows:
 
 def _hub(part: str, source: Source) -> SourceRows:
     datasets = _import("datasets")
+    constants = _import("huggingface_hub.constants")
+    why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE", "0") != "0" else ""
+    silent = not why and not _answers(constants.ENDPOINT)
     try:
-        data = datasets.load_dataset(source.hub, source.config, split=source.split)
+        # If the hub does not answer, only its cache is asked, because the libraries would try again for minutes.
+        with _offline(constants, datasets.config) if silent else nullcontext():
+            data = datasets.load_dataset(source.hub, source.config, split=source.split)
     except Exception as error:
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise ConfigError(
-            f"{part}: {source.hub} cannot be read from the model hub{offline}: {one_line(error)}. Without the hub, "
-            f"give a copy: --local {part}=PATH, a file ({', '.join(FORMATS)}) or a folder, with the columns "
-            f"{', '.join(source.columns)}"
+        why = "it does not answer" if silent else why
+        raise HubError(
+            f"{part}: {source.hub} cannot be read from the model hub{why and f' ({why})'}: {one_line(error)}",
+            offline=bool(why),
         ) from None
     origin = {"from": source.hub, "config": source.config, "split": source.split, "commit": _commit(data)}
     return SourceRows(origin, enumerate(_rows_of(data), 1), len(data))
+
+
+@cache
+def _answers(endpoint: str) -> bool:
+    """Whether a connection to the hub can be opened. A proxy is not tried."""
+    address = urlsplit(endpoint)
+    if getproxies().get(address.scheme):
+        return True
+    try:
+        socket.create_connection((address.hostname, address.port or 443), timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _offline(*settings: Any) -> Iterator[None]:
+    """Let the libraries use only their cache."""
+    before = [one.HF_HUB_OFFLINE for one in settings]
+    for one in settings:
+        one.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for one, value in zip(settings, before, strict=True):
+            one.HF_HUB_OFFLINE = value
+
+
+def local_copies(sources: Mapping[str, Source]) -> str:
+    """The end of an error: how to give local copies of these parts."""
+    flags = (f"--local {part}=PATH (columns {', '.join(source.columns)})" for part, source in sources.items())
+    return f"Without the hub, give copies, each a file ({', '.join(FORMATS)}) or a folder: {' '.join(flags)}"
 
 
 def _commit(data: Any) -> str | None:

@@ -111,6 +111,8 @@ def read_run(folder: Path) -> Run:
         groups, answers = record.read_groups(folder), record.read_answers(folder)
     except ValueError as error:
         raise ConfigError(f"run {str(folder)!r} cannot be read: {error}") from error
+    if not rows and not about:
+        raise ConfigError(record.no_run(folder))
     if not rows:
         raise ConfigError(
             f"run {str(folder)!r} has no step in its {record.METRICS}; a run writes the first line after its first step"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from fractions import Fraction as F
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
@@ -22,6 +24,7 @@ from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.config import AdaptConfig, RunConfig, VerifierConfig, check_numbers
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.methods import BAPO, BAPOConfig
 from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
 
@@ -76,6 +79,7 @@ def openrlhf_itself(argv: list[str], monkeypatch) -> tuple[argparse.ArgumentPars
     return names["parser"], trained[0]
 
 
+OUTPUTS = {"ckpt.output_dir": "runs/default/model", "ckpt.path": "runs/default/checkpoints"}  # not OpenRLHF's
 COMMAND_LINES = [
     MODEL,
     [*GROUPS, "--algo.advantage.estimator", "group_norm"],
@@ -100,7 +104,7 @@ class TestOpenRLHFsCommandLine:
         assert ours.adapt == AdaptConfig() and not ours.adapt.enabled
         assert ours.run == RunConfig() and ours.verifier == VerifierConfig()
         added = {"algorithm", "config", "adapt", "verifier", "run"}
-        assert {key: value for key, value in flat(ours).items() if key not in added} == flat(theirs)
+        assert {key: value for key, value in flat(ours).items() if key not in added} == flat(theirs) | OUTPUTS
 
     def test_every_flag_is_still_there_and_means_the_same(self, monkeypatch):
         theirs, _ = openrlhf_itself(MODEL, monkeypatch)
@@ -111,10 +115,10 @@ class TestOpenRLHFsCommandLine:
             for attribute in ("dest", "nargs", "const", "type", "choices", "help", "required"):
                 assert getattr(known[name], attribute) == getattr(action, attribute), (name, attribute)
             assert type(known[name]) is type(action)
-            if name != "--logger.wandb.run_name":
+            if name[2:] not in ("logger.wandb.run_name", *OUTPUTS):
                 assert known[name].default == action.default, name
         added = set(known) - set(theirs._option_string_actions)
-        groups = {"--config", "--algorithm", "--adapt", "--verifier", "--run"}
+        groups = {"--help-all", "--config", "--algorithm", "--adapt", "--verifier", "--run"}
         assert {name.split(".")[0] for name in added} == groups
 
     @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ class TestOpenRLHFsCommandLine:
     @pytest.mark.parametrize(
         ("words", "text"),
         [
-            (["--no.such.flag", "1"], "no.such.flag"),
+            (["--no.such.flag", "1"], "unknown flag --no.such.flag$"),
             (["--train.batch_size", "many"], "--train.batch_size: invalid int value: 'many'"),
             (["--adapt.filter", "best"], "--adapt.filter: invalid choice: 'best'"),
             (["--adapt.method"], "--adapt.method: expected one argument"),
@@ -201,10 +205,12 @@ class TestAlgorithm:
         assert parse("--config", path, "--algorithm", "bapo_grpo").adapt.method == "bapo_mini_test"
 
     def test_unknown(self, yaml_file):
-        with pytest.raises(ConfigError, match=r"--algorithm: invalid choice: 'dapo'"):
-            parse("--algorithm", "dapo")
-        with pytest.raises(ConfigError, match=r"'dapo'.*ba_ppo.*bapo_grpo"):
-            parse("--config", yaml_file("algorithm: dapo"))
+        says = (
+            r"^algorithm is 'bapo'; it must be one of ba_ppo, bapo_grpo, ppo, grpo; did you mean bapo_grpo or ba_ppo\?"
+        )
+        for words in (["--algorithm", "bapo"], ["--config", yaml_file("algorithm: bapo")]):
+            with pytest.raises(ConfigError, match=says):
+                parse(*words)
 
     def test_method_without_algorithm_keeps_openrlhfs_estimator(self):
         args = parse("--adapt.method", "bapo", "--algo.advantage.estimator", "rloo")
@@ -224,6 +230,50 @@ class TestRewards:
     def test_from_anywhere(self, flag):
         words = ["--actor.model_name_or_path", "m", "--rollout.n_samples_per_prompt", "8"]
         arguments.parse([*words, "--algorithm", "ppo", f"--{flag}", "r.py"])
+
+    def test_a_file_for_a_method_names_no_task(self):
+        path = str(ROOT / "configs" / "methods" / "mopps.yaml")
+        says = "name the file of a task before it, as in --config configs/quickstart.yaml"
+        with pytest.raises(ConfigError, match=f"^reward.remote_url is not set; .*{says} {path}$"):
+            arguments.parse(["--config", path])
+        with pytest.raises(ConfigError, match=r"are not set either\)$"):  # here only the rewards are missing
+            arguments.parse(["--config", path, "--actor.model_name_or_path", "m"])
+
+
+class TestOutputs:
+    """The folders that a run writes to follow its name, unless they are given."""
+
+    def test_follow_the_name_of_the_run(self, yaml_file):
+        path = yaml_file("run: {name: x, dir: d}\nckpt: {save_steps: 3, path: null}")
+        args = parse("--config", path, "--run.name", "y")
+        assert (args.ckpt.output_dir, args.ckpt.path) == ("d/y/model", "d/y/checkpoints")
+
+    def test_are_what_was_given(self, yaml_file):
+        args = parse("--config", yaml_file("ckpt: {path: p}"), "--ckpt.output_dir", "./ckpt", "--run.name", "y")
+        assert (args.ckpt.output_dir, args.ckpt.path) == ("./ckpt", "p")
+
+    def test_of_no_preset_are_given(self):
+        for path in sorted((ROOT / "configs").glob("*.yaml")):
+            name = arguments.parse(["--config", str(path)]).run.name
+            args = arguments.parse(["--config", str(path), "--run.name", "other"])
+            values = {key: value for key, value in flat(args).items() if isinstance(value, str) and name in value}
+            assert values == {}, path
+
+
+class TestNumbers:
+    @pytest.mark.parametrize("number", ["-1e-6", "-1E+3", "-.5e2", "-2.", "-3"])
+    def test_a_negative_number_is_no_flag(self, number):
+        assert parse("--actor.adam.lr", number).actor.adam.lr == float(number)
+        assert parse("--reward.clip_range", number, "1e3").reward.clip_range == [float(number), 1000.0]
+
+    @pytest.mark.parametrize("seed", [-1, 2**32])
+    def test_a_seed_that_numpy_does_not_take(self, seed):
+        with pytest.raises(ValueError):
+            np.random.RandomState(seed)
+        with pytest.raises(ConfigError, match=f"^train.seed is {seed}; it must be from 0 to 4294967295$"):
+            parse(f"--train.seed={seed}")
+        np.random.RandomState(4294967295)
+        assert parse("--train.seed", "4294967295").train.seed == 4294967295
 
 
 class TestYaml:
@@ -307,6 +357,7 @@ class TestYaml:
             ("adapt: {filter: best}", "--adapt.filter: invalid choice: 'best'"),
             ("adapt: {c2: []}", "--adapt.c2: expected at least one argument"),
             ("adapt: {batch_size: true}", "--adapt.batch_size: invalid int value: 'True'"),
+            ("train: {batch_size: [1, 2]}", r"train.batch_size is \[1, 2\]; it must be one value and not a list"),
             ("reward.clip_range: [1]", "--reward.clip_range: expected 2 arguments"),
         ],
     )
@@ -649,7 +700,7 @@ MARKS = {
 UNMARKED = {
     "adapt": {"max_failed_share", "reevaluated_weight", "replayed_weight"},
     "verifier": numbers(VerifierConfig),
-    "run": {"name", "dir", "logs", "answer_chars", "profile_steps"},
+    "run": {"name", "dir", "logs", "overwrite", "answer_chars", "profile_steps"},
 }
 
 
@@ -673,7 +724,8 @@ class TestHelp:
             if item.name in UNMARKED[group]:
                 assert not item.metadata["symbol"] and not item.metadata["source"]
                 words = parser._option_string_actions[f"--{group}.{item.name}"].help
-                assert words.startswith(item.metadata["help"]) and f"(default: {item.default})" in words
+                assert words.startswith(item.metadata["help"])
+                assert item.default is False or f"(default: {item.default})" in words
 
     def test_algorithms(self):
         parser = arguments.build_parser("prog")
@@ -691,7 +743,18 @@ class TestHelp:
         assert len(own) > 30
         for name in [*own, "--algorithm", "--config"]:
             assert name in shown
-        assert "--actor.model_name_or_path" in shown  # OpenRLHF's
+        theirs = {name for name in openrlhf_cli.build_parser()._option_string_actions if name.startswith("--")}
+        assert len([name for name in theirs if re.search(rf"{name}\b", shown)]) < 20  # in words about ours
+
+    def test_help_all_has_ours_first(self, capsys):
+        with pytest.raises(SystemExit) as left:
+            main.run(["train", "--help-all"])
+        assert left.value.code == 0
+        lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+        known = arguments.build_parser("prog")._option_string_actions
+        assert set(lines) == {name for name in known if name.startswith("--")} - {"--help"}
+        theirs = [name in openrlhf_cli.build_parser()._option_string_actions for name in lines]
+        assert theirs == sorted(theirs)
 
 
 class TestCommands:

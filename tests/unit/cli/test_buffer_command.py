@@ -397,9 +397,15 @@ def test_no_state_of_batch_adaptation(checkpoints, command, tmp_path):
     assert status == 2 and "global_step11" in errors[0] and "global_step10 have one" in errors[0]
     (tmp_path / "empty").mkdir()
     assert "has no checkpoint with a state of batch adaptation" in command(tmp_path / "empty")[2][0]
-    assert command(tmp_path / "nowhere")[2][0].endswith("nowhere' does not exist")
+    why = "; a run writes checkpoints only with --ckpt.save_steps N"
+    assert command(tmp_path / "nowhere")[2][0].endswith(f"nowhere' does not exist{why}")
     (tmp_path / "file").touch()
-    assert command(tmp_path / "file")[2][0].endswith("file' is not a folder")
+    assert command(tmp_path / "file")[2][0].endswith(f"file' is not a folder{why}")
+    # the record of a run without checkpoints says why
+    flags = {"ckpt.save_steps": -1, "ckpt.path": "a/b"}
+    (tmp_path / "empty" / "run.json").write_text(json.dumps({"config": flags}))
+    for path in (tmp_path / "empty", tmp_path / "empty" / "checkpoints"):
+        assert command(path)[2][0].endswith(f"{why}, and this one had ckpt.save_steps -1 and ckpt.path a/b")
 
 
 @pytest.mark.parametrize(

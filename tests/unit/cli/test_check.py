@@ -96,6 +96,14 @@ class TestNumbers:
         assert facts["per epoch"] == "2 syncs (v 5), 5 re-evaluations (m 2), 4 of them between syncs"
         assert facts["reward function"] == "4 processes for each rollout engine, 60 s and 4 GiB a call"
         assert facts["checkpoints"] == "none (--ckpt.save_steps)"
+        assert facts["GPUs"] == "10 in total: 2 for actor, 1 for reference, 1 for critic, 6 for engines"
+        schedule = "cosine_with_min_lr, warm-up in 3% of the steps"
+        assert facts["learning rates"] == f"actor 1e-06 ({schedule}), critic 9e-06 ({schedule})"
+        assert facts["lengths"] == "prompt and response at most 10240 tokens, response at most 8192"
+        # 11 steps x 3 epochs; 24 samples in optimizer steps of 16
+        assert facts["whole run"] == "33 rollout steps, at most 66 optimizer steps"
+        assert (facts["run's folder"], facts["trained model"]) == ("runs/default", "runs/default/model")
+        assert facts["training data"].endswith("train.jsonl")
 
     def test_without_batch_adaptation(self, capsys, words):
         kept = [word for word in words if not word.startswith("--adapt")]
@@ -105,11 +113,57 @@ class TestNumbers:
         assert facts["optimizer steps"].startswith("2 per epoch")
         assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
         gone = ("critic", "critic micro-batches", "hard buffer", "replay buffer", "replay (X3)", "per epoch")
-        gone += ("returns", "maximum TV distance", "reward function", "checkpoints")
+        gone += ("returns", "maximum TV distance", "reward function")
         assert not set(gone) & set(facts)
 
     def test_without_batch_adaptation_its_flags_do_not_count(self, capsys, words):
         assert report(capsys, "--algorithm=grpo", *words)["training batch"] == "8 groups = 32 samples"
+
+    @pytest.mark.parametrize(
+        ("more", "gpus"),
+        [
+            (["--train.colocate_actor_ref"], "9 in total: 2 for actor + reference, 1 for critic, 6 for engines"),
+            (["--train.colocate_all"], "2 in total: 2 for actor + reference + critic + engines"),
+            (
+                ["--train.colocate_all", "--train.colocate_critic_reward"],
+                "3 in total: 2 for actor + reference + engines, 1 for critic",
+            ),
+            (["--algo.kl.init_coef=0"], "9 in total: 2 for actor, 1 for critic, 6 for engines"),
+            (["--adapt.kl_target=behaviour"], "9 in total: 2 for actor, 1 for critic, 6 for engines"),
+            (["--actor.num_nodes=2"], "12 in total: 4 for actor, 1 for reference, 1 for critic, 6 for engines"),
+        ],
+    )
+    def test_gpus(self, capsys, words, more, gpus):
+        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["GPUs"] == gpus
+
+    def test_gpus_of_a_reward_model(self, capsys, words):
+        words = [word for word in words if not word.startswith(("--reward", "--adapt"))]
+        words += ["--algorithm=ppo", "--reward.model_name_or_path=m", "--reward.num_gpus_per_node=1"]
+        expected = "11 in total: 2 for actor, 1 for reference, 1 for critic, 1 for reward model, 6 for engines"
+        assert report(capsys, *words)["GPUs"] == expected
+        words += ["--train.colocate_critic_reward"]
+        expected = "10 in total: 2 for actor, 1 for reference, 1 for critic + reward model, 6 for engines"
+        assert report(capsys, *words)["GPUs"] == expected
+
+    def test_epochs_and_passes_multiply_the_optimizer_steps(self, capsys, words):
+        facts = report(capsys, "--algorithm=ba_ppo", *words, "--train.max_epochs=2", "--train.num_episodes=1")
+        assert facts["whole run"] == "11 rollout steps, at most 44 optimizer steps"
+
+    def test_learning_rates_of_muon(self, capsys, words):
+        more = ["--actor.optim=muon", "--actor.muon.lr=0.02", "--actor.adam.lr=3e-4", "--actor.lr_warmup_ratio=0.1"]
+        facts = report(capsys, "--algorithm=bapo_grpo", *words, *more)
+        schedule = "cosine_with_min_lr, warm-up in 10% of the steps"
+        assert facts["learning rates"] == f"actor 0.02 (muon), 0.0003 ({schedule})"
+
+    def test_folder_of_an_earlier_run(self, capsys, words, tmp_path):
+        words = [*words, "--algorithm=ba_ppo", f"--run.dir={tmp_path}", "--run.name=x"]
+        (tmp_path / "x").mkdir()
+        assert report(capsys, *words)["run's folder"] == f"{tmp_path}/x"
+        (tmp_path / "x" / "metrics.jsonl").write_text('{"step": 1}\n')
+        says = f"{tmp_path}/x; it already has a run, so `train` needs another --run.name"
+        assert report(capsys, *words)["run's folder"] == says
+        for flag in ("--run.overwrite", "--ckpt.load_enable"):
+            assert report(capsys, *words, flag)["run's folder"] == f"{tmp_path}/x"
 
     @pytest.mark.parametrize("target", ["reference", "behaviour"])
     def test_replay_buffer_is_as_large_as_what_is_stored_in_it(self, capsys, words, make_group, target):
@@ -223,8 +277,8 @@ def test_data_that_is_not_there_yet(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ["check", "--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")]
     assert main.run(words) == 2
-    error = "data.prompt_dataset is data/math/train.jsonl; there is no such file; `bapo-openrlhf prepare math` makes it"
-    assert error in capsys.readouterr().err
+    error = "data.prompt_dataset is data/math/train.jsonl; there is no such file in the working directory "
+    assert error + f"{tmp_path}; `bapo-openrlhf prepare math` makes it" in capsys.readouterr().err
     (tmp_path / "data" / "math").mkdir(parents=True)
     (tmp_path / "data" / "math" / "train.jsonl").write_text("{}")
     assert main.run([*words, "--prompts", "40000"]) == 2  # there, and wrong

@@ -1,5 +1,7 @@
 """The picture and the table of one run."""
 
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -140,3 +142,18 @@ def test_table_shows_the_summary():
 def test_table_of_a_run_without_numbers():
     text = text_of(plot.summary_table(summarise([])))
     assert "-" in text and "nan" not in text.lower()
+
+
+def test_the_command_draws_a_run_or_says_what_is_wrong(tmp_path, rows):
+    def draw(*words):
+        return subprocess.run([sys.executable, plot.__file__, *words], capture_output=True, text=True, timeout=120)
+
+    done = draw(str(tmp_path / "none"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: run {str(tmp_path / 'none')!r} is no folder")
+    done = draw()
+    assert (done.returncode, done.stderr) == (1, "usage: python examples/quickstart/picture.py RUN\n")
+    RunRecord(tmp_path / "first").append_rows("metrics.jsonl", 1, rows[:1])
+    done = draw(str(tmp_path / "first"))
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "first" / "run.png"))
+    assert (tmp_path / "first" / "run.png").stat().st_size > 0

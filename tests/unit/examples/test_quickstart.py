@@ -5,6 +5,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -57,3 +58,27 @@ def test_numbers_of_prompts_that_cannot_be_made_are_refused(prepare, number, cap
     with pytest.raises(SystemExit):
         prepare("--prompts", number)
     assert f"--prompts is {number}; it must be 1 to 2500" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder", "words"),
+    [
+        ([], "quickstart", ["--run.overwrite"]),  # its own folder
+        (["--run.name", "seed1", "--train.seed", "1"], "seed1", ["--run.name", "seed1", "--train.seed", "1"]),
+        (["--run.name=seed1"], "seed1", ["--run.name", "seed1"]),
+    ],
+)
+def test_only_its_own_run_is_replaced(flags, folder, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    calls, drawn = [], []
+    stand_in = SimpleNamespace(plot_run=drawn.append, summary_table=lambda summary: "table")
+    monkeypatch.setitem(sys.modules, "picture", stand_in)
+    monkeypatch.setitem(main.__globals__, "build", lambda folder: (folder, False))
+    monkeypatch.setitem(main.__globals__, "prepare", lambda task, request: None)
+    monkeypatch.setattr(sys, "argv", ["quickstart", *flags])
+    monkeypatch.setattr(
+        main.__globals__["subprocess"], "run", lambda call, check: calls.append(call) or SimpleNamespace(returncode=0)
+    )
+    assert main() == 0
+    assert [call[6:] for call in calls] == [words] and calls[0][3:6] == ["train", "--config", "configs/quickstart.yaml"]
+    assert drawn == [Path("runs") / folder]

@@ -13,6 +13,7 @@ from bapo_openrlhf import config
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import Checked
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch import start as launch
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -108,13 +109,13 @@ def test_keys_are_not_written_down(start, monkeypatch, tmp_path):
     assert about["config"]["logger.wandb.key"] == "***" and about["command"].endswith("--logger.wandb.key '***'")
     for path in (tmp_path / "runs" / "mine").iterdir():
         assert "s3cret" not in path.read_text(), path.name
-    assert start()[0]["config"]["logger.wandb.key"] is None
+    assert start(run__overwrite=True)[0]["config"]["logger.wandb.key"] is None
 
 
 def test_a_run_that_starts_anew_begins_with_an_empty_record(start, tmp_path):
     start()
     with pytest.raises(KeyboardInterrupt):
-        start(fails=True)
+        start(fails=True, run__overwrite=True)
     assert start.found[-1][1] == ["run.json"]
     assert [row["step"] for row in record.read_metrics(tmp_path / "runs" / "mine")] == [1]
     assert record.read_summary(tmp_path / "runs" / "mine") == {}  # it did not end
@@ -122,15 +123,94 @@ def test_a_run_that_starts_anew_begins_with_an_empty_record(start, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_without_batch_adaptation_openrlhfs_checkpoint_decides(start, tmp_path, algorithm):
-    start(algorithm=algorithm, ckpt__load_enable=True)
-    about, _ = start(algorithm=algorithm, ckpt__load_enable=True)
-    assert "resumed" not in about and start.found[-1][1] == ["run.json"]
+    for _ in range(2):  # a run that did not end, and has no checkpoint, starts again
+        with pytest.raises(KeyboardInterrupt):
+            start(algorithm=algorithm, ckpt__load_enable=True, fails=True)
+        assert "resumed" not in start.found[-1][0] and start.found[-1][1] == ["run.json"]
     (tmp_path / "checkpoints" / "_actor").mkdir(parents=True)
     about, _ = start(algorithm=algorithm, ckpt__load_enable=True)
     assert len(about["resumed"]) == 1
     assert start.found[-1][1] == ["groups.jsonl", "metrics.jsonl", "run.json"]
     # asked for nothing, it goes on from nothing
-    assert "resumed" not in start(algorithm=algorithm)[0]
+    assert "resumed" not in start(algorithm=algorithm, run__overwrite=True)[0]
+
+
+class TestEarlierRun:
+    """A second run of a name."""
+
+    @pytest.fixture
+    def folder(self, start, tmp_path) -> Path:
+        """The folder of a run that ended, with all that it wrote, and a file of its user's."""
+        start()
+        folder = tmp_path / "runs" / "mine"
+        for name in ("model/config.json", "checkpoints/_actor/latest", "profile/summary.md", "train.log", "notes.txt"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(name)
+        return folder
+
+    @staticmethod
+    def tree(folder: Path) -> dict[str, str]:
+        return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+    @pytest.mark.parametrize("flags", [{}, {"algorithm": "grpo"}, {"ckpt__load_enable": True}])
+    def test_is_refused_with_the_ways_out(self, start, folder, flags):
+        before = self.tree(folder)
+        with pytest.raises(ConfigError) as error:
+            start(**flags)
+        assert str(error.value) == (
+            f"run.name is mine, and {folder} already has a run; give another --run.name, or replace that run with "
+            "--run.overwrite, or continue from its newest checkpoint with --ckpt.load_enable"
+        )
+        assert self.tree(folder) == before
+
+    def test_another_name_is_free(self, start, folder):
+        before = self.tree(folder)
+        start(run__name="other")
+        assert self.tree(folder) == before
+
+    def test_is_replaced(self, start, folder, tmp_path):
+        start(run__overwrite=True, ckpt__path=folder / "checkpoints")
+        assert start.found[-1][1] == ["notes.txt", "run.json"]
+
+    def test_one_that_did_not_end_is_one_too(self, start, folder):
+        (folder / "summary.json").unlink()
+        with pytest.raises(ConfigError, match="already has a run"):
+            start()
+
+    def test_one_without_a_step_is_none(self, start, tmp_path):
+        """A first try that failed before its first step must not stand in the way of the second."""
+        record.begin_run(tmp_path / "runs" / "mine", {"started": "now"})
+        record.RunRecord(tmp_path / "runs" / "mine")
+        start()
+
+    @pytest.mark.parametrize("flag", ["actor__model_name_or_path", "critic__model_name_or_path"])
+    def test_a_model_that_the_new_run_needs_is_not_deleted(self, start, folder, flag):
+        before = self.tree(folder)
+        with pytest.raises(
+            ConfigError, match=r"model_name_or_path is .*/mine/model, which --run.overwrite would delete"
+        ):
+            start(run__overwrite=True, algorithm="ba_ppo", **{flag: folder / "model"})
+        assert self.tree(folder) == before
+
+    def test_nothing_is_deleted_if_the_run_cannot_start(self, start, folder, tmp_path, monkeypatch):
+        before = self.tree(folder)
+        CheckpointStore(tmp_path / "checkpoints", critic=False).begin("global_step2")
+        (tmp_path / "checkpoints" / "_adapt" / "global_step2").mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(CheckpointStore, "tags", lambda store: ["global_step2"])
+        with pytest.raises(ConfigError, match="which has checkpoints of an earlier run"):
+            start(run__overwrite=True)  # its ckpt.path is another folder
+        monkeypatch.setattr(record, "provenance", lambda secret: 1 / 0)  # the last step before the start
+        with pytest.raises(ZeroDivisionError):
+            start(run__overwrite=True, algorithm="grpo")
+        assert self.tree(folder) == before
+
+    def test_a_model_of_another_run_is_not_written_over(self, start, folder):
+        before = self.tree(folder)
+        with pytest.raises(ConfigError, match=f"ckpt.output_dir is {folder}/model, which already has a model"):
+            start(run__name="other", ckpt__output_dir=folder / "model")
+        assert self.tree(folder) == before
+        start(run__name="other", ckpt__output_dir=folder / "model", run__overwrite=True)
+        assert self.tree(folder) == before  # the end of the training writes it
 
 
 def test_it_is_plain_json(start, tmp_path):

@@ -52,6 +52,7 @@ class Run:
             ckpt=SimpleNamespace(path=str(self.path), load_enable=load),
             adapt=SimpleNamespace(enabled=adapted),
             critic=SimpleNamespace(model_name_or_path="model" if self.critic else None),
+            run=SimpleNamespace(dir="runs", name="default", overwrite=False),
         )
         args.tag = choose_checkpoint(args)
         return args

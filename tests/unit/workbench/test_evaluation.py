@@ -822,7 +822,7 @@ def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
     pytest.importorskip("openrlhf")
     file = yaml.safe_load(path.read_text())
     request = parsed("--config", str(path), model=())
-    assert request.model == file["ckpt"]["output_dir"]
+    assert request.model == f"runs/{path.stem}/model"
     assert request.name == Path(request.model).parent.name
     template = file["data"].get("input_template")
     assert request.chat_template == (file["data"].get("apply_chat_template") or template or False)
@@ -856,7 +856,7 @@ def test_k_fits_the_runs(parsed, runs, ks):
         (["--runs", "many"], "invalid int value"),
         (["--name", "a/b"], "name is 'a/b'; it must be a valid name for a folder"),
         (["--name", ".."], "it must be a valid name for a folder"),
-        (["--benchmark", "x"], "unrecognized arguments"),
+        (["--benchmark", "x"], "unknown flag --benchmark; did you mean --benchmarks"),
     ],
 )
 def test_bad_words_are_refused(words, message):

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import random
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from bapo_openrlhf.cli.main import run
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import get_task, task_of
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key
-from bapo_openrlhf.workbench.prepare import build
+from bapo_openrlhf.workbench.prepare import build, source_rows
 from bapo_openrlhf.workbench.prepare.build import Request, prepare, read_manifest
 from bapo_openrlhf.workbench.prepare.overlap import COMMON, NEAR, SHINGLE, TestIndex, shingles
 
@@ -470,15 +471,53 @@ def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
         raise ConnectionError("Couldn't reach it")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(source_rows, "_answers", lambda endpoint: True)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     says = (
         r"other: someone/other cannot be read from the model hub: ConnectionError: Couldn't reach it. Without the hub, "
     )
-    with pytest.raises(ConfigError, match=says + r"give a copy: --local other=PATH.*question, gold"):
-        prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
+    with pytest.raises(ConfigError, match=says + r".*or a folder: --local other=PATH \(columns question, gold\)$"):
+        prepare(TASK, Request(out=tmp_path / "out", parts=("other", "train")))  # the fault may be of this data set only
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
         prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
+
+
+def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
+    """One error names all parts that are missing. The libraries are not asked to use the network."""
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    offline = []
+
+    def load_dataset(*args, **kwargs):
+        offline.append((datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE))
+        raise ConnectionError("Couldn't reach it")
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigError) as error:
+            prepare(TASK, Request(out=tmp_path / "out", local={"train": shared}))
+        assert offline == [(True, True)]
+        assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+        assert str(error.value) == (
+            "held_out: someone/shared cannot be read from the model hub (it does not answer): ConnectionError: "
+            "Couldn't reach it. Without the hub, give copies, each a file (.jsonl, .json, .csv, .parquet) or a folder: "
+            "--local held_out=PATH (columns question, gold) --local other=PATH (columns question, gold)"
+        )
+
+
+def test_hub_that_answers(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        assert source_rows._answers(f"http://127.0.0.1:{server.getsockname()[1]}")
 
 
 def test_hub_rows_and_commit(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli.main import run as command
+from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages import figure, page
 from bapo_openrlhf.workbench.pages.colours import PALETTE
 from bapo_openrlhf.workbench.pages.text import clean
@@ -368,13 +369,16 @@ def test_two_runs_of_one_name_are_told_apart(tmp_path):
 def test_errors_name_the_folder_and_what_is_missing(tmp_path, capsys):
     run = write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
+    record.begin_run(tmp_path / "begun", {"name": "begun"})
     broken = write_run(tmp_path / "broken")
     (broken / "groups.jsonl").write_text("no json\n")
     spoiled = write_run(tmp_path / "spoiled")
     (spoiled / "run.json").write_text("{")
     for arguments, words in (
         ([tmp_path / "nowhere"], ("nowhere", "no folder", "runs/NAME")),
-        ([tmp_path / "empty"], ("empty", "metrics.jsonl")),
+        ([tmp_path / "empty"], ("empty", "it has no run.json")),
+        ([tmp_path], ("is no run's folder", "these folders in it have one: begun, broken, run, spoiled")),
+        ([tmp_path / "begun"], ("begun", "metrics.jsonl")),
         ([run, run], ("run", "twice")),
         ([broken], ("broken", "groups.jsonl, line 1")),
         ([spoiled], ("spoiled", "cannot be read")),

@@ -231,3 +231,9 @@ def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, ca
     assert "| GRPO | group | 1 of 1 | 25.0" in " ".join((out / "summary.md").read_text().split())
     assert "1 of 1 runs are there." in (out / "report.html").read_text()
     assert (out / "table.csv").exists() and "report.html: " in capsys.readouterr().out
+    content["methods"]["plain"]["flags"] = {"adapt.bufer_size": 3}
+    (tmp_path / "tiny.yaml").write_text(json.dumps(content))
+    with pytest.raises(
+        ConfigError, match=r"study, plain-group: unknown flag --adapt.bufer_size; did you mean --adapt."
+    ):
+        study.main(command)

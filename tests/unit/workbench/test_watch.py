@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from bapo_openrlhf.cli import main as cli
+from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.follow import Seen
 from bapo_openrlhf.workbench.terminal import ASCII, UNICODE
 from bapo_openrlhf.workbench.watch import picture, step_line, warnings
@@ -304,9 +305,14 @@ def test_a_finished_run_is_shown_and_ends(folder):
     assert len(done.stdout.splitlines()) < 60
 
 
-def test_no_run_yet(tmp_path):
+def test_no_run_there(tmp_path, capsys):
     done = subprocess.run([*COMMAND, str(tmp_path), "--once"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "no run here yet" in done.stdout and "waiting" in done.stdout
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: run {str(tmp_path)!r} is no run's folder: it has no run.json\n"
+    for name in ("b", "a"):
+        record.begin_run(tmp_path / name, {})
+    assert cli.run(["watch", str(tmp_path)]) == 2  # it would wait for ever
+    assert capsys.readouterr().err.endswith("it has no run.json; these folders in it have one: a, b\n")
 
 
 @pytest.mark.parametrize(
@@ -325,8 +331,8 @@ def test_other_names_with_a_colon_are_folders(run, tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert cli.run(["watch", "--once", "--", run]) == 2
     assert capsys.readouterr().err == f"error: run folder {run!r} does not exist; give the folder of a run, DIR/NAME\n"
-    (tmp_path / run).mkdir(parents=True)
-    (tmp_path / "host:run").mkdir()
+    for name in (run, "host:run"):
+        record.begin_run(tmp_path / name, {})
     assert cli.run(["watch", "--once", "--", run]) == cli.run(["watch", "--once", "host:run"]) == 0
 
 
@@ -444,10 +450,9 @@ def test_live_until_the_end(terminal, folder):
     assert shell.process.wait(60) == 0
 
 
-def test_live_waits_for_a_run(terminal, tmp_path):
-    shell = terminal([*COMMAND, str(tmp_path)])
-    shell.until(r"waiting for a run")
+def test_live_from_the_first_second(terminal, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(RUN))
+    shell = terminal([*COMMAND, str(tmp_path)])
     shell.until(r"0/60 steps")
     write(tmp_path, make_rows(1))
     shell.until(r"1/60 steps")

@@ -1,0 +1,98 @@
+"""Flags that are not there, and what their users meant."""
+
+import pytest
+
+from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.cli.parser import ALIASES, Parser, did_you_mean
+from bapo_openrlhf.config import ALGORITHMS
+from bapo_openrlhf.errors import ConfigError
+
+# What users of TRL, verl and older versions of OpenRLHF type, typing errors, and the flags that do it here.
+MEANT = {
+    "--lr": "--actor.adam.lr",
+    "--learning_rate": "--actor.adam.lr",
+    "--learning-rate": "--actor.adam.lr",
+    "--actor.lr": "--actor.adam.lr",  # argparse says that this is the beginning of several flags
+    "--critic.lr": "--critic.adam.lr",
+    "--critic.learning_rate": "--critic.adam.lr",
+    "--model": "--actor.model_name_or_path",
+    "--model_name_or_path": "--actor.model_name_or_path or --reward.model_name_or_path or --critic.model_name_or_path",
+    "--data": "--data.prompt_dataset",
+    "--dataset": "--data.prompt_dataset",
+    "--batch_size": "--train.batch_size or --adapt.batch_size or --rollout.batch_size",
+    "--n_samples_per_prompt": "--rollout.n_samples_per_prompt or --eval.n_samples_per_prompt",
+    "--num_generations": "--rollout.n_samples_per_prompt",
+    "--num_epochs": "--train.num_episodes",
+    "--kl_coef": "--algo.kl.init_coef",
+    "--max_tokens": "--rollout.max_new_tokens",
+    "--output_dir": "--ckpt.output_dir",
+    "--temperature": "--eval.temperature or --rollout.temperature",
+    "--seed": "--train.seed",
+    "--adapt.bufer_size": "--adapt.buffer_size",
+}
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        arguments.parse(["--actor.model_name_or_path", "m", "--reward.remote_url", "r.py", *words])
+    return str(error.value)
+
+
+@pytest.mark.parametrize("typed", MEANT)
+@pytest.mark.parametrize("form", ["two words", "one word"])
+def test_an_unknown_flag_is_an_error_with_the_right_name(typed, form):
+    said = refusal(typed, "1") if form == "two words" else refusal(f"{typed}=1")
+    start, _, end = said.partition("; did you mean ")
+    assert start == f"unknown flag {typed}" and end.endswith("?")
+    assert sorted(end[:-1].split(" or ")) == sorted(MEANT[typed].split(" or "))
+
+
+def test_aliases_name_flags_and_no_flag_has_such_a_name():
+    known = {name[2:] for name in arguments.build_parser("prog")._option_string_actions}
+    meant = {name for alias in ALIASES.values() for name in alias.split(" or ")}
+    assert meant - known == set(ALIASES["bapo"].split(" or ")) < set(ALGORITHMS)
+    # an ending that flags have is found without an alias
+    assert {name.rpartition(".")[2] for name in known} & set(ALIASES) == {"lr", "dataset"}  # also eval.dataset
+
+
+def test_nothing_like_it():
+    assert did_you_mean("--zzzzzz", ["--train.seed"]) == ""
+    assert refusal("--zzzzzz", "1") == "unknown flag --zzzzzz"
+
+
+def test_the_beginning_of_several_flags():
+    assert refusal("--train.colocate").startswith("ambiguous option: --train.colocate could match --train.colocate_")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--train.batch_size", "1", "2"], "unexpected word '2'; the flag before it takes fewer values"),
+        (["--train.batch_size", "1", "-2"], "unexpected word '-2'; the flag before it takes fewer values"),
+        (["x.yaml"], "unexpected word 'x.yaml'; did you mean --config x.yaml?"),
+    ],
+)
+def test_a_word_too_many(words, says):
+    assert refusal(*words) == says
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["study", "--config", "x.yaml", "--onlyreport"], "--only-report"),
+        (["plan", "--lr", "1"], "--actor.adam.lr"),
+        (["evaluate", "--benchmarks", "aime24", "--modle", "m"], "--model"),
+        (["report", "runs/x", "--out", "x.html"], "--output"),
+    ],
+)
+def test_other_commands_have_it_too(words, meant, capsys):
+    assert main.run(words) == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+def test_a_parser_of_a_command_takes_no_beginnings():
+    parser = Parser("prog", "")
+    parser.add_argument("--number", type=float)
+    assert parser.parse_args(["--number", "-1e-6"]).number == -1e-6
+    with pytest.raises(ConfigError, match=r"unknown flag --num; did you mean --number\?"):
+        parser.parse_args(["--num", "1"])
