@@ -37,14 +37,25 @@ ALGORITHMS = {
 
 # What a number must be, in the words of the error message.
 ALLOWED: dict[str, Callable[[float], bool]] = {
+    "a number": lambda value: not math.isnan(value),
+    "at least -1": lambda value: value >= -1,
     "at least 0": lambda value: value >= 0,
     "at least 1": lambda value: value >= 1,
+    "at least 1, or -1 for never": lambda value: value >= 1 or value == -1,
+    "at least 2": lambda value: value >= 2,
     "above 0": lambda value: value > 0,
+    "above 1": lambda value: value > 1,
     "finite and at least 0": lambda value: 0 <= value < math.inf,
     "finite and above 0": lambda value: 0 < value < math.inf,
+    "finite and at most 1": lambda value: -math.inf < value <= 1,
     "in [0, 1]": lambda value: 0 <= value <= 1,
     "in [0, 1)": lambda value: 0 <= value < 1,
     "in (0, 1]": lambda value: 0 < value <= 1,
+    "in [-1, 1]": lambda value: -1 <= value <= 1,
+    "in [0, 3]": lambda value: 0 <= value <= 3,
+    "in [0, 10]": lambda value: 0 <= value <= 10,
+    "in [0.01, 10]": lambda value: 0.01 <= value <= 10,
+    "in [0, 4294967295]": lambda value: 0 <= value < 2**32,
 }
 
 
@@ -304,6 +315,7 @@ class Checked:
         candidates: Prompts that the method draws for each prompt for which it generates responses.
         kl_coef: Coefficient of the KL penalty to the behaviour policy; 0 if the penalty is to the reference model.
         resume_tag: Checkpoint from which the run continues; None if it starts from the beginning.
+        warnings: What may be meant, but is seldom what a user wants, a sentence each.
     """
 
     arithmetic: BatchArithmetic
@@ -311,6 +323,7 @@ class Checked:
     candidates: int = 1
     kl_coef: float = 0.0
     resume_tag: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 GROUPS: dict[str, type[Any]] = {"adapt": AdaptConfig, "verifier": VerifierConfig, "run": RunConfig}

@@ -42,6 +42,18 @@ def load(field: str, path: Path) -> ModuleType:
     return module
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """PyYAML's safe loader takes the last of two equal keys; this one refuses them."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
+                raise ConfigError(f"line {line}: {key.value} is there already, in line {lines[key.value]}; remove one")
+        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+
+
 def read_yaml(field: str, path: Path) -> Any:
     """The content of a YAML file.
 
@@ -49,10 +61,12 @@ def read_yaml(field: str, path: Path) -> Any:
         field: what names the file, for the errors.
 
     Raises:
-        ConfigError: it cannot be read, or is not YAML.
+        ConfigError: it cannot be read, is not YAML, or has a key twice.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{field} {path}, {error}") from None
     except OSError as error:
         raise ConfigError(f"{field} {path} cannot be read: {error.strerror}{start_of(path)}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

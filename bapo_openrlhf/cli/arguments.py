@@ -15,6 +15,7 @@ from bapo_openrlhf import config
 from bapo_openrlhf.cli.parser import did_you_mean, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.launch import openrlhf_cli, vision
+from bapo_openrlhf.launch.values import check_values
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 from bapo_openrlhf.user_file import read_yaml
 
@@ -110,7 +111,10 @@ def _meaning(algorithm: config.Algorithm, settings: dict[str, Any], *, switched:
 
 
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
-    """Make OpenRLHF's checks, then this project's."""
+    """Check the values, make OpenRLHF's checks, then this project's."""
+    _check_rewards(flat)
+    vision.check_flags(flat)
+    check_values(vars(flat))
     own = {prefix: {} for prefix in config.GROUPS}
     for key, value in list(vars(flat).items()):
         prefix, _, name = key.partition(".")
@@ -120,10 +124,6 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     for name, folder in OUTPUTS.items():
         if getattr(flat, name) is None:
             setattr(flat, name, f"{own['run']['dir']}/{own['run']['name']}/{folder}")
-    _check_positive(flat)
-    _check_seed(flat)
-    _check_rewards(flat)
-    vision.check_flags(flat)
     args = openrlhf_cli.validate(flat)
     for prefix, kind in config.GROUPS.items():
         setattr(args, prefix, kind(**own[prefix]))
@@ -133,28 +133,6 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
         args.adapt.check()
         config.check_numbers("verifier", args.verifier)
     return args
-
-
-def _check_positive(flat: argparse.Namespace) -> None:
-    """Check the numbers by which OpenRLHF's own checks divide."""
-    for name in (
-        "rollout.n_samples_per_prompt",
-        "rollout.batch_size",
-        "rollout.micro_batch_size",
-        "train.batch_size",
-        "train.micro_batch_size",
-        "ds.ring_attn_size",
-        "ds.tensor_parallel_size",
-    ):
-        if getattr(flat, name) < 1:
-            raise ConfigError(f"{name} is {getattr(flat, name)}; it must be at least 1")
-
-
-def _check_seed(flat: argparse.Namespace) -> None:
-    """Check the seed of numpy's generators."""
-    seed = getattr(flat, "train.seed")
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"train.seed is {seed}; it must be from 0 to {2**32 - 1}")
 
 
 def _check_rewards(flat: argparse.Namespace) -> None:
@@ -195,7 +173,12 @@ def _settings(path: Path) -> Iterator[tuple[str, Any]]:
     content = read_yaml("config", path)
     if not isinstance(content, dict):
         raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
-    yield from _dotted(content, "")
+    seen = set()
+    for name, value in _dotted(content, ""):
+        if name in seen:
+            raise ConfigError(f"config {path}: {name} is set twice, once nested and once with dots; remove one")
+        seen.add(name)
+        yield name, value
 
 
 def _dotted(node: dict, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -27,13 +27,15 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     mine, rest = own.parse_known_args(list(argv))
     args = arguments.parse(rest, prog)
 
-    from bapo_openrlhf.launch.preflight import check_inputs
+    from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
 
-    checked = check_inputs(args, data=mine.prompts is None or _is_here(args.data.prompt_dataset))
+    if mine.prompts is not None and mine.prompts < 1:
+        raise ConfigError(f"prompts is {mine.prompts}; it must be at least 1")
+    data = mine.prompts is None or _is_here(args.data.prompt_dataset)
+    checked = check_inputs(args, data=data, prepared=False)
     if checked.prompts is None:
         checked = replace(checked, prompts=mine.prompts)
-    if checked.prompts is not None and checked.prompts < 1:
-        raise ConfigError(f"prompts is {checked.prompts}; it must be at least 1")
+    print_warnings(checked)
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in report))

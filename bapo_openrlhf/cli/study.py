@@ -98,7 +98,7 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
     """
     from bapo_openrlhf.adapt.arithmetic import epoch_steps
     from bapo_openrlhf.cli import arguments
-    from bapo_openrlhf.launch.preflight import check_inputs
+    from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
     from bapo_openrlhf.launch.start import logical_gpus
 
     of_arm: dict[str, tuple[int, int]] = {}
@@ -110,6 +110,7 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
             checked = check_inputs(args)
             if checked.prompts is None:
                 raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")
+        print_warnings(checked, f"study, {run.arm.name}: ")
         epoch = epoch_steps(args, checked.prompts, checked.candidates)
         of_arm[run.arm.name] = epoch * args.train.num_episodes, logical_gpus(args)
     steps = {run.name: of_arm[run.arm.name][0] for run in planned}

@@ -9,8 +9,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
     """Parse, check, train."""
     args = arguments.parse(argv, prog)
 
-    from bapo_openrlhf.launch.preflight import check_inputs
+    from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
     from bapo_openrlhf.launch.start import launch
 
-    launch(args, check_inputs(args))
+    checked = check_inputs(args)
+    print_warnings(checked)
+    launch(args, checked)
     return 0

@@ -3,29 +3,34 @@
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
-from bapo_openrlhf.config import Checked
+from bapo_openrlhf.config import Checked, flags_of
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch import vision
 from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, check_combinations
+from bapo_openrlhf.launch.values import warnings_of
 from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.training.data_files import local_rows, read_traces
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool = True) -> Checked:
+def check_inputs(
+    args: SimpleNamespace, *, call_reward: bool = True, data: bool = True, prepared: bool = True
+) -> Checked:
     """Make all checks of this module.
 
     Args:
         args: Parsed arguments.
         data: Whether to read the data sets. They cannot be read before they are prepared.
         call_reward: Whether to call the reward function once on the first row.
+        prepared: Whether the files that `bapo-openrlhf prepare` makes must be there already.
 
     Returns:
         What the checks worked out; the checkpoint is chosen later.
@@ -33,16 +38,18 @@ def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool 
     Raises:
         ConfigError: The message names the flag, the value and what is allowed.
     """
+    warnings = warnings_of(flags_of(args))
     check_combinations(args)
     arithmetic = check_batch(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
-    check_model("actor.model_name_or_path", args.actor.model_name_or_path)
-    vision.check_model("actor.model_name_or_path", args.actor.model_name_or_path, args)
-    if args.critic.model_name_or_path:
-        check_model("critic.model_name_or_path", args.critic.model_name_or_path)
-    row, prompts = check_dataset("data.prompt_dataset", args.data.prompt_dataset, args) if data else (None, None)
-    if args.eval.dataset and data:
-        check_dataset("eval.dataset", args.eval.dataset, args)
+    _check_models(args)
+    row, prompts = None, None
+    for flag, dataset in (("eval.dataset", args.eval.dataset), ("data.prompt_dataset", args.data.prompt_dataset)):
+        if not data or (flag == "eval.dataset" and not dataset):
+            continue
+        missing = [] if prepared else _unprepared(flag, dataset)
+        warnings += missing
+        row, prompts = (None, None) if missing else check_dataset(flag, dataset, args)
     if method is not None and method.traces is not None:
         read_traces(method.traces, args if prompts is not None else None)
     check_reward(args, row if call_reward else None)
@@ -52,7 +59,14 @@ def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool 
         prompts=None if prompts is None else min(prompts, args.data.max_samples),
         candidates=1 if method is None else method.candidates,
         kl_coef=behaviour_kl(args),
+        warnings=tuple(warnings),
     )
+
+
+def print_warnings(checked: Checked, where: str = "") -> None:
+    """Print each warning on a line of standard error, with `where` before it."""
+    for text in checked.warnings:
+        print(f"warning: {where}{text}", file=sys.stderr)
 
 
 def check_batch(args: SimpleNamespace) -> BatchArithmetic:
@@ -83,9 +97,66 @@ def check_model(flag: str, name: str | None) -> None:
         if not (path / "config.json").is_file():
             raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
         return
-    looks_local = not _HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and path.parent.is_dir())
-    if path.exists() or looks_local:
+    if path.exists() or _looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
+
+
+def _looks_local(name: str) -> bool:
+    """Whether a name that is no file or folder was meant as a path, not as a name on the hub."""
+    parent = Path(name).expanduser().parent
+    return not _HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and parent.is_dir())
+
+
+def _check_models(args: SimpleNamespace) -> None:
+    """Check each model that is loaded, and that the actor fits its engines and `data.max_len`."""
+    names = [("actor.model_name_or_path", args.actor.model_name_or_path)]
+    if args.critic.model_name_or_path:
+        names.append(("critic.model_name_or_path", args.critic.model_name_or_path))
+    if not args.reward.remote_url:
+        names += [("reward.model_name_or_path", name) for name in args.reward.model_name_or_path.split(",")]
+    for flag, name in names:
+        check_model(flag, name)
+    flag, name = names[0]
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except ValueError:
+        raise ConfigError(f"{flag} is {name}; its config.json is not valid JSON") from None
+    vision.check_model(f"{flag} is {name}", folder, config, args)
+    _check_shape(f"{flag} {name}", config.get("text_config", config), args)
+
+
+def _check_shape(model: str, found: dict[str, Any], args: SimpleNamespace) -> None:
+    """Check that a model's heads can be divided as asked, and that it has as many positions as `data.max_len`."""
+    heads, most = found.get("num_attention_heads"), found.get("max_position_embeddings")
+    parts = {"vllm.tensor_parallel_size": args.vllm.tensor_parallel_size}
+    if args.ds.ring_attn_size > 1:
+        parts["ds.ring_attn_head_stride"] = args.ds.ring_attn_head_stride
+    for flag, part in parts.items():
+        if heads and heads % part:
+            raise ConfigError(f"{flag} is {part}; it must divide {heads}, the attention heads of {model}")
+    scaled = found.get("rope_scaling") or (found.get("rope_parameters") or {}).get("rope_type", "default") != "default"
+    if most and not scaled and args.data.max_len > most:
+        raise ConfigError(
+            f"data.max_len is {args.data.max_len}; it must be at most {most}, the max_position_embeddings of {model}"
+        )
+
+
+def _unprepared(flag: str, datasets: str | None) -> list[str]:
+    """A warning for each file that is not there yet, if `bapo-openrlhf prepare` makes it."""
+    files = [dataset.strip() for dataset in (datasets or "").split(",")]
+    return [
+        f"{flag} is {file}; there is no such file yet{_hint(file)}"
+        for file in files
+        if _hint(file) and not Path(file).is_file()
+    ]
+
+
+def _hint(file: str) -> str:
+    prepared = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", file)
+    return f"; `bapo-openrlhf prepare {prepared[1]}` makes it" if prepared else ""
 
 
 def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tuple[dict[str, Any] | None, int | None]:
@@ -102,10 +173,11 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
         path = Path(dataset.strip().split("@")[0]).expanduser()
         if path.suffix not in (".json", ".jsonl", ".parquet", ".csv"):
             local = False  # a folder or a name on the hub, which OpenRLHF loads
+            if not path.exists() and _looks_local(dataset.strip().split("@")[0]):
+                raise ConfigError(f"{flag} is {dataset}; there is no such file or folder")
             continue
         if not path.is_file():
-            prepared = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", dataset.strip())
-            hint = f"; `bapo-openrlhf prepare {prepared[1]}` makes it" if prepared else ""
+            hint = _hint(dataset.strip())
             raise ConfigError(f"{flag} is {dataset}; there is no such file{user_file.start_of(path)}{hint}")
         count = 0
         for row in local_rows(flag, path):
@@ -135,8 +207,18 @@ def check_checkpoints(args: SimpleNamespace) -> None:
 
 def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
     """Check that the reward function exists. If a row is given, it must return one finite reward for one response."""
-    endpoints = args.reward.remote_url
-    if not endpoints or endpoints == "agent" or not endpoints[0].endswith(".py"):
+    endpoints, agent = args.reward.remote_url or [], args.train.agent_func_path
+    if agent:
+        if not agent.endswith(".py") or not Path(agent).expanduser().is_file():
+            raise ConfigError(f"train.agent_func_path is {agent}; it must be a .py file that is there")
+        return
+    if not endpoints or not endpoints[0].endswith(".py"):
+        for endpoint in endpoints:
+            if not endpoint.strip().startswith(("http://", "https://")):
+                raise ConfigError(
+                    f"reward.remote_url is {endpoint}; it must be a .py file with reward_func, or addresses that begin "
+                    "with http:// or https://"
+                )
         return
     path = Path(endpoints[0]).expanduser()
     module = user_file.load("reward.remote_url", path)

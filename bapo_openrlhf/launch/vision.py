@@ -5,7 +5,6 @@ row with images. A placeholder without its image ends its run, at the step that 
 """
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,20 +43,21 @@ def check_flags(flat: argparse.Namespace) -> None:
             raise ConfigError(f"{asked}, and {flag} packs samples; images and packed samples cannot be combined")
 
 
-def check_model(flag: str, name: str, args: SimpleNamespace) -> None:
+def check_model(model: str, folder: Path, config: Mapping[str, Any], args: SimpleNamespace) -> None:
     """Check that a local model that gets images has vision and an image processor.
+
+    Args:
+        model: Flag and value, for the message.
+        folder: The model's folder.
+        config: What its config.json has.
+        args: Parsed arguments.
 
     Raises:
         ConfigError: One of them is missing.
     """
-    folder = Path(name).expanduser()
-    if args.data.max_images_per_prompt < 1 or not folder.is_dir():
+    if args.data.max_images_per_prompt < 1:
         return
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except ValueError:
-        raise ConfigError(f"{flag} is {name}; its config.json is not valid JSON") from None
-    asked = f"data.max_images_per_prompt is {args.data.max_images_per_prompt}, and {flag} is {name}"
+    asked = f"data.max_images_per_prompt is {args.data.max_images_per_prompt}, and {model}"
     if "vision_config" not in config:
         raise ConfigError(f"{asked}, a model without vision (no vision_config in its config.json)")
     if not any((folder / file).is_file() for file in ("processor_config.json", "preprocessor_config.json")):

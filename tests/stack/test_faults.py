@@ -22,6 +22,7 @@ pytestmark = pytest.mark.stack
 HERE = Path(__file__).parent
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 PROBE = (str(HERE / "fault_probe.py"),)
+ANY_RATE = (str(HERE / "any_learning_rate.py"),)
 GRPO = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0}  # an actor and an engine: the shortest start
 PPO = {"algorithm": "ba_ppo"}
 # v = 3 and m = 2: at steps 1, 2, 4 and 5 the engines hold delayed weights, in step 4 hard prompts are generated with
@@ -225,7 +226,7 @@ def test_reward_function_that_always_fails_stops_the_run(train):
     ],
 )
 def test_numbers_that_are_not_finite_stop_the_run(train, name, run, says):
-    result = train(name, *CLI, **RUN | run, run__name=name)
+    result = train(name, *ANY_RATE, **RUN | run, run__name=name)
     assert result.status == 1
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
     assert error.startswith("error: step ") and says in error

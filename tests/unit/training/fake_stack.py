@@ -330,7 +330,7 @@ class World:
         self.faults: dict[str, tuple[int, Exception]] = {}  # what fails, in which step, and how
         self.spoilt: set[int] = set()  # tokens whose log-prob the actor cannot compute
         self.checkpoints = folder / "checkpoints"
-        self.args = self.arguments(folder, words)
+        self.args = self.arguments(folder, words | ({"eval.dataset": "eval.jsonl"} if evaluation else {}))
         self.engines = [Engine(self, number) for number in range(engines)]
         critic = bool(self.args.critic.model_name_or_path)
         self.groups = {

@@ -1,0 +1,395 @@
+"""What `check` says to a configuration that cannot work, to one that may be meant, and to one near a limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import zeros
+from torch.nn import Parameter
+from torch.optim import AdamW
+from transformers.trainer import get_scheduler
+from transformers.trainer_utils import SchedulerType
+
+from bapo_openrlhf import config
+from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.launch.values import RULES
+
+ROOT = Path(__file__).resolve().parents[3]
+BASE = {
+    "algorithm": "bapo_grpo",
+    "actor.model_name_or_path": "model",
+    "actor.num_gpus_per_node": "2",
+    "critic.num_gpus_per_node": "1",
+    "ref.num_gpus_per_node": "2",
+    "reward.remote_url": "reward.py",
+    "data.prompt_dataset": "train.jsonl",
+    "data.max_len": "48",
+    "rollout.max_new_tokens": "24",
+    "rollout.batch_size": "32",
+    "rollout.n_samples_per_prompt": "8",
+    "train.batch_size": "128",
+    "vllm.num_engines": "1",
+}  # 256 samples a batch
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    """A folder with a model of 6 heads and 64 positions, data and a reward function, in which the commands run."""
+    (tmp_path / "model").mkdir()
+    shape = {"num_attention_heads": 6, "max_position_embeddings": 64}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "train.jsonl").write_text('{"input": "1+1"}\n')
+    (tmp_path / "reward.py").write_text("def reward_func(*given):\n    return {'rewards': [1.0]}\n")
+    (tmp_path / "reward.yaml").write_text("a: 1\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check(capsys, words: str, *more: str) -> tuple[int, str, str]:
+    """Status, output and errors of `check`. The words are `name=value` or `switch`; several values have commas."""
+    flags = dict(BASE)
+    for word in words.split():
+        name, is_set, value = word.partition("=")
+        flags[name] = value if is_set else None
+    argv = list(more)
+    for name, value in flags.items():
+        many = name in ("actor.adam.betas", "critic.adam.betas", "actor.eps_clip_low_high", "reward.clip_range",
+                        "algo.dynamic_filtering_range", "algo.advantage.is_correction_threshold")  # fmt: skip
+        argv += [f"--{name}", *value.split(",")] if many else [f"--{name}" if value is None else f"--{name}={value}"]
+    status = main.run(["check", *argv])
+    return status, *capsys.readouterr()
+
+
+# The flags that differ from BASE; the flag, the value and what is allowed, as the message has them.
+BAD = [
+    # learning rates and optimizers
+    ("actor.adam.lr=-1e-6", "actor.adam.lr is -1e-06; it must be in [0, 1)"),
+    ("actor.adam.lr=50", "actor.adam.lr is 50.0; it must be in [0, 1)"),
+    ("actor.adam.lr=1", "actor.adam.lr is 1.0; it must be in [0, 1)"),
+    ("actor.adam.lr=nan", "actor.adam.lr is nan; it must be in [0, 1)"),
+    ("critic.adam.lr=-3", "critic.adam.lr is -3.0; it must be in [0, 1)"),
+    ("actor.muon.lr=-0.02", "actor.muon.lr is -0.02; it must be in [0, 1)"),
+    ("critic.muon.momentum=1.5", "critic.muon.momentum is 1.5; it must be in [0, 1)"),
+    ("actor.muon.ns_steps=0", "actor.muon.ns_steps is 0; it must be at least 1"),
+    ("actor.adam.betas=2,3", "actor.adam.betas is 2.0 3.0; each must be in [0, 1)"),
+    ("critic.adam.betas=0.9,1", "critic.adam.betas is 0.9 1.0; each must be in [0, 1)"),
+    ("actor.adam.eps=0", "actor.adam.eps is 0.0; it must be in (0, 1]"),
+    ("critic.adam.weight_decay=-0.1", "critic.adam.weight_decay is -0.1; it must be in [0, 1]"),
+    ("actor.lr_scheduler=foo", "actor.lr_scheduler is foo; it must be one of linear, cosine, "),
+    ("actor.lr_scheduler=greedy", "actor.lr_scheduler is greedy; it must be one of linear, cosine, "),
+    ("critic.lr_scheduler=Cosine", "critic.lr_scheduler is Cosine; it must be one of linear, cosine, "),
+    ("actor.lr_warmup_ratio=5", "actor.lr_warmup_ratio is 5.0; it must be in [0, 1]"),
+    ("critic.lr_warmup_ratio=-0.1", "critic.lr_warmup_ratio is -0.1; it must be in [0, 1]"),
+    ("actor.min_lr_ratio=2", "actor.min_lr_ratio is 2.0; it must be in [0, 1]"),
+    ("actor.max_norm=-1", "actor.max_norm is -1.0; it must be at least 0"),
+    ("critic.max_norm=nan", "critic.max_norm is nan; it must be at least 0"),
+    # sampling and lengths
+    ("rollout.temperature=0", "rollout.temperature is 0.0; it must be in [0.01, 10], because vLLM"),
+    ("rollout.temperature=-1", "rollout.temperature is -1.0; it must be in [0.01, 10]"),
+    ("rollout.temperature=0.009", "rollout.temperature is 0.009; it must be in [0.01, 10]"),
+    ("rollout.temperature=100", "rollout.temperature is 100.0; it must be in [0.01, 10]"),
+    ("rollout.top_p=0", "rollout.top_p is 0.0; it must be in (0, 1]"),
+    ("rollout.top_p=7", "rollout.top_p is 7.0; it must be in (0, 1]"),
+    ("rollout.max_new_tokens=0", "rollout.max_new_tokens is 0; it must be at least 1"),
+    ("rollout.max_new_tokens=100", "rollout.max_new_tokens is 100; it must be below data.max_len 48"),
+    ("rollout.max_new_tokens=48", "rollout.max_new_tokens is 48; it must be below data.max_len 48"),
+    ("data.max_len=-5", "data.max_len is -5; it must be at least 2"),
+    ("data.max_len=65", "data.max_len is 65; it must be at most 64, the max_position_embeddings of "),
+    ("eval.temperature=-0.6", "eval.temperature is -0.6; it must be in [0, 10]"),
+    ("eval.n_samples_per_prompt=0", "eval.n_samples_per_prompt is 0; it must be at least 1"),
+    ("reward.overlong_buffer_len=25", "reward.overlong_buffer_len is 25.0; it must be at most 24"),
+    ("reward.overlong_buffer_len=0", "reward.overlong_buffer_len is 0.0; it must be finite and above 0"),
+    ("reward.overlong_penalty_factor=-1", "reward.overlong_penalty_factor is -1.0; it must be finite and at least 0"),
+    ("reward.stop_properly_penalty_coef=2", "reward.stop_properly_penalty_coef is 2.0; it must be finite and at most"),
+    # the loss
+    ("actor.eps_clip=-0.2", "actor.eps_clip is -0.2; it must be in (0, 1]"),
+    ("actor.eps_clip=5", "actor.eps_clip is 5.0; it must be in (0, 1]"),
+    ("actor.eps_clip_low_high=-0.2,0.2", "actor.eps_clip_low_high is -0.2 0.2; each must be finite and above 0"),
+    ("actor.eps_clip_low_high=1.5,0.2", "actor.eps_clip_low_high is 1.5 for LOW; it must be in (0, 1]"),
+    ("actor.dual_clip=1", "actor.dual_clip is 1.0; it must be above 1"),
+    ("actor.entropy_coef=-5", "actor.entropy_coef is -5.0; it must be in [-1, 1]"),
+    ("actor.aux_loss_coef=-1", "actor.aux_loss_coef is -1.0; it must be finite and at least 0"),
+    ("critic.value_clip=-0.5", "critic.value_clip is -0.5; it must be above 0"),
+    ("critic.freezing_steps=-2", "critic.freezing_steps is -2; it must be at least -1"),
+    ("algo.kl.init_coef=-0.1", "algo.kl.init_coef is -0.1; it must be finite and at least 0"),
+    ("algo.kl.init_coef=inf", "algo.kl.init_coef is inf; it must be finite and at least 0"),
+    ("algo.kl.target=0", "algo.kl.target is 0.0; it must be finite and above 0"),
+    ("algo.kl.horizon=0", "algo.kl.horizon is 0; it must be at least 1"),
+    ("algo.advantage.gamma=2", "algo.advantage.gamma is 2.0; it must be in [0, 1]"),
+    ("algo.advantage.lambd=-1", "algo.advantage.lambd is -1.0; it must be in [0, 1]"),
+    ("algo.advantage.is_correction_threshold=-1,2", "is_correction_threshold is -1.0 2.0; each must be at least 0"),
+    ("algo.advantage.is_correction_threshold=5,2", "is_correction_threshold is 5.0 2.0; it must be HIGH, or LOW HIGH"),
+    ("algo.advantage.is_correction_threshold=1,2,3", "is_correction_threshold is 1.0 2.0 3.0; it must be HIGH, or"),
+    ("algo.advantage.is_correction_mode=clip algo.advantage.is_correction_level=seq",
+     "algo.advantage.is_correction_mode is clip; it must be mask with is_correction_level seq"),
+    ("algo.advantage.is_correction_mode=clip algo.advantage.is_correction_gating=tv",
+     "algo.advantage.is_correction_mode is clip; it must be mask with is_correction_level off"),
+    ("algo.advantage.is_correction_level=token algo.advantage.is_correction_gating=tv",
+     "is_correction_threshold is 0.5 5.0; it must be one HIGH with algo.advantage.is_correction_gating tv"),
+    ("reward.clip_range=10,-10", "reward.clip_range is 10.0 -10.0; it must be LOW HIGH with LOW below HIGH"),
+    ("reward.clip_range=nan,1", "reward.clip_range is nan 1.0; each must be a number"),
+    # sizes and lengths of the run
+    ("train.num_episodes=0", "train.num_episodes is 0; it must be at least 1"),
+    ("train.max_epochs=0", "train.max_epochs is 0; it must be at least 1"),
+    ("train.batch_size=4096", "train.batch_size is 4096; it must be at most 256 = 32 prompts of a batch x"),
+    ("train.batch_size=0", "train.batch_size is 0; it must be at least 1"),
+    ("train.batch_size=3", "train.batch_size is 3; it must be a multiple of 2 = actor ranks 2 x"),
+    ("train.micro_batch_size=-1", "train.micro_batch_size is -1; it must be at least 1"),
+    ("train.max_tokens_per_gpu=0", "train.max_tokens_per_gpu is 0; it must be at least 1"),
+    ("train.seed=4294967296", "train.seed is 4294967296; it must be in [0, 4294967295]"),
+    ("train.ema_beta=1.1", "train.ema_beta is 1.1; it must be in [0, 1]"),
+    ("train.async_queue_size=0", "train.async_queue_size is 0; it must be at least 1"),
+    ("rollout.batch_size=0", "rollout.batch_size is 0; it must be at least 1"),
+    ("rollout.micro_batch_size=0", "rollout.micro_batch_size is 0; it must be at least 1"),
+    ("rollout.micro_batch_size=200", "rollout.micro_batch_size is 200; it must be smaller: 256 samples make 1 of"),
+    ("rollout.n_samples_per_prompt=0", "rollout.n_samples_per_prompt is 0; it must be at least 1"),
+    ("rollout.n_samples_per_prompt=1", "rollout.n_samples_per_prompt is 1; it must be at least 2 with algo.advantage"),
+    ("rollout.max_tokens_per_gpu=0", "rollout.max_tokens_per_gpu is 0; it must be at least 1"),
+    ("rollout.vllm_generate_batch_size=64", "rollout.vllm_generate_batch_size is 64; it must be at most rollout.batch"),
+    ("rollout.vllm_generate_batch_size=0", "rollout.vllm_generate_batch_size is 0; it must be at least 1"),
+    ("data.max_samples=0", "data.max_samples is 0; it must be at least 1"),
+    ("data.max_images_per_prompt=-1", "data.max_images_per_prompt is -1; it must be at least 0"),
+    ("data.dataloader_num_workers=-1", "data.dataloader_num_workers is -1; it must be at least 0"),
+    ("logger.logging_steps=0", "logger.logging_steps is 0; it must be at least 1"),
+    ("eval.steps=0", "eval.steps is 0; it must be at least 1, or -1 for never"),
+    ("eval.steps=5", "eval.steps is 5; it must be -1 without eval.dataset"),
+    ("ckpt.save_steps=-7", "ckpt.save_steps is -7; it must be at least 1, or -1 for never"),
+    ("ckpt.save_steps=0", "ckpt.save_steps is 0; it must be at least 1, or -1 for never"),
+    ("ckpt.max_num=0", "ckpt.max_num is 0; it must be at least 1"),
+    ("ckpt.max_mem=-1", "ckpt.max_mem is -1.0; it must be above 0"),
+    ("run.name=", "run.name is ''; it must be the name of one folder"),
+    ("run.name=../../x", "run.name is '../../x'; it must be the name of one folder"),
+    ("run.name=..", "run.name is '..'; it must be the name of one folder"),
+    ("run.answer_chars=-1", "run.answer_chars is -1; it must be at least 0"),
+    # GPUs and memory
+    ("vllm.num_engines=0", "vllm.num_engines is 0; it must be at least 1"),
+    ("vllm.num_engines=-2", "vllm.num_engines is -2; it must be at least 0"),
+    ("vllm.tensor_parallel_size=0", "vllm.tensor_parallel_size is 0; it must be at least 1"),
+    ("vllm.tensor_parallel_size=4", "vllm.tensor_parallel_size is 4; it must divide 6, the attention heads of actor."),
+    ("vllm.gpu_memory_utilization=3", "vllm.gpu_memory_utilization is 3.0; it must be in (0, 1]"),
+    ("vllm.gpu_memory_utilization=0", "vllm.gpu_memory_utilization is 0.0; it must be in (0, 1]"),
+    ("vllm.sync_backend=ncll", "vllm.sync_backend is ncll; it must be one of nccl, gloo, "),
+    ("actor.num_gpus_per_node=0", "actor.num_gpus_per_node is 0; it must be at least 1"),
+    ("actor.num_nodes=-1", "actor.num_nodes is -1; it must be at least 1"),
+    ("critic.num_gpus_per_node=0", "critic.num_gpus_per_node is 0; it must be at least 1"),
+    ("reward.num_nodes=0", "reward.num_nodes is 0; it must be at least 1"),
+    ("ref.num_gpus_per_node=-8", "ref.num_gpus_per_node is -8; it must be at least 1"),
+    ("train.colocate_all vllm.num_engines=3", "vllm.num_engines is 3; with train.colocate_all, vllm.num_engines x"),
+    ("train.colocate_all actor.num_gpus_per_node=4", "actor.num_gpus_per_node is 4, and ref.num_gpus_per_node is 2"),
+    ("train.colocate_actor_ref ref.num_gpus_per_node=1",
+     "ref.num_gpus_per_node is 1; they must be the same with train.colocate_actor_ref"),
+    ("algorithm=ba_ppo train.colocate_all vllm.num_engines=2 critic.num_gpus_per_node=4",
+     "critic.num_gpus_per_node is 4; with train.colocate_all it must be at most the actor's 2"),
+    ("algorithm=ba_ppo train.colocate_critic_reward",
+     "critic.num_gpus_per_node is 1, and reward.num_gpus_per_node is 8; they must be the same with train.colocate_cri"),
+    ("ds.ring_attn_size=4", "actor.num_gpus_per_node is 2; its GPUs must be a multiple of 4 = ds.ring_attn_size 4"),
+    ("ds.ring_attn_size=2 ref.num_gpus_per_node=1", "ref.num_gpus_per_node is 1; its GPUs must be a multiple of 2"),
+    ("ds.ring_attn_size=2 ds.ring_attn_head_stride=4", "ds.ring_attn_head_stride is 4; it must divide 6"),
+    ("ds.ring_attn_size=0", "ds.ring_attn_size is 0; it must be at least 1"),
+    ("ds.ring_attn_head_stride=0", "ds.ring_attn_head_stride is 0; it must be at least 1"),
+    ("ds.tensor_parallel_size=0", "ds.tensor_parallel_size is 0; it must be at least 1"),
+    ("ds.packing_samples vllm.num_engines=0", "ds.packing_samples is True; it packs samples and so needs engines"),
+    ("ds.ring_attn_size=2 vllm.num_engines=0", "ds.ring_attn_size is 2; it packs samples and so needs engines"),
+    ("ds.zero_stage=4", "ds.zero_stage is 4; it must be in [0, 3]"),
+    ("ds.zpg=0", "ds.zpg is 0; it must be at least 1"),
+    ("ds.param_dtype=fp16", "ds.param_dtype is fp16; it must be bf16"),
+    ("ds.grad_accum_dtype=double", "ds.grad_accum_dtype is double; it must be one of bf16, "),
+    ("ds.lora.rank=-8", "ds.lora.rank is -8; it must be at least 0"),
+    ("ds.lora.alpha=0", "ds.lora.alpha is 0; it must be at least 1"),
+    ("ds.lora.dropout=1", "ds.lora.dropout is 1.0; it must be in [0, 1)"),
+    ("ds.use_liger_kernel data.max_images_per_prompt=1", "ds.use_liger_kernel is True; it must be False with data.max"),
+    ("local_rank=-2", "local_rank is -2; it must be at least -1"),
+    # OpenRLHF's modes
+    ("train.partial_rollout_enable", "train.partial_rollout_enable is True; it needs train.async_enable"),
+    ("algorithm=grpo train.async_enable train.colocate_all vllm.enable_sleep",
+     "vllm.enable_sleep is True; it must be False with train.async_enable"),
+    ("algorithm=grpo algo.dynamic_filtering_enable algo.dynamic_filtering_range=1,0",
+     "algo.dynamic_filtering_range is 1.0 0.0; it must be LOW HIGH with LOW below HIGH"),
+    ("algorithm=ppo rollout.n_samples_per_prompt=1 algo.dynamic_filtering_enable train.batch_size=32",
+     "rollout.n_samples_per_prompt is 1; it must be at least 2 with algo.dynamic_filtering_enable"),
+    # files and folders
+    ("actor.model_name_or_path=./none", "actor.model_name_or_path is ./none; there is no such model folder"),
+    ("algorithm=ba_ppo critic.model_name_or_path=/none/model",
+     "critic.model_name_or_path is /none/model; there is no such model folder"),
+    ("data.prompt_dataset=none.jsonl", "data.prompt_dataset is none.jsonl; there is no such file"),
+    ("data.prompt_dataset=./none", "data.prompt_dataset is ./none; there is no such file or folder"),
+    ("data.prompt_dataset=model/none", "data.prompt_dataset is model/none; there is no such file or folder"),
+    ("eval.dataset=none.jsonl eval.steps=1", "eval.dataset is none.jsonl; there is no such file"),
+    ("data.prompt_probs=0.5,0.5", "data.prompt_probs is 0.5,0.5; it must be numbers above 0 with commas, one for each"),
+    ("data.prompt_probs=0.5", "data.prompt_probs is 0.5; it must be numbers above 0 with commas"),
+    ("data.prompt_probs=x", "data.prompt_probs is x; it must be numbers above 0 with commas"),
+    ("reward.remote_url=reward.yaml", "reward.remote_url is reward.yaml; it must be a .py file with reward_func, or"),
+    ("reward.remote_url=localhost:5000", "reward.remote_url is localhost:5000; it must be a .py file with reward_func"),
+    ("reward.remote_url=none.py", "reward.remote_url is none.py; there is no such file"),
+    ("train.agent_func_path=none.py", "train.agent_func_path is none.py; it must be a .py file that is there"),
+    ("train.agent_func_path=reward.yaml", "train.agent_func_path is reward.yaml; it must be a .py file that is there"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "text"), BAD, ids=[words for words, _ in BAD])
+def test_is_refused_in_one_line_that_names_flag_value_and_what_is_allowed(capsys, words, text):
+    status, out, err = check(capsys, words)
+    assert (status, err.count("\n")) == (2, 1) and err.startswith("error: ")
+    assert text in err, err
+    assert "configuration is valid" not in out
+
+
+def test_there_are_at_least_a_hundred_and_none_is_twice():
+    assert len({words for words, _ in BAD}) == len(BAD) >= 100
+
+
+@pytest.mark.parametrize("prompts", ["-1", "0"])
+def test_the_number_of_prompts_is_looked_at_even_if_the_data_is_here(capsys, prompts):
+    status, _, err = check(capsys, "", f"--prompts={prompts}")
+    assert (status, err) == (2, f"error: prompts is {prompts}; it must be at least 1\n")
+
+
+def test_a_reward_model_that_is_not_there(capsys):
+    words = "algorithm=ppo reward.remote_url= reward.model_name_or_path=model,./none"
+    assert "reward.model_name_or_path is ./none; there is no such model folder" in check(capsys, words)[2]
+
+
+@pytest.mark.parametrize("flag", ["eval.dataset", "algo.dynamic_filtering_enable"])
+def test_a_reward_model_comes_too_late(capsys, flag):
+    value = "train.jsonl" if flag == "eval.dataset" else "True"
+    words = f"algorithm=grpo reward.remote_url= reward.model_name_or_path=model {flag}"
+    words += "=train.jsonl" if flag == "eval.dataset" else ""
+    assert f"{flag} is {value}; it needs reward.remote_url or train.agent_func_path" in check(capsys, words)[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("actor:\n  max_norm: 2\nrun: {name: a}\nactor:\n  max_norm: 1\n", "line 4: actor is there already, in line 1"),
+        ("train:\n  seed: 1\n  seed: 2\n", "line 3: seed is there already, in line 2"),
+        ("actor.adam.lr: 1.0e-6\nactor: {adam: {lr: 1.0e-5}}\n", "actor.adam.lr is set twice, once nested and once"),
+    ],
+)  # fmt: skip
+def test_a_key_twice_in_one_file(capsys, folder, text, error):
+    (folder / "run.yaml").write_text(text)
+    status, _, err = check(capsys, "", "--config", "run.yaml")
+    assert status == 2 and err.count("\n") == 1 and "config run.yaml" in err and error in err
+
+
+def test_a_merged_key_may_be_overruled_in_one_file(capsys, folder):
+    (folder / "run.yaml").write_text("actor: &same\n  adam: {lr: 1.0e-6}\ncritic:\n  <<: *same\n  adam: {lr: 1.0e-5}\n")
+    assert check(capsys, "", "--config", "run.yaml")[0] == 0
+
+
+# Flags that differ from BASE, each near a limit, and good.
+GOOD = [
+    "rollout.temperature=0.01", "rollout.temperature=2", "rollout.top_p=1", "rollout.max_new_tokens=47",
+    "rollout.max_new_tokens=1", "data.max_len=64", "train.batch_size=256", "train.batch_size=2",
+    "train.batch_size=512 adapt.batch_size=64",
+    "actor.adam.lr=0.01", "actor.adam.eps=1", "critic.adam.lr=1e-12", "actor.adam.betas=0,0.999", "actor.eps_clip=1",
+    "actor.eps_clip_low_high=0.2,5", "actor.eps_clip=3e-4", "actor.dual_clip=3", "actor.entropy_coef=0",
+    "actor.entropy_coef=1", "critic.value_clip=inf", "actor.max_norm=inf", "actor.lr_warmup_ratio=0",
+    "actor.lr_warmup_ratio=1", "actor.min_lr_ratio=0", "actor.lr_scheduler=constant",
+    "algo.kl.init_coef=0", "algo.advantage.gamma=0", "algo.advantage.lambd=1",
+    "algo.advantage.is_correction_level=seq algo.advantage.is_correction_threshold=2",
+    "algo.advantage.is_correction_level=seq algo.advantage.is_correction_gating=tv "
+    "algo.advantage.is_correction_threshold=0.1",
+    "reward.overlong_buffer_len=24", "reward.stop_properly_penalty_coef=-0.5", "reward.stop_properly_penalty_coef=1",
+    "reward.clip_range=0,1", "critic.freezing_steps=3",  # this project clears the buffer
+    "eval.dataset=train.jsonl eval.steps=1 eval.temperature=0", "ckpt.save_steps=1", "ckpt.save_steps=-1",
+    "train.seed=0", "train.seed=4294967295", "vllm.gpu_memory_utilization=1", "vllm.tensor_parallel_size=3",
+    "vllm.num_engines=1 ds.zero_stage=0", "run.name=a.b-c_1",
+    "train.colocate_all vllm.num_engines=2", "train.colocate_all vllm.tensor_parallel_size=2",
+    "train.colocate_all vllm.num_engines=2 ref.num_gpus_per_node=1 adapt.kl_target=behaviour",
+    "train.colocate_all vllm.num_engines=2 ref.num_gpus_per_node=1 algo.kl.init_coef=0",
+    "train.colocate_critic_reward",  # there is no critic
+    "algorithm=ba_ppo train.colocate_all vllm.num_engines=2", "ds.ring_attn_size=2 ds.ring_attn_head_stride=3",
+    "algorithm=grpo train.async_enable rollout.vllm_generate_batch_size=64", "data.prompt_probs=1",
+    "data.prompt_dataset=train.jsonl,train.jsonl data.prompt_probs=0.3,0.7", "data.prompt_dataset=org/data",
+    "reward.remote_url=http://localhost:5000", "reward.remote_url=https://a,https://b",
+    "train.agent_func_path=reward.py", "actor.model_name_or_path=org/model",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", GOOD)
+def test_near_a_limit_is_good_and_needs_no_warning(capsys, words):
+    status, out, err = check(capsys, words)
+    assert (status, err) == (0, "") and out.endswith("configuration is valid\n")
+
+
+# What may be meant. None of these warns without the flags of its row.
+MEANT = [
+    ("actor.adam.lr=0", "actor.adam.lr is 0: the actor does not learn"),
+    ("actor.adam.lr=0.5", "actor.adam.lr is 0.5, which is very high"),
+    ("algorithm=ba_ppo critic.adam.lr=0", "critic.adam.lr is 0: the critic does not learn"),
+    ("actor.max_norm=0", "actor.max_norm is 0: gradients are not clipped"),
+    ("rollout.temperature=3", "rollout.temperature is 3: responses are nearly random"),
+    ("actor.entropy_coef=-0.01", "actor.entropy_coef is -0.01: a negative coefficient makes the policy less random"),
+    ("rollout.top_p=0.9", "rollout.top_p is 0.9: "),
+    ("algorithm=grpo rollout.top_p=0.9 algo.advantage.is_correction_level=token", "pi/alpha starts between 0.9 and 1"),
+    ("algorithm=ppo critic.freezing_steps=3", "critic.freezing_steps is 3: without batch adaptation, OpenRLHF keeps "),
+    ("algorithm=ppo critic.freezing_steps=0", "the actor's first update is on 2 batches"),
+    ("eval.dataset=train.jsonl", "eval.dataset is train.jsonl, but eval.steps is -1: it is never evaluated"),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), MEANT, ids=[words for words, _ in MEANT])
+def test_what_may_be_meant_is_a_warning(capsys, words, text):
+    status, out, err = check(capsys, words)
+    assert status == 0 and out.endswith("configuration is valid\n")
+    assert err.startswith("warning: ") and err.count("\n") == 1 and text in err
+
+
+@pytest.mark.parametrize("words", ["algorithm=grpo rollout.top_p=0.9", "critic.adam.lr=0"])
+def test_no_warning_of_what_has_no_effect(capsys, words):
+    # plain GRPO divides by the actor's own log-probs, and group-relative advantages have no critic
+    assert check(capsys, words)[2] == ""
+
+
+class TestWithoutPreparedData:
+    @pytest.mark.parametrize("flag", ["data.prompt_dataset", "eval.dataset"])
+    def test_goes_on_with_a_warning(self, capsys, flag):
+        status, out, err = check(capsys, f"{flag}=data/math/train.jsonl eval.steps=1" if flag[0] == "e" else
+                                 f"{flag}=data/math/train.jsonl")  # fmt: skip
+        assert status == 0 and out.endswith("configuration is valid\n")
+        assert err == (
+            f"warning: {flag} is data/math/train.jsonl; there is no such file yet; `bapo-openrlhf prepare math` makes "
+            "it\n"
+        )
+
+    def test_training_does_not(self, capsys):
+        words = [f"--{name}={value}" for name, value in BASE.items()]
+        assert main.run(["train", *words, "--data.prompt_dataset=data/math/train.jsonl"]) == 2
+        assert "there is no such file; `bapo-openrlhf prepare math` makes it" in capsys.readouterr().err
+
+    def test_presets(self, capsys, monkeypatch, tmp_path):
+        (tmp_path / "bapo_openrlhf").symlink_to(ROOT / "bapo_openrlhf")  # for the reward functions
+        presets = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem != "quickstart")
+        assert presets
+        for path in presets:
+            assert main.run(["check", "--config", str(path)]) == 0
+            assert capsys.readouterr().err.startswith("warning: data.prompt_dataset is data/")
+
+
+class TestTable:
+    def test_every_number_has_a_range(self):
+        ours = {f"{prefix}.{item}" for prefix, kind in config.GROUPS.items() for item in kind.__dataclass_fields__}
+        numbers = {action.dest for action in arguments.build_parser("")._actions if action.type in (int, float)}
+        assert len(numbers) > 80 and numbers - ours <= RULES.keys()
+
+    def test_its_flags_and_words_are_there(self):
+        known = {action.dest for action in arguments.build_parser("")._actions}
+        assert RULES.keys() <= known
+        assert {rule.split(": ")[0] for rule in RULES.values() if isinstance(rule, str)} <= config.ALLOWED.keys()
+
+    @pytest.mark.parametrize("name", [kind.value for kind in SchedulerType])
+    def test_a_schedule_is_allowed_if_openrlhf_can_use_it(self, name):
+        optimizer = AdamW([Parameter(zeros(1))], lr=1e-6)
+        floor = {"min_lr_rate": 0.1} if "with_min_lr" in name else {}
+        try:
+            # as OpenRLHF's strategy makes it, and as DeepSpeed steps it
+            schedule = get_scheduler(name, optimizer, num_warmup_steps=1, num_training_steps=9,
+                                     scheduler_specific_kwargs=floor)  # fmt: skip
+            optimizer.step()
+            schedule.step()
+            usable = True
+        except TypeError:
+            usable = False
+        assert (name in RULES["actor.lr_scheduler"]) == usable
