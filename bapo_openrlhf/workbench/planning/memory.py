@@ -20,7 +20,7 @@ REASONS = {
 }
 # What to change then, beside the number of GPUs.
 REMEDIES = {
-    "GPUs": "--train.colocate_all shares the GPUs among the roles, and a smaller --vllm.tensor_parallel_size needs fewer",
+    "GPUs": "--train.colocate_all shares GPUs among the roles, and a smaller --vllm.tensor_parallel_size needs fewer",
     "engine": "raise --vllm.gpu_memory_utilization, or shorten --data.max_len",
     "training": "--ds.zero_stage 3, --ds.adam_offload and --actor.gradient_checkpointing_enable need less",
     "together": "--vllm.enable_sleep and --ds.enable_sleep free what another role does not use, and a lower "

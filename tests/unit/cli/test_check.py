@@ -17,6 +17,10 @@ ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets")
 
 
+SAME = ["--ref.num_gpus_per_node=2"]  # as many GPUs as the actor, which sharing them takes
+ONE_ENGINE = ["--vllm.num_engines=1"]  # of two GPUs
+
+
 @pytest.fixture
 def words(tmp_path) -> list[str]:
     """A run on 83 prompts, 8 per rollout, G = 4, at most 6 groups per batch, two actor ranks, one critic rank."""
@@ -122,10 +126,16 @@ class TestNumbers:
     @pytest.mark.parametrize(
         ("more", "gpus"),
         [
-            (["--train.colocate_actor_ref"], "9 in total: 2 for actor + reference, 1 for critic, 6 for engines"),
-            (["--train.colocate_all"], "2 in total: 2 for actor + reference + critic + engines"),
+            ([*SAME, "--train.colocate_actor_ref"], "9 in total: 2 for actor + reference, 1 for critic, 6 for engines"),
+            ([*SAME, *ONE_ENGINE, "--train.colocate_all"], "2 in total: 2 for actor + reference + critic + engines"),
             (
-                ["--train.colocate_all", "--train.colocate_critic_reward"],
+                [
+                    *SAME,
+                    *ONE_ENGINE,
+                    "--reward.num_gpus_per_node=1",
+                    "--train.colocate_all",
+                    "--train.colocate_critic_reward",
+                ],
                 "3 in total: 2 for actor + reference + engines, 1 for critic",
             ),
             (["--algo.kl.init_coef=0"], "9 in total: 2 for actor, 1 for critic, 6 for engines"),

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from bapo_openrlhf.workbench.pages.text import many
-from bapo_openrlhf.workbench.pages.text import duration
+from bapo_openrlhf.workbench.pages.text import duration, many
 from bapo_openrlhf.workbench.terminal import curve, printable, size
 
 
