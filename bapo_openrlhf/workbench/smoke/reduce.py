@@ -40,6 +40,7 @@ OFF_ON_THE_CPU = {  # in addition to launch.start.ON_THE_CPU
 }
 SHORT = "the run has few steps"
 SLOW = "a CPU is slow"
+FIRST = "each step takes the first prompts"
 ONE_MACHINE = "smoke runs on this machine"
 
 
@@ -79,7 +80,8 @@ def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]
             "adapt.reevaluate_every": (again, f"{SHORT}, and a re-evaluation has to be among them"),
         }
     return changes | {
-        "data.max_samples": (args.rollout.batch_size * candidates, "each step takes the first prompts"),
+        "vllm.num_engines": (max(args.vllm.num_engines // args.actor.num_nodes, 1), ONE_MACHINE),
+        "data.max_samples": (_first(args, args.rollout.batch_size * candidates), FIRST),
         "train.num_episodes": (STEPS + 1, SHORT),
         "eval.dataset": (None, "the accuracy of a random model says nothing"),
         "ckpt.save_steps": (1, "there must be a checkpoint to resume from"),
@@ -88,6 +90,10 @@ def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]
         "ckpt.max_num": (max(ckpt.max_num, STEPS), "a kill must leave a checkpoint"),
         "logger.wandb.key": (None, "the numbers of a random model belong nowhere"),
     }
+
+
+def _first(args: SimpleNamespace, prompts: int) -> int:
+    return min(args.data.max_samples, prompts)
 
 
 def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]:
@@ -112,7 +118,7 @@ def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, 
         "ds.zpg": (min(args.ds.zpg, ranks["actor"]), few),
         "rollout.batch_size": (prompts, SLOW),
         "rollout.vllm_generate_batch_size": (prompts, SLOW),
-        "data.max_samples": (prompts * candidates, "each step takes the first prompts"),
+        "data.max_samples": (_first(args, prompts * candidates), FIRST),
         "rollout.micro_batch_size": (min(args.rollout.micro_batch_size, MICRO, max(samples // MOST, 1)), SLOW),
         "train.batch_size": (max(min(args.train.batch_size, samples // 2) // unit * unit, unit), SLOW),
         "train.micro_batch_size": (micro, SLOW),

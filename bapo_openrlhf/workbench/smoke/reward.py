@@ -29,7 +29,8 @@ def by_hash(function: Callable[..., dict[str, Any]] | None, low: float, high: fl
     decides the chance of a good response, the response whether it is good.
 
     Args:
-        function: The true reward function. What it raises is raised, and what it returns is checked. None if there is none to call.
+        function: The true reward function. What it raises is raised, and what it returns is checked. None if rewards
+            come from elsewhere.
         low, high: The rewards of a bad and of a good response.
     """
 

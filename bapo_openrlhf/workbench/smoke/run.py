@@ -74,7 +74,7 @@ class Smoke:
             say(f"failed in {self.stages.now}: {error}{self._last_words()}")
             return False
         for claim, wrong in claims:
-            say(f"  {'NO ' if wrong else 'yes'} {claim}{': ' if wrong else ''}{wrong}")
+            say(f"  {'NO' if wrong else 'yes'} {claim}{': ' if wrong else ''}{wrong}")
         good = not any(wrong for _, wrong in claims)
         seconds = duration(time.time() - begun)
         if good:

@@ -15,6 +15,7 @@ from bapo_openrlhf.workbench.terminal import duration, size
 
 MARK = "BAPO_OPENRLHF_SMOKE"  # in the environment of each process of a smoke run
 EVERY = 1.0  # seconds between two looks at the memory
+PATIENCE = 900.0  # seconds after which a stage hangs
 # Ray's services, which hold no model. Some wait a minute for a server that was killed.
 SERVICES = (b"/ray/dashboard/", b"/runtime_env/agent/", b"monitor.py")
 
@@ -75,13 +76,11 @@ class Stages:
         say: Prints a line.
         show: Shows on a terminal what goes on now.
         now: Name of the stage that goes on.
-        patience: Seconds after which a stage hangs.
     """
 
     mark: str
     say: Callable[[str], None]
     show: Callable[[str], None]
-    patience: float = 900.0
     now: str = "checks"
     _seen: list[tuple[float, int, int]] = field(default_factory=list)  # time, bytes of the host, bytes of a GPU
 
@@ -143,6 +142,6 @@ class Stages:
         while not until():
             if process is not None and process.poll() is not None and not until():
                 raise RunError(f"the run ended with status {process.returncode}")
-            if time.monotonic() - begun > self.patience:
-                raise RunError(f"nothing happened for {duration(self.patience)}")
+            if time.monotonic() - begun > PATIENCE:
+                raise RunError(f"nothing happened for {duration(PATIENCE)}")
             time.sleep(0.2)
