@@ -22,6 +22,7 @@ CONTENTS = {
     "Use": [
         "docs/algorithms",
         "docs/eight_gpus",
+        "docs/smoke",
         "docs/plan",
         "docs/tasks",
         "docs/watch",
