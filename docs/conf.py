@@ -23,6 +23,7 @@ CONTENTS = {
         "docs/own_model",
         "docs/algorithms",
         "docs/eight_gpus",
+        "docs/smoke",
         "docs/plan",
         "docs/tasks",
         "docs/watch",

@@ -11,6 +11,7 @@ COMMANDS = {
     "train": "train a model (every OpenRLHF flag, plus --algorithm and --adapt.*)",
     "init": "write settings, problems and a reward function, to start from with a model and data of your own",
     "check": "validate a configuration without models or GPU, and print what would run",
+    "smoke": "make two steps, a kill and a resume of a configuration on this machine, with a small model",
     "prepare": "turn the public data of a task into the files that training and evaluation read",
     "evaluate": "evaluate a model on benchmarks: avg@k, pass@k, maj@k with intervals, next to the paper's table",
     "compare": "compare two evaluations, problem by problem",

@@ -21,8 +21,8 @@ A run needs these flags: `--vllm.enforce_eager --vllm.sync_backend gloo --ds.att
 
 Some things are impossible without a GPU: CUDA-IPC sync (`--train.colocate_all` uses it unless the sync backend is
 gloo), sync through Ray collectives (`--vllm.sync_with_ray`), flash-attention, packing (`--ds.packing_samples`) and with
-it dynamic batching and ring attention, vLLM's sleep mode, and models with convolutions or mixtures of experts. vLLM
-repacks the weights of such models on the CPU, so they are refused when vLLM loads them.
+it dynamic batching and ring attention, the sleep modes of vLLM and DeepSpeed, and models with convolutions or mixtures
+of experts. vLLM repacks the weights of such models on the CPU, so they are refused when vLLM loads them.
 """
 
 import atexit

@@ -18,6 +18,16 @@ from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.progress import progress_bar
 
 SECRETS = ("logger.wandb.key",)  # the values of these flags are not written to the record
+# What flags must be on a machine without a GPU.
+ON_THE_CPU = {
+    "vllm.enforce_eager": True,
+    "vllm.sync_backend": "gloo",
+    "ds.attn_implementation": "eager",
+    "vllm.sync_with_ray": False,
+    "vllm.enable_sleep": False,
+    "ds.enable_sleep": False,  # DeepSpeed offloads only the states of an optimizer for GPUs
+    "ds.packing_samples": False,
+}
 
 
 def logical_gpus(args: SimpleNamespace) -> int:
@@ -113,17 +123,10 @@ def _check_device(args: SimpleNamespace) -> None:
     """Raise ConfigError for a flag that needs a GPU if the machine has none."""
     if not cpu.active():
         return
-    needed = {
-        "vllm.enforce_eager": (args.vllm.enforce_eager, True),
-        "vllm.sync_backend": (args.vllm.sync_backend, "gloo"),
-        "ds.attn_implementation": (args.ds.attn_implementation, "eager"),
-        "vllm.sync_with_ray": (args.vllm.sync_with_ray, False),
-        "vllm.enable_sleep": (args.vllm.enable_sleep, False),
-        "ds.packing_samples": (args.ds.packing_samples, False),
-    }
-    for name, (found, allowed) in needed.items():
-        if found != allowed:
-            raise ConfigError(f"{name} is {found}; on a machine without a GPU it must be {allowed}")
+    given = flags_of(args)
+    for name, allowed in ON_THE_CPU.items():
+        if given[name] != allowed:
+            raise ConfigError(f"{name} is {given[name]}; on a machine without a GPU it must be {allowed}")
 
 
 def _last_line(error: Exception) -> str:

@@ -192,6 +192,7 @@ def has_rays_flags(words, here):
 QUICKSTART = "unit/examples/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
 PREPARING = "unit/workbench/test_prepare.py::test_command"
 TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
+SMOKE = "stack/test_smoke.py::test_a_preset_passes"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
@@ -228,6 +229,7 @@ RULES = [
     Rule("bapo-openrlhf plan", run_it),
     Rule("bapo-openrlhf prepare math", parse_prepare, PREPARING, "asks the model hub"),
     Rule("bapo-openrlhf train", parse_train, TRAINING, "takes the real stack"),
+    Rule("bapo-openrlhf smoke", parse_train, SMOKE, "takes the real stack"),
     Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),

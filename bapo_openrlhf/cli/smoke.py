@@ -1,0 +1,29 @@
+"""`bapo-openrlhf smoke`: two steps, a kill and a resume of a configuration, with a small model."""
+
+from collections.abc import Sequence
+
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.cli.parser import Parser
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
+    """Parse, run, and return 0 if the smoke run passes, otherwise 1."""
+    parser = Parser(
+        prog,
+        "Show in minutes that a long run will work on this machine: two steps of the configuration with "
+        "the model's own architecture and vocabulary but two layers and random weights, then a save, a kill and a "
+        "resume. All flags of `train` are allowed, above all --config. No weights are loaded: config.json and the "
+        "tokenizer are enough.",
+    )
+    _, rest = parser.parse_known_args(list(argv))
+    args = arguments.parse(rest, prog)
+    defaults = {action.dest: action.default for action in arguments.build_parser(prog)._actions}
+
+    from rich.console import Console
+
+    from bapo_openrlhf.workbench.smoke.run import smoke
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"smoke run of {args.run.name}:")
+    with console.status("checks") as status:
+        return 0 if smoke(args, defaults, console.print, status.update) else 1

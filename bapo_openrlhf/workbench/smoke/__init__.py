@@ -1,0 +1,1 @@
+"""Two short runs of a configuration with a small model, and what they show."""

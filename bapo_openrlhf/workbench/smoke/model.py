@@ -1,0 +1,101 @@
+"""The small model of a smoke run: the architecture and vocabulary of another one with random weights."""
+
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.cpu import stack as cpu_stack
+from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.workbench.smoke.reduce import Reduction, smaller
+
+WEIGHTS = ("*.safetensors*", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx*")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+PLACES = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")  # of images in a text
+
+
+def source_folder(flag: str, name: str) -> Path:
+    """A local folder with a model's configuration and tokenizer. From the hub everything but the weights is loaded.
+
+    Raises:
+        ConfigError: The model is not here, and the hub cannot be read.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, ignore_patterns=list(WEIGHTS)))
+    except Exception as error:
+        raise ConfigError(
+            f"{flag} is {name}; it is not a folder, and the model hub cannot be read ({one_line(error)[:120]}). smoke "
+            f"needs only config.json and the tokenizer, not the weights: give a folder that has them with --{flag}"
+        ) from None
+
+
+def make_small_model(name: str, source: Path, folder: Path, *, cpu: bool, dtype: str) -> list[Reduction]:
+    """Write a model with the architecture and the vocabulary of another one, but two layers and random weights.
+
+    Args:
+        name: Its name, for errors.
+        source: A folder with config.json and everything else that is not weights, which is copied.
+        folder: The folder to write.
+        cpu: Whether widths shrink, too.
+        dtype: Kind of the weights, as --ds.param_dtype has it.
+
+    Returns:
+        The sizes that are smaller.
+    """
+    cpu_stack.prepare_environment()
+
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=True)
+    except Exception as error:
+        raise ConfigError(f"model {name}: its config.json cannot be read: {one_line(error)}") from None
+    text, vision = config.get_text_config(), getattr(config, "vision_config", None)
+    changes = list(smaller("model", text, cpu=cpu))
+    if vision is not None:
+        changes += smaller("vision", vision, cpu=cpu, hidden=text.hidden_size)
+    kind = transformers.AutoModelForImageTextToText if vision is not None else transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    model = kind.from_config(config, dtype=getattr(torch, DTYPES[dtype]))
+    if vision is not None:
+        _say_no_places(model, [getattr(config, name) for name in PLACES if getattr(config, name, None) is not None])
+    folder.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in WEIGHTS):
+            shutil.copyfile(file, folder / file.name)
+    model.save_pretrained(folder)
+    return changes
+
+
+def _say_no_places(model: Any, ids: list[int]) -> None:
+    """Make the model never say the tokens that stand for an image: it could not be trained on a place without one.
+
+    The first feature is the same for all tokens, and the output head holds it only against these.
+    """
+    import torch
+
+    with torch.no_grad():
+        words, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        words[:, 0] = 1.0
+        if head is not words:
+            head[:, 0] = 0.0
+        head[ids, 0] = -10.0
+
+
+def changed_weights(before: Path, after: Path) -> bool:
+    """Whether any tensor of a saved model, or of its adapter, is another one than in the model before."""
+    from safetensors.torch import load_file
+
+    old = {name: tensor for file in before.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    new = {name: tensor for file in after.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return any(
+        bool((tensor != old[name]).any()) if name in old else "lora_B" in name and bool(tensor.any())
+        for name, tensor in new.items()
+    )

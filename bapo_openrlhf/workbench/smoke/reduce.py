@@ -1,0 +1,199 @@
+"""What a smoke run changes in a configuration, with the reason for each change. Everything else stays as it is given.
+
+A smoke run has STEPS trainer steps, then it is killed and resumed for one more step. Each step takes the same prompts:
+the first rollout batch of the data.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
+from bapo_openrlhf.config import flags_of
+from bapo_openrlhf.launch.start import ON_THE_CPU
+
+STEPS = 2  # before the kill
+LAYERS = 2
+# Widths on the CPU. vLLM's attention needs at least 32 in a head, and two heads can share one key.
+WIDTHS = {
+    "hidden_size": 64,
+    "embed_dim": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "head_dim": 32,
+}
+MOST = 2  # ranks of a model and engines on the CPU
+PROMPTS, TOKENS, MICRO = 2, 16, 4  # prompts of a step, tokens of a response, samples of a micro-batch on the CPU
+
+NO_GPU = "it needs a GPU"
+OFF_ON_THE_CPU = {  # in addition to launch.start.ON_THE_CPU
+    "train.dynamic_batch_enable": False,
+    "ds.ring_attn_size": 1,
+    "ds.tensor_parallel_size": 1,
+    "vllm.tensor_parallel_size": 1,
+    "ds.use_liger_kernel": False,
+    "ds.load_in_4bit": False,
+    "ds.deepcompile": False,
+}
+SHORT = "the run has few steps"
+SLOW = "a CPU is slow"
+FIRST = "each step takes the first prompts"
+ONE_MACHINE = "smoke runs on this machine"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """One change: the name of a flag, or of a size of the model; the two values; and the reason."""
+
+    name: str
+    given: Any
+    used: Any
+    why: str
+
+
+def reductions(args: SimpleNamespace, *, cpu: bool, candidates: int = 1) -> list[Reduction]:
+    """The flags that a smoke run changes.
+
+    Args:
+        args: Arguments as `cli.arguments.parse` returns them.
+        cpu: Whether the run is on the CPU.
+        candidates: Prompts that the method draws for each prompt for which it generates responses.
+    """
+    given = flags_of(args)
+    changes = {**_short(args, candidates), **(_on_the_cpu(args, candidates) if cpu else {})}
+    return [Reduction(name, given[name], used, why) for name, (used, why) in changes.items() if given.get(name) != used]
+
+
+def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]:
+    """Fewer steps, on one machine. Syncs and re-evaluations keep their order: together, or one between the others."""
+    adapt, ckpt = args.adapt, args.ckpt
+    delay = min(adapt.rollout_delay, STEPS)
+    together = adapt.reevaluate_every % adapt.rollout_delay == 0
+    again = min(adapt.reevaluate_every, delay if together else 1)
+    changes: dict[str, tuple[Any, str]] = {f"{model}.num_nodes": (1, ONE_MACHINE) for model in _models(args)}
+    if adapt.enabled:
+        changes |= {
+            "adapt.rollout_delay": (delay, f"{SHORT}, and a sync has to be among them"),
+            "adapt.reevaluate_every": (again, f"{SHORT}, and a re-evaluation has to be among them"),
+        }
+    return changes | {
+        "vllm.num_engines": (max(args.vllm.num_engines // args.actor.num_nodes, 1), ONE_MACHINE),
+        "data.max_samples": (_first(args, args.rollout.batch_size * candidates), FIRST),
+        "train.num_episodes": (STEPS + 1, SHORT),
+        "eval.dataset": (None, "the accuracy of a random model says nothing"),
+        "ckpt.save_steps": (1, "there must be a checkpoint to resume from"),
+        "ckpt.disable_ds": (False, "there must be a checkpoint to resume from"),
+        "ckpt.load_enable": (False, "the run starts from the beginning"),
+        "ckpt.max_num": (max(ckpt.max_num, STEPS), "a kill must leave a checkpoint"),
+        "logger.wandb.key": (None, "the numbers of a random model belong nowhere"),
+    }
+
+
+def _first(args: SimpleNamespace, prompts: int) -> int:
+    return min(args.data.max_samples, prompts)
+
+
+def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]:
+    """What needs a GPU is off; fewer ranks and engines; a small batch of short responses."""
+    changes = {name: (value, NO_GPU) for name, value in {**ON_THE_CPU, **OFF_ON_THE_CPU}.items()}
+    few = "a CPU carries few processes"
+    ranks = {}
+    for name in _models(args):
+        model = getattr(args, name)
+        ranks[name] = min(model.num_nodes * model.num_gpus_per_node, MOST)
+        changes[f"{name}.num_gpus_per_node"] = (ranks[name], few)
+    engines = min(args.vllm.num_engines * args.vllm.tensor_parallel_size, MOST)
+    prompts, group = min(args.rollout.batch_size, PROMPTS), args.rollout.n_samples_per_prompt
+    samples = prompts * group
+    trained = [ranks[name] for name in ("actor", "critic") if name in ranks]
+    micro = min(args.train.micro_batch_size, MICRO, max(samples // max(trained), 1))
+    unit = math.lcm(*trained) * micro
+    tokens = min(args.rollout.max_new_tokens or args.data.max_len, TOKENS)
+    room = args.data.max_len - (args.rollout.max_new_tokens or 0)  # for the prompt
+    return changes | {
+        "vllm.num_engines": (engines, few),
+        "ds.zpg": (min(args.ds.zpg, ranks["actor"]), few),
+        "rollout.batch_size": (prompts, SLOW),
+        "rollout.vllm_generate_batch_size": (prompts, SLOW),
+        "data.max_samples": (_first(args, prompts * candidates), FIRST),
+        "rollout.micro_batch_size": (min(args.rollout.micro_batch_size, MICRO, max(samples // MOST, 1)), SLOW),
+        "train.batch_size": (max(min(args.train.batch_size, samples // 2) // unit * unit, unit), SLOW),
+        "train.micro_batch_size": (micro, SLOW),
+        "rollout.max_new_tokens": (tokens, SLOW),
+        "data.max_len": (min(args.data.max_len, room + tokens), f"{SLOW}; the room for the prompt is the same"),
+        "reward.overlong_buffer_len": (None, "responses are short"),
+    }
+
+
+def settings(args: SimpleNamespace, defaults: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole configuration as one YAML file of `train` holds it: each flag that is not as its default.
+
+    Args:
+        args: Arguments as `cli.arguments.parse` returns them.
+        defaults: Every flag of the parser with its default.
+        changes: Flags with other values than the given ones.
+    """
+    found = {name: value for name, value in flags_of(args).items() if name in defaults and name != "config"}
+    if args.reward.remote_url:
+        found["reward.remote_url"] = ",".join(args.reward.remote_url)
+    if args.train.agent_func_path:
+        del found["reward.remote_url"]  # OpenRLHF sets it
+    found |= changes
+    return {name: _plain(value) for name, value in found.items() if _plain(value) != _plain(defaults[name])}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def gpus_needed(args: SimpleNamespace) -> int:
+    """GPUs of this machine that the run takes."""
+    train = args.train
+    if train.colocate_all:
+        return args.actor.num_gpus_per_node
+    guests = {"ref": train.colocate_actor_ref, "reward": train.colocate_critic_reward}
+    own = [getattr(args, name).num_gpus_per_node for name in _models(args) if not guests.get(name)]
+    return sum(own) + args.vllm.num_engines * args.vllm.tensor_parallel_size
+
+
+def _models(args: SimpleNamespace) -> list[str]:
+    """The groups of flags of the models that the run loads."""
+    used = [{"reference": "ref"}.get(name, name) for name in batch_arithmetic(args).ranks]
+    return used if args.reward.remote_url else [*used, "reward"]
+
+
+def smaller(name: str, part: Any, *, cpu: bool, hidden: int | None = None) -> Iterator[Reduction]:
+    """Make a part of a model's configuration smaller, in place: LAYERS layers; on the CPU also the least widths.
+
+    Args:
+        name: Name of the part, for the list of changes.
+        part: The configuration of the text or of the vision part, as transformers has it.
+        cpu: Whether the run is on the CPU.
+        hidden: Width of the text part, which the vision part feeds.
+    """
+    depths = {"num_hidden_layers": LAYERS, "depth": LAYERS}
+    heads = getattr(part, "num_attention_heads", None)
+    head = getattr(part, "head_dim", None) or (part.hidden_size // heads if heads else None)
+    for size, most in (depths | WIDTHS if cpu else depths).items():
+        given = getattr(part, size, None)
+        if given is not None and given > most:
+            setattr(part, size, most)
+            yield Reduction(f"{name} {size}", given, most, "more layers are the same again" if size in depths else SLOW)
+    keys = getattr(part, "num_key_value_heads", None)
+    if cpu and keys is not None and heads is not None:
+        part.num_key_value_heads = part.num_attention_heads if keys == heads else 1
+        if keys != part.num_key_value_heads:
+            yield Reduction(f"{name} num_key_value_heads", keys, part.num_key_value_heads, SLOW)
+    rope = getattr(part, "rope_parameters", None) or {}
+    if cpu and head and "mrope_section" in rope:  # positions of time, height and width; they fill half a head
+        now = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
+        part.rope_parameters = rope | {"mrope_section": [count * now // head for count in rope["mrope_section"]]}
+    if getattr(part, "layer_types", None):
+        part.layer_types = part.layer_types[:LAYERS]
+    for indexes in [key for key in vars(part) if key.endswith("_indexes")]:  # layers with full attention, say
+        setattr(part, indexes, [index for index in getattr(part, indexes) if index < LAYERS] or [LAYERS - 1])
+    if hidden is not None and hasattr(part, "out_hidden_size"):
+        part.out_hidden_size = hidden

@@ -1,0 +1,230 @@
+"""A smoke run: the checks, the small model, a run that is killed after a checkpoint, and one that resumes it.
+
+Its folder DIR/smoke/NAME has config.yaml (the whole configuration, which `train` takes as it is), reward.py, the
+output of both runs, and their record in run/.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.launch.preflight import check_inputs
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.workbench.smoke import reduce
+from bapo_openrlhf.workbench.smoke.model import make_small_model, source_folder
+from bapo_openrlhf.workbench.smoke.reward import write_reward
+from bapo_openrlhf.workbench.smoke.stages import Stages, marked, survivors
+from bapo_openrlhf.workbench.smoke.verdict import findings
+from bapo_openrlhf.workbench.study.runner import TRAIN
+from bapo_openrlhf.workbench.terminal import duration
+
+CONFIG, RUN = "config.yaml", "run"
+LARGE = ("model1", "model2", "model3", "checkpoints", "saved", "saved_critic")  # folders that a verdict needs no more
+PHASES = {
+    "generation": "timing/generation",
+    "re-evaluation": "timing/reevaluation",
+    "experience": "timing/make_experience",
+    "training": "timing/ppo_train",
+    "weight sync": "timing/broadcast",
+}
+
+
+@dataclass
+class Smoke:
+    """One smoke run.
+
+    Attributes:
+        args: Arguments as `cli.arguments.parse` returns them.
+        defaults: Every flag of `train` with its default.
+        stages: Its stages.
+    """
+
+    args: SimpleNamespace
+    defaults: Mapping[str, Any]
+    stages: Stages
+    _log: Path | None = None  # output of the last run
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the smoke run."""
+        return Path(self.args.run.dir).resolve() / "smoke" / self.args.run.name
+
+    def passes(self) -> bool:
+        """Do all of it, say the verdict, and return whether it is good."""
+        say, begun = self.stages.say, time.time()
+        try:
+            with self.stages.watched():
+                claims = self._claims()
+        except (ConfigError, RunError) as error:
+            say(f"failed in {self.stages.now}: {error}{self._last_words()}")
+            return False
+        for claim, wrong in claims:
+            say(f"  {'NO' if wrong else 'yes'} {claim}{': ' if wrong else ''}{wrong}")
+        good = not any(wrong for _, wrong in claims)
+        seconds = duration(time.time() - begun)
+        if good:
+            for name in LARGE:
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            say(f"passed in {seconds}: this configuration starts, trains, saves, survives a kill and resumes here")
+            say("not shown: the memory and the speed of the whole model (`bapo-openrlhf plan` estimates them), "
+                "that it learns, and what the changed flags would do")  # fmt: skip
+        else:
+            say(f"failed after {seconds}; the record and the output are in {self.folder}")
+        return good
+
+    def _claims(self) -> list[tuple[str, str]]:
+        """Both runs; each claim about them, and what contradicts it."""
+        args, stages = self.args, self.stages
+        with stages.stage("checks"):
+            on_cpu = cpu.active()
+            checked = check_inputs(args)
+            if not on_cpu:
+                _require_gpus(args)
+            self._empty_folder()
+        changes = reduce.reductions(args, cpu=on_cpu, candidates=checked.candidates)
+        with stages.stage("small model"):
+            names, sizes = self._small_models(on_cpu)
+        changes += [*sizes, *self._rewards()]
+        stages.say("changed for this run:")
+        for change in changes:
+            stages.say(f"  {change.name}: {change.given} -> {change.used} ({change.why})")
+        flags = {change.name: change.used for change in changes if change.name in self.defaults}
+        whole = reduce.settings(args, self.defaults, flags | names | self._places())
+        (self.folder / CONFIG).write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
+
+        process, begun = self._start("first")
+        self._follow(process, begun, range(1, reduce.STEPS + 1))
+        with stages.stage("save"):
+            stages.wait(lambda: self._saved() >= reduce.STEPS, process)
+        with stages.stage("kill"):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            stages.wait(lambda: not survivors(stages.mark))
+        last = self._saved() + 1
+        before = self._row(last)  # the workers of a killed run may have come so far
+        process, begun = self._start("resumed", "--ckpt.load_enable", f"--train.num_episodes={last}")
+        self._follow(process, begun, [last], before)
+        with stages.stage("end"):
+            stages.wait(lambda: process.poll() == 0, process)
+        return list(findings(args, self.folder / RUN, last, (self.folder / "model1", self.folder / "saved")))
+
+    def _empty_folder(self) -> None:
+        """Delete an earlier smoke run of this name."""
+        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / CONFIG).exists():
+            raise ConfigError(f"the folder {self.folder} holds no smoke run; delete it, or give another --run.name")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        (self.folder / CONFIG).touch()
+
+    def _small_models(self, on_cpu: bool) -> tuple[dict[str, str], list[reduce.Reduction]]:
+        """Make each model of the run small. Returns the flags that name the new ones, and the sizes that changed."""
+        given = {model: getattr(self.args, model).model_name_or_path for model in ("actor", "critic", "reward")}
+        flags = {model: f"{model}.model_name_or_path" for model, name in given.items() if name}
+        sources = {name: source_folder(flags[model], name) for model, name in given.items() if name}
+        changes = []
+        for number, (name, source) in enumerate(sources.items(), 1):
+            folder, kind = self.folder / f"model{number}", self.args.ds.param_dtype
+            changes += [reduce.Reduction("weights", name, "random", "two layers have no others")]
+            changes += make_small_model(name, source, folder, cpu=on_cpu, dtype=kind)
+        places = {name: str(self.folder / f"model{number}") for number, name in enumerate(sources, 1)}
+        return {flag: places[given[model]] for model, flag in flags.items()}, changes
+
+    def _rewards(self) -> list[reduce.Reduction]:
+        """Write the reward file. An agent and a reward model keep their own rewards."""
+        args, (low, high) = self.args, self.args.adapt.rewards()
+        if not args.reward.remote_url or args.train.agent_func_path:
+            return []
+        (given, *_), path = args.reward.remote_url, self.folder / "reward.py"
+        write_reward(path, given if given.endswith(".py") else None, float(low), float(high))
+        why = "a random model solves nothing; the true function is called, too"
+        return [reduce.Reduction("reward.remote_url", given, str(path), f"a hash of the response is the reward: {why}")]
+
+    def _places(self) -> dict[str, str]:
+        """Flags that say where files lie."""
+        folder, args = self.folder, self.args
+        places = {"run.dir": folder, "run.name": RUN, "run.logs": "full"}
+        places |= {"ckpt.path": folder / "checkpoints", "ckpt.output_dir": folder / "saved"}
+        places |= {"logger.tensorboard_dir": folder / "tensorboard"} if args.logger.tensorboard_dir else {}
+        return {name: str(place) for name, place in places.items()}
+
+    def _start(self, log: str, *words: str) -> tuple[subprocess.Popen, float]:
+        """Start `train` in a process of its own. Returns it, and the time."""
+        self.stages.begin("start" if log == "first" else "resume")
+        self._log = self.folder / f"{log}.log"
+        command = [sys.executable, *TRAIN, "--config", str(self.folder / CONFIG), *words]
+        with self._log.open("wb") as output:
+            return subprocess.Popen(
+                command,
+                env=os.environ | marked(self.stages.mark),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            ), time.time()
+
+    def _last_words(self) -> str:
+        """What the run said at its end: its error, or else its last line."""
+        if self._log is None:
+            return ""
+        lines = [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]
+        return "".join(f"; {line}" for line in (errors or lines)[-1:]) + f"; its output is in {self._log}"
+
+    def _follow(
+        self, process: subprocess.Popen, begun: float, steps: Sequence[int], before: Mapping[str, Any] | None = None
+    ) -> None:
+        """Say the start and each step of a run as soon as its row is in the record, and is another one than before."""
+        for step in steps:
+            self.stages.wait(lambda step=step: self._row(step) not in (None, before), process)
+            row, now = self._row(step) or {}, time.time()
+            seconds = row.get("timing/step_total") or 0.0
+            if step == steps[0]:
+                self.stages.ended(begun, now - seconds)
+            self.stages.begin(f"step {step}")
+            parts = [f"{name} {duration(row[key])}" for name, key in PHASES.items() if row.get(key, 0) >= 0.01]
+            self.stages.ended(now - seconds, now, ", ".join(parts))
+
+    def _row(self, step: int) -> dict[str, Any] | None:
+        """The metrics of a step; None if there are none yet."""
+        return next((row for row in record.read_metrics(self.folder / RUN) if row["step"] == step), None)
+
+    def _saved(self) -> int:
+        """Step of the newest checkpoint that is whole; 0 if there is none."""
+        path, critic = self.folder / "checkpoints", bool(self.args.critic.model_name_or_path)
+        tags = []
+        if self.args.adapt.enabled:
+            tags = [CheckpointStore(path, critic=critic).newest_whole(lambda _: None) or "global_step0"]
+        for model in ("_actor", "_critic") if critic else ("_actor",):
+            with suppress(OSError):
+                tags.append((path / model / "latest").read_text().strip())
+        return min((int(tag.rpartition("global_step")[2]) for tag in tags), default=0)
+
+
+def _require_gpus(args: SimpleNamespace) -> None:
+    import torch
+
+    needed, found = reduce.gpus_needed(args), torch.cuda.device_count()
+    if needed > found and not os.environ.get("RAY_ADDRESS"):
+        raise RunError(f"the configuration takes {needed} GPUs of a machine; this one has {found}")
+
+
+def smoke(
+    args: SimpleNamespace, defaults: Mapping[str, Any], say: Callable[[str], None], show: Callable[[str], None]
+) -> bool:
+    """Make a smoke run of a configuration, and return whether it passes."""
+    return Smoke(args, defaults, Stages(uuid.uuid4().hex, say, show)).passes()

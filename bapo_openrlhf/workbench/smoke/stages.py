@@ -1,0 +1,147 @@
+"""Stages of a smoke run: the time and the memory of each, and the processes that use it."""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bapo_openrlhf.cpu.prefork import client
+from bapo_openrlhf.errors import RunError
+from bapo_openrlhf.workbench.terminal import duration, size
+
+MARK = "BAPO_OPENRLHF_SMOKE"  # in the environment of each process of a smoke run
+EVERY = 1.0  # seconds between two looks at the memory
+PATIENCE = 900.0  # seconds after which a stage hangs
+# Ray's services, which hold no model. Some wait a minute for a server that was killed.
+SERVICES = (b"/ray/dashboard/", b"/runtime_env/agent/", b"monitor.py")
+
+
+def marked(mark: str) -> dict[str, str]:
+    """Environment variables by which the processes of a run are found. They fork from a process of their own."""
+    return {MARK: mark, client.ADDRESS: ""}
+
+
+def processes(mark: str) -> Iterator[Path]:
+    """The folders in /proc of the processes of a run."""
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has ended, or it is another user's
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    yield folder
+
+
+def survivors(mark: str) -> list[str]:
+    """Command lines of the processes of a run that hold a model."""
+    found = []
+    for folder in processes(mark):
+        with suppress(OSError):
+            command = (folder / "cmdline").read_bytes()
+            if command and not any(service in command for service in SERVICES):
+                found.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
+    return found
+
+
+def host_bytes(mark: str) -> int:
+    """Main memory of the processes of a run; what several of them share counts once."""
+    total = 0
+    for folder in processes(mark):
+        with suppress(OSError):
+            for line in (folder / "smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
+def gpu_bytes() -> int:
+    """Memory in use on the fullest GPU; 0 if there is none."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return max((int(line) for line in done.stdout.split() if line.isdigit()), default=0) * 2**20
+
+
+@dataclass
+class Stages:
+    """The stages of a smoke run. Each is said as soon as it has ended.
+
+    Attributes:
+        mark: Marks the processes of the run.
+        say: Prints a line.
+        show: Shows on a terminal what goes on now.
+        now: Name of the stage that goes on.
+    """
+
+    mark: str
+    say: Callable[[str], None]
+    show: Callable[[str], None]
+    now: str = "checks"
+    _seen: list[tuple[float, int, int]] = field(default_factory=list)  # time, bytes of the host, bytes of a GPU
+
+    def begin(self, name: str) -> None:
+        """A stage begins."""
+        self.now = name
+        self.show(name)
+
+    def ended(self, begun: float, at: float, note: str = "") -> None:
+        """Say that the stage has ended.
+
+        Args:
+            begun, at: Its first and its last moment (`time.time()`).
+            note: What else there is to say.
+        """
+        within = [seen for seen in self._seen if begun - EVERY <= seen[0] <= at + EVERY]
+        host, gpu = (max((seen[kind] for seen in within), default=0) for kind in (1, 2))
+        memory = ", ".join(f"{name} {size(count)}" for name, count in (("host", host), ("GPU", gpu)) if count)
+        self.say(f"  {self.now:<14}{duration(at - begun):>8}  {memory:<28}{note}".rstrip())
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A stage that lasts as long as the block."""
+        self.begin(name)
+        begun = time.time()
+        yield
+        self.ended(begun, time.time())
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at the memory inside the block, and end all processes of the run after it."""
+        stop = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(stop,), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watcher.join()
+            for folder in processes(self.mark):
+                with suppress(ProcessLookupError):
+                    os.kill(int(folder.name), 9)
+
+    def _watch(self, stop: threading.Event) -> None:
+        while not stop.wait(EVERY):
+            self._seen.append((time.time(), host_bytes(self.mark), gpu_bytes()))
+
+    def wait(self, until: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
+        """Wait for something.
+
+        Args:
+            until: Whether it has happened.
+            process: The process that makes it happen.
+
+        Raises:
+            RunError: The process has ended before, or it takes too long.
+        """
+        begun = time.monotonic()
+        while not until():
+            if process is not None and process.poll() is not None and not until():
+                raise RunError(f"the run ended with status {process.returncode}")
+            if time.monotonic() - begun > PATIENCE:
+                raise RunError(f"nothing happened for {duration(PATIENCE)}")
+            time.sleep(0.2)

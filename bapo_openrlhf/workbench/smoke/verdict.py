@@ -1,0 +1,74 @@
+"""What the record of a smoke run shows, and what it cannot show."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.adapt.vocabulary import FAILED, STATES
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.smoke.model import changed_weights
+
+LOSSES = ("policy_loss", "critic_loss", "actor_grad_norm", "critic_grad_norm")
+# Largest TV distance between actor and engine for the same weights. It grows with the square root of the number of
+# tokens, because each token adds a rounding in bf16 of its own. Between two random models it is near 1.
+ROUNDING, MOST_TV = 0.02, 0.5
+
+Row = Mapping[str, Any]
+
+
+def findings(args: SimpleNamespace, folder: Path, last: int, weights: tuple[Path, Path]) -> Iterator[tuple[str, str]]:
+    """Each claim about a run that has ended, and what contradicts it; "" if nothing does.
+
+    Args:
+        args: Arguments as `cli.arguments.parse` returns them.
+        folder: Folder of the record.
+        last: The last step that the run should have made.
+        weights: Folders of the model before and after the run.
+    """
+    rows = record.read_metrics(folder)
+    steps = [row["step"] for row in rows]
+    wrong = "" if steps == list(range(1, last + 1)) else f"its steps are {steps}, not 1 to {last}"
+    yield f"the killed run was resumed after step {last - 1} and ended after step {last}", wrong
+    if args.adapt.enabled:
+        size = args.rollout.n_samples_per_prompt
+        yield "every generated group is counted in one state", _first(rows, lambda row: _uncounted(row, size))
+        yield (
+            "the reward function judged every response",
+            _first(rows, lambda row: f"{row[f'groups/{FAILED}']} groups failed" if row[f"groups/{FAILED}"] else ""),
+        )
+    yield "losses and gradients are finite", _first(rows, _not_finite)
+    if not args.train.agent_func_path:  # an agent's own rewards may be 0 for all that a random model does
+        trained = any(row.get("actor_grad_norm") for row in rows)
+        yield "there are gradients", "" if trained else "no step had a gradient above 0"
+        yield "the saved weights are not the first ones", "" if changed_weights(*weights) else "all are as before"
+    if args.adapt.enabled:
+        same = [row for row in rows if row["staleness/rollout_policy"] == 0]
+        yield "actor and engines agree on log-probs after each weight sync", _first(same, _disagreement)
+
+
+def _first(rows: Sequence[Row], wrong: Callable[[Row], str]) -> str:
+    """What is wrong with the first step with which something is wrong."""
+    return next((f"step {row['step']}: {text}" for row in rows if (text := wrong(row))), "")
+
+
+def _uncounted(row: Row, size: int) -> str:
+    counted = sum(row[f"groups/{state}"] for state in (*STATES, FAILED))
+    generated = row["groups/generated"]
+    if counted == generated and row["rollouts/step"] == generated * size:
+        return ""
+    return f"{counted} groups are counted, {generated} were generated with {row['rollouts/step']} responses"
+
+
+def _not_finite(row: Row) -> str:
+    bad = [name for name in LOSSES if name in row and not (row[name] is not None and math.isfinite(row[name]))]
+    return f"{bad[0]} is not a finite number" if bad else ""
+
+
+def _disagreement(row: Row) -> str:
+    distance, length = row.get("tv/fresh"), row.get("length/fresh")
+    if distance is None or length is None:  # no fresh group was trained on
+        return ""
+    limit = min(ROUNDING * math.sqrt(length), MOST_TV)
+    return "" if distance <= limit else f"their TV distance is {distance:.3f}, and rounding explains {limit:.3f}"

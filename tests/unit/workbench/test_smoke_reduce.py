@@ -1,0 +1,255 @@
+"""What a smoke run changes in each preset, and that it changes nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bapo_openrlhf import user_file
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.config import flags_of
+from bapo_openrlhf.launch.openrlhf_flags import check_combinations
+from bapo_openrlhf.launch.preflight import check_batch
+from bapo_openrlhf.launch.start import ON_THE_CPU
+from bapo_openrlhf.workbench.smoke import model, reduce, reward
+
+ROOT = Path(__file__).resolve().parents[3]
+PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+published = user_file.load("models", ROOT / "tests" / "stack" / "preset_models.py")
+
+# On any machine; PRESET has v = m = 5.
+SHORT = {
+    "adapt.rollout_delay": 2,
+    "adapt.reevaluate_every": 2,
+    "train.num_episodes": 3,
+    "ckpt.save_steps": 1,
+}
+CPU = {
+    "vllm.enforce_eager": True,
+    "vllm.sync_backend": "gloo",
+    "ds.attn_implementation": "eager",
+    "vllm.enable_sleep": False,
+    "ds.enable_sleep": False,
+    "actor.num_gpus_per_node": 2,
+    "critic.num_gpus_per_node": 2,
+    "ref.num_gpus_per_node": 2,
+    "vllm.num_engines": 2,
+    "rollout.batch_size": 2,
+    "rollout.vllm_generate_batch_size": 2,
+    "train.batch_size": 8,
+    "rollout.max_new_tokens": 16,
+    "data.max_len": 2064,
+}
+
+
+def parsed(*words):
+    return arguments.parse([str(word) for word in words])
+
+
+def used(args, **about):
+    return {change.name: change.used for change in reduce.reductions(args, **about)}
+
+
+def defaults():
+    return {action.dest: action.default for action in arguments.build_parser("train")._actions}
+
+
+@pytest.fixture
+def critic():
+    return parsed("--config", ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")
+
+
+def test_a_critic_preset_with_gpus(critic):
+    short = SHORT | {"data.max_samples": 256}
+    del short["train.num_episodes"]  # the preset has 3
+    assert used(critic, cpu=False) == short
+
+
+def test_a_critic_preset_on_the_cpu(critic):
+    short = SHORT | {"data.max_samples": 2}
+    del short["train.num_episodes"]
+    assert used(critic, cpu=True) == short | CPU
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
+    """The file that `train` gets says what was asked for, but for the changes, and the checks of a start pass."""
+    given = parsed("--config", preset)
+    changes = used(given, cpu=cpu)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(reduce.settings(given, defaults(), changes)))
+    args = parsed("--config", file)
+    before, after = (json.loads(json.dumps(flags_of(found))) for found in (given, args))
+    different = {name for name in before if before[name] != after[name]} - {"logger.wandb.run_name"}
+    assert different == {*changes, "config"}
+    assert {name: after[name] for name in changes} == changes
+    check_combinations(args)
+    check_batch(args)
+    if cpu:
+        assert {name: after[name] for name in ON_THE_CPU} == ON_THE_CPU
+        assert args.actor.num_gpus_per_node * args.actor.num_nodes <= 2 and args.vllm.num_engines <= 2
+    if args.train.colocate_all:
+        assert args.actor.num_gpus_per_node == args.vllm.num_engines * args.vllm.tensor_parallel_size
+
+
+@pytest.mark.parametrize(
+    ("delay", "every", "expected"),
+    [
+        (5, 5, (2, 2)),  # together with the fresh prompts after a sync
+        (5, 10, (2, 2)),
+        (5, 2, (2, 1)),  # between two syncs, so that the engines get their weights back
+        (5, 0, (2, 0)),
+        (1, 4, (1, 1)),
+        (2, 4, (2, 2)),
+    ],
+)
+def test_syncs_and_reevaluations_keep_their_order(critic, delay, every, expected):
+    critic.adapt.rollout_delay, critic.adapt.reevaluate_every = delay, every
+    found = flags_of(critic) | used(critic, cpu=False)
+    assert (found["adapt.rollout_delay"], found["adapt.reevaluate_every"]) == expected
+
+
+def test_two_machines_become_one(critic):
+    for part in (critic.actor, critic.critic, critic.ref):
+        part.num_nodes = 2
+    critic.vllm.num_engines = 16
+    found = used(critic, cpu=False)
+    assert [found[f"{name}.num_nodes"] for name in ("actor", "critic", "ref")] == [1, 1, 1]
+    assert found["vllm.num_engines"] == 8
+
+
+def test_gpus_needed(critic):
+    assert reduce.gpus_needed(critic) == 8
+    critic.train.colocate_all = False
+    assert reduce.gpus_needed(critic) == 32  # actor, critic, reference, 8 engines
+    critic.train.colocate_actor_ref = True
+    assert reduce.gpus_needed(critic) == 24
+
+
+# ── The model ──
+
+
+def shrunk(name, cpu):
+    config = published.config_of(name)
+    text, vision = config.get_text_config(), getattr(config, "vision_config", None)
+    changes = list(reduce.smaller("model", text, cpu=cpu))
+    if vision is not None:
+        changes += reduce.smaller("vision", vision, cpu=cpu, hidden=text.hidden_size)
+    return text, vision, changes
+
+
+@pytest.mark.parametrize("name", published.SIZES)
+def test_a_published_model_with_gpus_only_loses_layers(name):
+    text, vision, changes = shrunk(name, cpu=False)
+    layers, width, heads, keys, mlp, vocabulary, _ = published.SIZES[name]
+    found = (text.hidden_size, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size)
+    assert found == (width, heads, keys, mlp) and text.vocab_size == vocabulary
+    assert text.num_hidden_layers == len(text.layer_types) == 2
+    assert (changes[0].name, changes[0].given, changes[0].used) == ("model num_hidden_layers", layers, 2)
+    assert len(changes) == 1 + (vision is not None)
+    if vision is not None:
+        assert (vision.depth, vision.out_hidden_size, vision.fullatt_block_indexes) == (2, width, [1])
+
+
+@pytest.mark.parametrize("name", published.SIZES)
+def test_a_published_model_on_the_cpu(name):
+    text, vision, _ = shrunk(name, cpu=True)
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    assert text.vocab_size == published.SIZES[name][5]
+    assert (text.num_hidden_layers, text.hidden_size, text.num_attention_heads, head) == (2, 64, 2, 32)
+    assert text.num_key_value_heads == 1  # several heads share a key, as before
+    if vision is not None:
+        assert sum(text.rope_parameters["mrope_section"]) == head // 2
+        assert vision.hidden_size % vision.num_heads == 0 and vision.out_hidden_size == text.hidden_size
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model's folder without weights that can be used: its file of weights is broken."""
+    (tmp_path / "given").mkdir()
+    config = published.transformers.Qwen2Config(
+        vocab_size=99, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4
+    )
+    config.save_pretrained(tmp_path / "given")
+    (tmp_path / "given" / "model.safetensors").write_text("no weights")
+    (tmp_path / "given" / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder):
+    from transformers import AutoModelForCausalLM
+
+    model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="fp16")
+    found = AutoModelForCausalLM.from_pretrained(folder / "small")
+    assert type(found).__name__ == "Qwen2ForCausalLM" and str(found.dtype) == "torch.float16"
+    assert found.config.vocab_size == 99 and found.config.num_key_value_heads == 2
+    assert (folder / "small" / "tokenizer.json").read_text() == "{}"
+
+
+def test_changed_weights(folder):
+    from safetensors.torch import load_file, save_file
+
+    model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="bf16")
+    (folder / "saved").mkdir()
+    tensors = load_file(folder / "small" / "model.safetensors")
+    save_file(tensors, folder / "saved" / "model.safetensors")
+    assert not model.changed_weights(folder / "small", folder / "saved")
+    tensors["model.norm.weight"][5] += 1
+    save_file(tensors, folder / "saved" / "model.safetensors")
+    assert model.changed_weights(folder / "small", folder / "saved")
+
+
+def test_a_model_that_is_not_here_and_a_hub_that_cannot_be_read(monkeypatch):
+    import huggingface_hub
+
+    def fail(name, **_):
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ValueError, match=r"actor.model_name_or_path is A/B; .*no route.*config.json and the tokenizer"):
+        model.source_folder("actor.model_name_or_path", "A/B")
+
+
+# ── Rewards ──
+
+
+def test_rewards_are_decided_by_the_text_and_the_true_function_is_called(tmp_path):
+    true = tmp_path / "true.py"
+    true.write_text(
+        "def reward_func(queries, prompts, labels, **kwargs):\n"
+        "    if labels == ['bad']:\n        raise KeyError('bad')\n"
+        "    return {'rewards': 9.0, 'extra_logs': {'length': len(queries[0])}}\n"
+    )
+    reward.write_reward(tmp_path / "smoke.py", str(true), -1.0, 3.0)
+    function = user_file.load("reward", tmp_path / "smoke.py").reward_func
+
+    def value(found):
+        return float(found["rewards"][0])
+
+    groups = []
+    for prompt in map(str, range(40)):
+        queries = [f"{prompt} answer {number}" for number in range(8)]
+        found = [function([query], [prompt], ["good"]) for query in queries]
+        assert [value(f) for f in found] == [value(function([q], [prompt], ["other"])) for q in queries]
+        assert [float(f["extra_logs"]["length"][0]) for f in found] == list(map(len, queries))
+        groups.append([value(f) for f in found])
+    assert {number for group in groups for number in group} == {-1.0, 3.0}
+    assert sum(len(set(group)) == 2 for group in groups) > 25  # most groups have something to learn from
+    assert any(group.count(3.0) <= 1 for group in groups)  # and some are hard
+    with pytest.raises(KeyError, match="bad"):
+        function(["query"], ["prompt"], ["bad"])
+
+
+def test_a_true_reward_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="one finite number is needed"):
+        reward.by_hash(lambda *_, **__: {"rewards": [float("nan")]}, 0.0, 1.0)(["q"], ["p"], [""])
+
+
+def test_the_file_of_settings_is_plain(critic):
+    found = reduce.settings(critic, defaults(), {"reward.remote_url": "smoke.py"})
+    assert found["reward.remote_url"] == "smoke.py" and "config" not in found
+    json.dumps(found)

@@ -1,0 +1,122 @@
+"""A smoke run around a stand-in for `train` (fake_train.py): the stages, the kill, and each verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf import user_file
+from bapo_openrlhf.cli import main
+from bapo_openrlhf.workbench.smoke import run, stages
+
+HERE = Path(__file__).resolve().parent
+CONFIG = HERE.parents[2] / "configs" / "bapo_grpo_countdown_qwen2.5_math_1.5b.yaml"
+published = user_file.load("models", HERE.parents[1] / "stack" / "preset_models.py")
+
+
+AGREE = "actor and engines agree on log-probs after each weight sync"
+RESUMED = "the killed run was resumed after step 2 and ended after step 3"
+
+
+@pytest.fixture
+def smoke(tmp_path, monkeypatch, capsys):
+    """smoke(fault, *words): the status and the printed lines of a smoke run."""
+    monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
+    monkeypatch.setattr(run, "TRAIN", (str(HERE / "fake_train.py"),))
+    monkeypatch.setattr(stages, "PATIENCE", 5.0)
+    config = published.transformers.Qwen2Config(
+        vocab_size=99, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+    )
+    config.save_pretrained(tmp_path / "model")
+    published.make_data(tmp_path, "countdown", images=False)
+
+    def start(fault="", *words):
+        monkeypatch.setenv("FAKE_FAULT", fault)
+        places = {
+            "actor.model_name_or_path": tmp_path / "model",
+            "data.prompt_dataset": tmp_path / "data.jsonl",
+            "run.dir": tmp_path / "runs",
+            "run.name": "mine",
+        }
+        flags = [f"--{name}={place}" for name, place in places.items()]
+        status = main.run(["smoke", "--config", str(CONFIG), *flags, *words])
+        return status, capsys.readouterr().out.splitlines()
+
+    return start
+
+
+def test_a_good_run_passes(smoke, tmp_path):
+    status, lines = smoke()
+    assert status == 0, lines
+    names = [line.split("  ")[1] for line in lines if line.startswith("  ") and " -> " not in line]
+    assert [name for name in names if not name.startswith("yes ")] == [
+        "checks", "small model", "start", "step 1", "step 2", "save", "kill", "resume", "step 3", "end"]  # fmt: skip
+    assert sum(line.startswith("  yes ") for line in lines) == 7
+    assert "  model num_hidden_layers: 3 -> 2 (more layers are the same again)" in lines
+    assert lines[-2].startswith("passed in ") and "plan" in lines[-1]
+    folder = tmp_path / "runs" / "smoke" / "mine"
+    kept = {path.name for path in folder.iterdir()}
+    assert kept == {"config.yaml", "reward.py", "first.log", "resumed.log", "run"}
+    assert [json.loads(line)["step"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+        3,
+    ]
+    assert smoke()[0] == 0  # the folder is its own, and may be used again
+
+
+@pytest.mark.parametrize(
+    ("fault", "last"),
+    [
+        ("start", "failed in start: the run ended with status 1; error: no memory left"),
+        ("no checkpoint", "failed in save: nothing happened for 5 s"),
+        ("survivor", "failed in kill: nothing happened for 5 s"),
+        ("resume", "failed in resume: the run ended with status 1; error: no memory left"),
+    ],
+)
+def test_a_failure_names_the_stage(smoke, fault, last):
+    status, lines = smoke(fault)
+    assert status == 1 and lines[-1].startswith(last), lines[-1]
+    assert not any(line.startswith("passed") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("fault", "claim", "contradiction"),
+    [
+        ("from the beginning", RESUMED, "its steps are [1, 2, 1,"),
+        (
+            "lost group",
+            "every generated group is counted in one state",
+            "step 3: 1 groups are counted, 2 were generated",
+        ),
+        ("failed group", "the reward function judged every response", "step 3: 1 groups failed"),
+        ("loss", "losses and gradients are finite", "step 3: policy_loss is not a finite number"),
+        ("no gradient", "there are gradients", "no step had a gradient above 0"),
+        ("weights", "the saved weights are not the first ones", "all are as before"),
+        ("engines", AGREE, "step 3: their TV distance is 0.090"),
+    ],
+)
+def test_what_the_record_contradicts_is_said(smoke, fault, claim, contradiction):
+    status, lines = smoke(fault)
+    wrong = [line for line in lines if line.startswith("  NO ")]
+    assert status == 1 and len(wrong) == 1 and wrong[0].startswith(f"  NO {claim}: {contradiction}"), lines
+    assert lines[-1].startswith("failed after ")
+
+
+def test_a_broken_reward_file_fails_the_checks(smoke, tmp_path):
+    file = tmp_path / "reward.py"
+    file.write_text("def reward_func(queries, prompts, labels):\n    raise KeyError('answer')\n")
+    status, lines = smoke("", f"--reward.remote_url={file}")
+    assert status == 1
+    assert lines[-1].startswith(f"failed in checks: reward.remote_url {file}: reward_func raised KeyError: 'answer'")
+
+
+def test_a_folder_that_is_no_smoke_run_is_not_deleted(smoke, tmp_path):
+    folder = tmp_path / "runs" / "smoke" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "thesis.tex").write_text("years")
+    status, lines = smoke()
+    assert status == 1 and "holds no smoke run" in lines[-1]
+    assert (folder / "thesis.tex").exists()
