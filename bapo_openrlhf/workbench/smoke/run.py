@@ -25,13 +25,13 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.preflight import check_inputs
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.smoke import reduce
 from bapo_openrlhf.workbench.smoke.model import make_small_model, source_folder
 from bapo_openrlhf.workbench.smoke.reward import write_reward
 from bapo_openrlhf.workbench.smoke.stages import Stages, marked, survivors
 from bapo_openrlhf.workbench.smoke.verdict import findings
 from bapo_openrlhf.workbench.study.runner import TRAIN
-from bapo_openrlhf.workbench.terminal import duration
 
 CONFIG, RUN = "config.yaml", "run"
 LARGE = ("model1", "model2", "model3", "checkpoints", "saved", "saved_critic")  # folders that a verdict needs no more

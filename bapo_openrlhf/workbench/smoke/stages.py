@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bapo_openrlhf.cpu.prefork import client
 from bapo_openrlhf.errors import RunError
-from bapo_openrlhf.workbench.terminal import duration, size
+from bapo_openrlhf.workbench.pages.text import duration
+from bapo_openrlhf.workbench.terminal import size
 
 MARK = "BAPO_OPENRLHF_SMOKE"  # in the environment of each process of a smoke run
 EVERY = 1.0  # seconds between two looks at the memory
