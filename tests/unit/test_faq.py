@@ -92,7 +92,7 @@ PRINTED = {
     "no run's folder": ["report", "runs"],
     "no step": ["report", "runs/empty"],
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl"],
-    "not prepared": ["check", "--config", "configs/ba_ppo_qwen3_4b.yaml"],
+    "not prepared": ["train", "--config", "configs/ba_ppo_qwen3_4b.yaml"],
     "columns of a copy": ["prepare", "math", "--parts", "train", "--local", "train=other.jsonl"],
     "no usable row": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl"],
     "bad rows": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl", "--bad-rows", "fail"],
@@ -101,7 +101,7 @@ PRINTED = {
     "batch size": [*CHECK, "--train.batch_size", "100"],
     "no reward": ["check", "--config", "no_reward.yaml"],
     "asynchronous": [*CHECK, "--train.async_enable"],
-    "OpenRLHF": [*CHECK, "--rollout.n_samples_per_prompt", "1"],
+    "too large an optimizer batch": [*CHECK, "--train.batch_size", "4096"],
     "one checkpoint": [*CHECK, "--ckpt.save_steps", "5", "--ckpt.max_num", "1"],
     "image without template": [
         *[*CHECK, "--algorithm", "bapo_grpo", "--data.max_images_per_prompt", "1"],
