@@ -71,7 +71,7 @@ def ask(limited, engine, *labels, later=()):
             found += await asyncio.gather(*asked)
         return found
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(asyncio.wait_for(all_of_them(), 60))  # a limit that does not work fails, it does not hang
 
 
 def run(act, *labels, seconds=0.0):
