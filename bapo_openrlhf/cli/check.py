@@ -179,10 +179,13 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
 
 def _verifier(args: SimpleNamespace) -> str:
     verifier, endpoints = args.verifier, args.reward.remote_url
-    if not endpoints or endpoints == "agent" or not endpoints[0].endswith(".py"):
+    agent = args.train.agent_func_path
+    if not agent and not (endpoints and endpoints[0].endswith(".py")):
         return "not a Python file: it runs where it is"
     if not verifier.processes:
         return "within the rollout engine, without limits"
+    if agent:
+        return f"an agent, which may take {verifier.timeout:g} s between two generations"
     limits = f"{verifier.timeout:g} s and {verifier.memory_gib:g} GiB a call"
     return f"{verifier.processes} processes for each rollout engine, {limits}"
 

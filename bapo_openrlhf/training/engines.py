@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training import profiling
 from bapo_openrlhf.training.adapters import is_adapter, merge_adapters
+from bapo_openrlhf.training.agents import LimitedAgent
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.engine_core import ENGINE
 from bapo_openrlhf.training.reward_pool import RewardPool
@@ -101,20 +103,24 @@ class RolloutEngine(Engine):
         kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them
         os.environ[ENGINE] = str(os.getpid())
         await super().__init__(*args, **kwargs)
-        self.rewards: RewardPool | None = None
+        self.rewards: RewardPool | LimitedAgent | None = None
 
     async def live(self) -> None:
         """Never return, so that a caller who waits for this call learns at once that the engine died."""
         await asyncio.Event().wait()
 
-    def isolate_rewards(self, verifier: VerifierConfig) -> None:
-        """Call the user's Python reward function in separate processes from now on."""
-        endpoints = getattr(self.executor, "reward_endpoints", [])
-        if verifier.processes and endpoints and endpoints[0].endswith(".py"):
-            self.rewards = RewardPool(
+    def set_up(self, tokenizer: Any, verifier: VerifierConfig) -> None:
+        """Take the tokenizer for all requests, and limit the user's reward function or agent from now on."""
+        self.tokenizer = tokenizer
+        endpoints, executor = getattr(self.executor, "reward_endpoints", []), self.executor
+        if not verifier.processes:
+            return
+        if type(executor) is not SingleTurnAgentExecutor:
+            self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
+        elif endpoints and endpoints[0].endswith(".py"):
+            self.rewards = executor.reward_func = RewardPool(
                 endpoints[0], processes=verifier.processes, timeout=verifier.timeout, memory_gib=verifier.memory_gib
             )
-            self.executor.reward_func = self.rewards
 
     async def merge_adapters(self, scale: float) -> None:
         """Merge the actor's LoRA adapters into the weights of each sync from now on, times alpha / r."""
@@ -134,9 +140,9 @@ class RolloutEngine(Engine):
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Generate as OpenRLHF does. If the prompt has a seed, each response gets a seed of its own.
 
-        The responses also have the `number` of the request.
+        The responses also have the `number` of the request. The tokenizer is the one that `set_up` took.
         """
-        generate = super().generate_responses
+        generate = partial(super().generate_responses, hf_tokenizer=self.tokenizer)
         if seed is None:
             responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
         else:
@@ -162,7 +168,10 @@ class RolloutEngine(Engine):
         return await super().generate(prompt_token_ids, last, *args, **kwargs)
 
     def reward_failures(self) -> dict[str, int]:
-        """The number of failed calls of the reward function so far, by kind; empty if the engine itself calls it."""
+        """The number of failed calls of the reward function or the agent so far, by kind.
+
+        It is empty if the engine itself calls them.
+        """
         return dict(self.rewards.failures) if self.rewards else {}
 
     async def start_trace(self) -> None:

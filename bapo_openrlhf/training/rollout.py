@@ -26,9 +26,15 @@ def numbered(engine: Any, next_number: Callable[[], Mapping[str, Any]]) -> Chang
 
     The number comes back with the responses, because they arrive in the order in which they are finished. Without seeds
     vLLM has one random stream for all requests, in the order in which they arrive. Such a run cannot be repeated.
+
+    The request loses its tokenizer, which the engine already has. docs/performance.md says what sending it costs.
     """
     method = engine.generate_responses
-    return ChangedHandle(engine, generate_responses=lambda **request: method.remote(**request, **next_number()))
+
+    def generate(hf_tokenizer: Any, **request: Any) -> Any:
+        return method.remote(**request, **next_number())
+
+    return ChangedHandle(engine, generate_responses=generate)
 
 
 def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:

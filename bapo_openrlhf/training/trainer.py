@@ -107,7 +107,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             RuntimeError: The run failed. The message names the step and the phase.
         """
         try:
-            ray.get([engine.isolate_rewards.remote(self.args.verifier) for engine in self.vllm_engines])
+            ray.get([engine.set_up.remote(self.tokenizer, self.args.verifier) for engine in self.vllm_engines])
             self.rollout_weights.set_up(self.args.ds.lora)
             if self.method.traces is not None:
                 ray.get(self.actor_model_group.async_run_method(method_name="shape_traces", gamma=self.method.shaping))
@@ -295,7 +295,7 @@ def check_share(unusable: int, total: int, what: str, share: float, engines: Seq
         total: Number of all groups.
         what: What is wrong with the unusable groups, for the message.
         share: Largest allowed share of unusable groups (`--adapt.max_failed_share`).
-        engines: The rollout engines, which count the failed calls of the reward function.
+        engines: The rollout engines, which count the failed calls of the reward function or the agent.
 
     Raises:
         RuntimeError: The share is larger.
@@ -308,7 +308,7 @@ def check_share(unusable: int, total: int, what: str, share: float, engines: Seq
     calls = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     raise RuntimeError(
         f"{unusable} of {total} groups {what}; adapt.max_failed_share is {share}"
-        + (f". Failed calls of the reward function so far: {calls}" if calls else "")
+        + (f". Failed calls of the reward function or agent so far: {calls}" if calls else "")
         + ". The log of the rollout engine has each error"
     )
 

@@ -8,6 +8,7 @@ be rounded to either side.
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 
 class Objective(NamedTuple):
@@ -75,6 +76,29 @@ def total(numbers, mask, by_sample=False):
 
 def count(mask, by_sample=False):
     return len(mask) if by_sample else int(mask.sum())
+
+
+def joined(window):
+    """The micro-batches of an optimizer step as one, padded."""
+    names = [name for name, value in window[0].items() if isinstance(value, torch.Tensor) and value.dim() == 2]
+    widths = {name: max(batch[name].shape[1] for batch in window) for name in names}
+    return {
+        name: torch.cat([pad(batch[name], (0, widths[name] - batch[name].shape[1])) for batch in window])
+        for name in names
+    }
+
+
+def actor_loss(net, batch, objective):
+    """The loss of an optimizer step, its log-probs, the tokens that the clip holds, and its entropies."""
+    logits = net(batch["sequences"], attention_mask=batch["attention_mask"]).logits.float().log_softmax(-1)[:, :-1]
+    log_probs, mask = logits.gather(-1, batch["sequences"][:, 1:, None])[..., 0], batch["action_mask"]
+    loss, held, _ = surrogate(batch, log_probs, objective)
+    part = total(loss, mask, objective.by_sample) / count(mask, objective.by_sample)
+    part = part + objective.kl * total(k3(batch, log_probs), mask) / mask.sum()
+    entropies = -(logits.exp() * logits).sum(-1)
+    if objective.entropy is not None:
+        part = part - objective.entropy * total(entropies, mask) / mask.sum()
+    return part, log_probs, held, entropies.detach()
 
 
 # ── What is logged ──

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch.nn.functional import pad
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -334,29 +333,6 @@ def make_net(model, folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
 
 
-def joined(window):
-    """The micro-batches of an optimizer step as one, padded."""
-    names = [name for name, value in window[0].items() if isinstance(value, torch.Tensor) and value.dim() == 2]
-    widths = {name: max(batch[name].shape[1] for batch in window) for name in names}
-    return {
-        name: torch.cat([pad(batch[name], (0, widths[name] - batch[name].shape[1])) for batch in window])
-        for name in names
-    }
-
-
-def actor_loss(net, batch, objective):
-    """The loss of an optimizer step, its log-probs, the tokens that the clip holds, and its entropies."""
-    logits = net(batch["sequences"], attention_mask=batch["attention_mask"]).logits.float().log_softmax(-1)[:, :-1]
-    log_probs, mask = logits.gather(-1, batch["sequences"][:, 1:, None])[..., 0], batch["action_mask"]
-    loss, held, _ = plain_update.surrogate(batch, log_probs, objective)
-    part = plain_update.total(loss, mask, objective.by_sample) / plain_update.count(mask, objective.by_sample)
-    part = part + objective.kl * plain_update.total(plain_update.k3(batch, log_probs), mask) / mask.sum()
-    entropies = -(logits.exp() * logits).sum(-1)
-    if objective.entropy is not None:
-        part = part - objective.entropy * plain_update.total(entropies, mask) / mask.sum()
-    return part, log_probs, held, entropies.detach()
-
-
 def critic_loss(net, batch, objective):
     values = net(batch["sequences"], batch["attention_mask"])[:, :-1]
     loss, held = plain_update.squared_error(batch, values, VALUE_CLIP)
@@ -373,7 +349,7 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
     Each step starts from the run's own parameters, so that errors do not add up.
     """
     case, objective = watched.case, watched.case.objective
-    net, loss_of = make_net(model, watched.model), {"actor": actor_loss, "critic": critic_loss}[model]
+    net, loss_of = make_net(model, watched.model), {"actor": plain_update.actor_loss, "critic": critic_loss}[model]
     start = watched.notes[model][0][0]["before"]
     parameters = {name: torch.nn.Parameter(value.clone()) for name, value in start.items()}
     assert parameters.keys() == dict(net.named_parameters()).keys()
@@ -392,7 +368,7 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
                 weight.copy_(before[name])
                 parameters[name].copy_(before[name])
                 parameters[name].grad = torch.zeros_like(before[name])
-        batch = joined(window)
+        batch = plain_update.joined(window)
         loss, output, held, entropy = loss_of(net, batch, objective)
         used = batch["action_mask"] > 0
         assert (output - batch["output"])[used].abs().max() < OUTPUT_ERROR

@@ -101,8 +101,8 @@ class Engine:
     def live(self) -> Ref:
         return self.alive
 
-    def isolate_rewards(self, verifier: Any) -> None:
-        self.world.note("isolate_rewards", verifier)
+    def set_up(self, tokenizer: Any, verifier: Any) -> None:
+        self.world.note("set_up", (tokenizer, verifier))
 
     def reward_failures(self) -> dict[str, int]:
         return self.world.reward_failures[self.number]
@@ -141,7 +141,7 @@ class Engine:
         self.world.note("load", self.weights)
 
     def generate_responses(
-        self, *, prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images, seed=None, number=None
+        self, *, prompt, label, sampling_params, max_length, num_samples, images, seed=None, number=None
     ) -> list[dict]:
         self.world.fail_at("generate")
         self.world.requests.append(

@@ -176,12 +176,12 @@ class TestSeeds:
 
 
 class TestNumberedEngine:
-    def test_adds_number_and_seed_to_each_request_and_nothing_else(self):
+    def test_adds_number_and_seed_to_each_request_and_takes_the_tokenizer_from_it(self):
         calls, seeds = [], [11, None, 13]
         added = iter([{"number": number, "seed": seed} for number, seed in enumerate(seeds)])
         engine = numbered(Engine(calls), lambda: next(added))
         asked = {"prompt": "p", "label": "l", "sampling_params": object(), "num_samples": 2, "images": None, "x": 1}
-        answers = [engine.generate_responses.remote(**asked) for _ in range(3)]
+        answers = [engine.generate_responses.remote(**asked, hf_tokenizer=object()) for _ in range(3)]
         assert [vars(call) for call in calls] == [
             {"method": "generate", "engine": 0, **asked, "seed": seed, "number": number}
             for number, seed in enumerate(seeds)
@@ -217,10 +217,11 @@ class TestEngine:
     def answers(self, seed: int | None, samples: int = 4):
         engine = object.__new__(RolloutEngine)
         engine.executor = Executor()
+        engine.tokenizer = "t"
         params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)
         found = asyncio.run(
             engine.generate_responses(
-                prompt="p", label="l", sampling_params=params, max_length=9, hf_tokenizer="t", num_samples=samples,
+                prompt="p", label="l", sampling_params=params, max_length=9, num_samples=samples,
                 images="i", seed=seed, number=17,
             )
         )  # fmt: skip

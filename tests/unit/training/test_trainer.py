@@ -220,11 +220,11 @@ class TestRun:
         made.trainer.fit()
         assert made.noted("restore") and made.noted("fit") == [[[], []]] * 8
 
-    def test_each_engine_gets_the_verifier_once_before_anything_is_generated(self, world):
+    def test_each_engine_gets_tokenizer_and_verifier_once_before_anything_is_generated(self, world):
         made = world(engines=3, **{"verifier.timeout": 17})
         made.trainer.fit()
-        assert made.noted("isolate_rewards") == [made.args.verifier] * 3
-        assert [name for name, _ in made.events][:3] == ["isolate_rewards"] * 3
+        assert made.noted("set_up") == [(made.trainer.tokenizer, made.args.verifier)] * 3
+        assert [name for name, _ in made.events][:3] == ["set_up"] * 3
 
     def test_seeds_of_a_repeatable_run_are_all_different(self, world):
         made = world(evaluation=2, **{"train.full_determinism_enable": True, "eval.steps": 2})

@@ -1,0 +1,155 @@
+"""Runs the user's agent (`--train.agent_func_path`) beside the rollout engine, with a time limit.
+
+OpenRLHF runs an agent in the event loop of its rollout engine. An environment that never answers would stop the run, and
+a call that blocks would stop the whole engine. Here agents run in a thread with an event loop of its own. Their
+generations still run in the engine's loop.
+
+An agent whose code takes longer than allowed between two generations is given up, and so is one that raises an error.
+Its response then has no reward, so its group is left out and counted as after a failed reward function.
+"""
+
+import asyncio
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Coroutine
+from contextvars import ContextVar
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from openrlhf.utils.agent import AgentExecutorBase
+from openrlhf.utils.logging_utils import init_logger
+
+from bapo_openrlhf.training.contract import extends
+
+logger = init_logger(__name__)
+
+BLOCKED = 1.0  # seconds after which an event loop that does not answer counts as blocked
+
+
+@dataclass
+class _Progress:
+    """What one response has generated so far, and the deadline of the code that runs between its generations."""
+
+    deadline: asyncio.Timeout
+    generations: int = 0  # that are going on
+    tokens: list[int] = field(default_factory=list)
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+
+
+_progress: ContextVar[_Progress | None] = ContextVar("_progress", default=None)  # of the response of this task
+
+
+class _Engine:
+    """The rollout engine as agents see it. Each of their generations stops the clock of its response."""
+
+    def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        self._engine, self._loop, self._timeout = engine, loop, timeout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, prompt_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Generate in the engine's own event loop."""
+        work = self._generate(prompt_token_ids, *args, **kwargs)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _generate(self, prompt_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        response = _progress.get()
+        if response is None:  # a thread of the agent's own asks, so it is not known for which response
+            return await self._engine.generate(prompt_token_ids, *args, **kwargs)
+        response.deadline.reschedule(None)
+        response.generations += 1
+        try:
+            output = await self._engine.generate(prompt_token_ids, *args, **kwargs)
+        finally:
+            response.generations -= 1
+            if not response.generations:
+                response.deadline.reschedule(self._loop.time() + self._timeout)
+        response.tokens = [*prompt_token_ids, *output.outputs[0].token_ids]
+        response.ranges.append((len(prompt_token_ids), len(response.tokens)))
+        return output
+
+
+async def _outcome(work: Coroutine[Any, Any, Any]) -> Any:
+    """What the work returns or raises. An error that crosses threads may lose its traceback, so it is returned."""
+    try:
+        return await work
+    except Exception as error:
+        return error
+
+
+class LimitedAgent(AgentExecutorBase):
+    """The user's agent executor, with a limit on the time that its code takes between two generations.
+
+    `failures` counts the responses that were given up, by kind: "timeout" or "raised".
+
+    Args:
+        executor: The user's executor.
+        engine: The rollout engine for which it runs.
+        timeout: Seconds before the first generation, between two, and after the last one.
+    """
+
+    def __init__(self, executor: AgentExecutorBase, engine: Any, timeout: float) -> None:
+        self.executor, self.engine, self.timeout = executor, engine, timeout
+        self.failures: Counter[str] = Counter()
+        self._seen: _Engine | None = None  # the same for all responses, because an executor may keep the first one
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @extends(AgentExecutorBase)
+    async def execute(self, *, sampling_params: Any, llm_engine: Any, **request: Any) -> dict[str, Any]:
+        """The agent's response; a response without a reward if the agent is given up.
+
+        Raises:
+            Exception: What the agent raised, if the engine is dead.
+        """
+        if self._seen is None:
+            self._seen = _Engine(self.engine, asyncio.get_running_loop(), self.timeout)
+        loop = self._agents_loop()
+        # Each response has its own parameters, because OpenRLHF's executor changes them after each turn.
+        work = self.executor.execute(sampling_params=deepcopy(sampling_params), llm_engine=self._seen, **request)
+        response = _Progress(asyncio.timeout(self.timeout))
+        _progress.set(response)  # the tasks of this response inherit it, also in the other thread
+        try:
+            async with response.deadline:
+                found = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_outcome(work), loop))
+        except TimeoutError as error:
+            found = error
+        if not isinstance(found, Exception):
+            return found
+        if self.engine.llm.errored:
+            raise found
+        await self._count(found, response.deadline.expired(), request["prompt"], loop)
+        return {
+            "prompt": request["prompt"],
+            "label": request["label"],
+            "images": request.get("images"),
+            "reward": None,
+            "observation_tokens": response.tokens,
+            "action_ranges": response.ranges,
+            "rollout_log_probs": [0.0] * len(response.tokens),
+        }
+
+    async def _count(self, error: Exception, late: bool, prompt: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Count and log a response that was given up. If its code blocks all others, the next ones get a new thread."""
+        self.failures["timeout" if late else "raised"] += 1
+        if not late:
+            what = "".join(traceback.format_exception(error)[-4:]).rstrip()
+            logger.warning(f"the agent raised an error for prompt {prompt!r}:\n{what}")
+            return
+        logger.warning(f"the agent took more than {self.timeout:g} s between two generations for prompt {prompt!r}")
+        try:
+            async with asyncio.timeout(BLOCKED):
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
+        except TimeoutError:
+            if self._loop is loop:
+                self._loop = None
+                logger.warning("the agent blocks its thread, and with it all agents there: it should await instead")
+
+    def _agents_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the agents, in a thread of its own."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
+        return self._loop

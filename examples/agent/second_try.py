@@ -1,0 +1,28 @@
+"""Countdown with a second try: after a wrong answer the model is asked again. The first try is worth 1, the second 0.5."""
+
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+from bapo_openrlhf.tasks.countdown import answer, parse_problem, verify
+
+
+class AgentInstance(AgentInstanceBase):
+    def __init__(self):
+        self.tries = 0
+
+    async def step(self, states):
+        self.tries += 1
+        numbers, target = parse_problem(states["label"])
+        right = verify(answer(states["action_text"]) or "", numbers, target) == 1
+        done = right or self.tries == 2
+        return {
+            "rewards": torch.tensor(1 / self.tries if right else 0.0),
+            "environment_feedback": "" if done else f" {states['label']}=",
+            "done": done,
+            "extra_logs": {"tries": torch.tensor(float(self.tries))},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)

@@ -1,0 +1,298 @@
+"""Agents of two turns on the real stack, whose groups are trained on fresh, re-evaluated and replayed.
+
+The agent writes down what vLLM was asked and gave (agent.py). From that, and from transformers' model with the weights
+of the step, come the masks, log-probs, ratios, rewards, advantages and gradients that the run is compared with.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.record import run_record as record
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import plain_update  # noqa: E402
+
+pytestmark = pytest.mark.stack
+
+SIZE, STEPS, RESUMED = 4, 6, 3  # G; the run stops while it generates for step 3, and is resumed
+HANGS = "3+3="
+OBJECTIVE = plain_update.Objective(low=0.2, high=0.3, kl=0.1)
+ERROR = 0.05  # of a log-prob: vLLM and transformers round differently to bf16
+NORM_ERROR = 0.02
+
+
+class Episode(NamedTuple):
+    """A response as the agent saw it. Masks and log-probs are by token, without the shift of OpenRLHF's.
+
+    Attributes:
+        prompt: The prompt.
+        generation: How often the prompt was generated before.
+        tokens: Prompt, turn, feedback, turn, feedback.
+        mask: 1 for tokens that vLLM sampled.
+        log_probs: Of vLLM; 0 for other tokens.
+        reward: Sum over both turns.
+    """
+
+    prompt: str
+    generation: int
+    tokens: tuple[int, ...]
+    mask: np.ndarray
+    log_probs: np.ndarray
+    reward: float
+
+
+def episode(line, encode):
+    tokens, mask, log_probs = encode(line["prompt"]), [], []
+    for turn, feedback in zip(line["turns"], line["feedback"], strict=True):
+        assert turn["asked"] == tokens  # vLLM continued what was said so far
+        mask += [0] * (len(tokens) - len(mask)) + [1] * len(turn["given"])
+        log_probs += [0.0] * (len(tokens) - len(log_probs)) + turn["log_probs"]
+        tokens = tokens + turn["given"] + encode(feedback)
+    rest = [0] * (len(tokens) - len(mask))
+    mask, log_probs = np.array(mask + rest), np.array(log_probs + rest, dtype=np.float32)
+    return Episode(line["prompt"], line["generation"], tuple(tokens), mask, log_probs, line["reward"])
+
+
+class Runs(NamedTuple):
+    """A run that stopped and was resumed.
+
+    Attributes:
+        stopped: Result of the first part, with steps 0 to 2.
+        result: Result of the second part.
+        folder: What the probes wrote; first/ and second/ are the parts.
+        episodes: Whole episodes by their tokens.
+        steps: The steps at which each prompt was generated, in order.
+    """
+
+    stopped: object
+    result: object
+    folder: Path
+    episodes: dict
+    steps: dict
+
+    def part(self, step):
+        return self.folder / ("first" if step < RESUMED else "second")
+
+    def rows(self):
+        """(step, data, index, source, episode) of each response of each batch."""
+        for step in range(STEPS):
+            data = np.load(self.part(step) / f"experience{step}.npz")
+            for index, source in enumerate(data["source"]):
+                real = data[f"{index}/attention_mask"].astype(bool)
+                yield step, data, index, source, self.episodes[tuple(data[f"{index}/sequences"][real].tolist())]
+
+    def generated_at(self, found):
+        return self.steps[found.prompt][found.generation]
+
+
+@pytest.fixture(scope="module")
+def runs(train, workspace):
+    folder = workspace / "agents"
+    (folder / "first").mkdir(parents=True)
+    (folder / "second").mkdir()
+
+    def part(name, fails, *switches):
+        environment = {"PROBE_FOLDER": folder / name, "AGENT_FOLDER": folder, "AGENT_HANGS": HANGS, "RAGGED_TOKENS": 0}
+        environment["AGENT_FAILS"] = fails
+        return train(
+            "agents",
+            str(HERE / "agent_probe.py"),
+            switches=switches,
+            environment={key: str(value) for key, value in environment.items()},
+            algorithm="bapo_grpo",
+            run__name="agents",
+            reward__remote_url=None,
+            train__agent_func_path=HERE / "agent.py",
+            verifier__timeout=5,
+            adapt__reward_range=(0, 2),
+            adapt__rollout_delay=1,
+            adapt__reevaluate_every=2,
+            adapt__c3="7/8",
+            data__max_len=64,
+            data__max_samples=24,
+            train__num_episodes=2,
+            actor__adam__lr=3e-3,
+            actor__eps_clip_low_high=(OBJECTIVE.low, OBJECTIVE.high),
+            algo__kl__init_coef=OBJECTIVE.kl,
+            ckpt__save_steps=1,
+        )
+
+    stopped = part("first", folder / "first" / f"actor{RESUMED - 1}")
+    result = part("second", folder / "never", "ckpt.load_enable")
+    assert result.status == 0, result.output[-6000:]
+    tokenizer = AutoTokenizer.from_pretrained(workspace / "model")
+    encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+    lines = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+    found = [episode(line, encode) for line in lines]
+    episodes = {one.tokens: one for one in found}
+    assert len(episodes) == len(found)  # otherwise tokens would not tell which one a sample is
+    data = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
+    texts = {Prompt(row["input"], row["label"]).id: row["input"] for row in data}
+    steps = {}
+    for row in record.read_groups(result.folder):
+        steps.setdefault(texts[row["prompt"]], []).append(row["step"] - 1)
+    return Runs(stopped, result, folder, episodes, steps)
+
+
+def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(runs):
+    """In both turns and for all sources; also of groups that were stored before the run was stopped."""
+    found = dict.fromkeys(record.SOURCES, 0)
+    for step, data, index, source, one in runs.rows():
+        mask = data[f"{index}/action_mask"]
+        assert np.array_equal(mask[: len(one.mask) - 1], one.mask[1:]) and not mask[len(one.mask) - 1 :].any()
+        edges = np.flatnonzero(np.diff(one.mask))
+        assert len(edges) == 4 and one.mask[0] == one.mask[-1] == 0  # two turns, each with feedback after it
+        found[source] += 1
+        if source == "replayed" and step >= RESUMED > runs.generated_at(one):
+            found["resumed"] = found.get("resumed", 0) + 1
+    assert min(found.values()) >= SIZE and len(found) == 4, found
+
+
+def test_a_reevaluation_has_new_responses_and_a_replay_has_the_old_ones(runs):
+    for step, _, _, source, one in runs.rows():
+        assert (runs.generated_at(one) < step) is (source == "replayed")
+        assert source != "reevaluated" or one.generation > 0
+
+
+def log_probs_of(model, one):
+    """Log-probs of the sampled tokens under transformers' model with the saved weights."""
+    tokens = torch.tensor([one.tokens])
+    with torch.no_grad():
+        found = model(tokens).logits.float().log_softmax(-1)
+    return found[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy()[one.mask[1:] == 1]
+
+
+@pytest.fixture(scope="module")
+def actors(runs):
+    """The actor before each step."""
+    return [
+        AutoModelForCausalLM.from_pretrained(runs.part(step) / f"actor{step}", dtype=torch.bfloat16)
+        for step in range(STEPS)
+    ]
+
+
+def test_kept_log_probs_are_those_of_the_weights_that_generated(runs, actors):
+    """Those of vLLM to the last bit, and those of transformers' model with the weights of that step."""
+    moved = []
+    for step, data, index, source, one in runs.rows():
+        kept, length = data[f"{index}/rollout_log_probs"], len(one.mask) - 1
+        assert np.array_equal(kept[:length], one.log_probs[1:]) and not kept[length:].any()
+        own = one.log_probs[one.mask == 1]
+        assert own == pytest.approx(log_probs_of(actors[runs.generated_at(one)], one), abs=ERROR)
+        if source == "replayed":
+            moved.append(np.abs(own - log_probs_of(actors[step], one)).max())
+    assert max(moved) > 5 * ERROR  # under other weights they are others
+
+
+def test_ratios_are_over_the_tokens_of_the_model(runs, actors):
+    """The sum of log pi - log alpha over both turns, with pi of transformers' model."""
+    for step, data, index, source, one in runs.rows():
+        if source == "replayed":
+            own = data[f"{index}/action_log_probs"][: len(one.mask) - 1][one.mask[1:] == 1]
+            assert np.array_equal(own, one.log_probs[one.mask == 1])  # the denominator in the loss
+            wanted = (log_probs_of(actors[step], one) - one.log_probs[one.mask == 1]).sum()
+            assert data["log_ratios"][index] == pytest.approx(wanted, abs=2 * ERROR)
+
+
+def updates(runs):
+    """What the actor noted of each update."""
+    for part in ("first", "second"):
+        for number in range(len(list((runs.folder / part).glob("actor-0-*.pt")))):
+            yield torch.load(runs.folder / part / f"actor-0-{number}.pt")
+
+
+def episodes_of(runs, batch):
+    lengths = batch["attention_mask"].sum(-1).tolist()
+    rows = zip(batch["sequences"].tolist(), lengths, strict=True)
+    return [runs.episodes[tuple(tokens[:length])] for tokens, length in rows]
+
+
+def masks_of(found, width):
+    return torch.stack([torch.tensor([*one.mask[1:], *[0] * (width + 1 - len(one.mask))]) for one in found])
+
+
+def test_rewards_are_sums_over_turns_and_give_the_advantages(runs):
+    groups = {}
+    for one in runs.episodes.values():
+        groups.setdefault((one.prompt, one.generation), []).append(one.reward)
+    for row in record.read_groups(runs.result.folder):
+        (found,) = [
+            rewards
+            for (prompt, generation), rewards in groups.items()
+            if Prompt(prompt, _label(prompt)).id == row["prompt"]
+            and runs.steps[prompt].index(row["step"] - 1) == generation
+        ]
+        assert len(found) == SIZE
+        assert row["mean"] == (None if row["state"] == "failed" else sum(found) / SIZE)
+    for update in updates(runs):
+        for batch in update["micro_batches"]:
+            members, width = episodes_of(runs, batch), batch["action_mask"].shape[1]
+            for one, row, mask in zip(members, batch["advantages"], masks_of(members, width), strict=True):
+                rewards = np.array(groups[one.prompt, one.generation])
+                wanted = (one.reward - rewards.mean()) / np.sqrt(rewards.var() + 1e-6)
+                assert row[mask == 1].tolist() == pytest.approx([wanted] * int(mask.sum()), abs=1e-4)
+
+
+def _label(prompt):
+    return str((8, 4, 4, 2, 2, 0)[int(prompt.split("+")[0]) % 6])
+
+
+def test_gradients_take_nothing_from_the_tokens_of_the_environment(runs, workspace):
+    """The norm is that of plain PyTorch's gradient with the agent's masks, and not with the feedback in them."""
+    settings = {"dtype": torch.bfloat16, "attn_implementation": "eager"}
+    net = AutoModelForCausalLM.from_pretrained(workspace / "model", **settings)  # its weights are replaced
+
+    def norm(batch):
+        net.zero_grad()
+        plain_update.actor_loss(net, batch, OBJECTIVE)[0].backward()
+        return float(torch.stack([weight.grad.float().norm() for weight in net.parameters()]).norm())
+
+    checked = 0
+    for update in updates(runs):
+        before, window = update["before"], []
+        for micro_batch in update["micro_batches"]:
+            window.append(micro_batch)
+            if not micro_batch["stepped"]:
+                continue
+            with torch.no_grad():
+                for name, weight in net.named_parameters():
+                    weight.copy_(before[name])
+            batch = plain_update.joined(window)
+            width = batch["action_mask"].shape[1]
+            batch["action_mask"] = masks_of(episodes_of(runs, batch), width)
+            assert micro_batch["norm"] == pytest.approx(norm(batch), rel=NORM_ERROR)
+            hull = batch["action_mask"].cumsum(-1).clamp(max=1)
+            batch["action_mask"] = hull * batch["action_mask"].flip(-1).cumsum(-1).clamp(max=1).flip(-1)
+            assert micro_batch["norm"] != pytest.approx(norm(batch), rel=5 * NORM_ERROR)
+            before, window = micro_batch["after"], []
+            checked += 1
+    assert checked >= STEPS
+
+
+def test_an_agent_that_hangs_costs_its_group_alone(runs):
+    """Once, in the first part. What its group generated is counted, and all other groups can be used."""
+    (failed,) = [row for row in record.read_groups(runs.result.folder) if row["state"] == "failed"]
+    assert failed["prompt"] == Prompt(HANGS, _label(HANGS)).id
+    assert failed["tokens"] == sum(
+        one.mask.sum() for one in runs.episodes.values() if (one.prompt, one.generation) == (HANGS, 0)
+    )
+    assert f"the agent took more than 5 s between two generations for prompt {HANGS!r}" in runs.stopped.output
+    assert sum(row["groups/failed"] for row in runs.result.metrics) == 1
+
+
+def test_agents_that_all_fail_stop_the_run(runs):
+    """It says how many, and the engine's log has the error."""
+    assert runs.stopped.status == 1
+    error = next(line for line in runs.stopped.output.splitlines() if line.startswith("error: "))
+    assert f"step {RESUMED}, generating: RuntimeError: 8 of 8 groups gave no reward" in error
+    assert "1 x timeout, 32 x raised" in error
+    assert "LookupError: the environment is gone" in runs.stopped.output

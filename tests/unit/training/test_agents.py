@@ -1,0 +1,210 @@
+"""Agents that answer, hang, block and raise, each run by OpenRLHF's own executor beside a stand-in for the engine."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
+from vllm import SamplingParams
+
+from bapo_openrlhf.config import VerifierConfig
+from bapo_openrlhf.training import agents
+from bapo_openrlhf.training.agents import LimitedAgent
+from bapo_openrlhf.training.engines import RolloutEngine
+from bapo_openrlhf.training.reward_pool import RewardPool
+
+LIMIT = 1.0  # seconds
+
+
+def tokenizer(text, **_):
+    return {"input_ids": torch.tensor([[ord(letter) for letter in text]])}
+
+
+class Engine:
+    """Answers each request with "ab" after `seconds`, and notes the request and its thread."""
+
+    def __init__(self, seconds=0.0):
+        self.seconds, self.asked, self.threads = seconds, [], []
+        self.llm = SimpleNamespace(errored=False)
+
+    async def generate(self, tokens, params, multi_modal_data=None):
+        self.asked.append((list(tokens), params))
+        self.threads.append(threading.current_thread())
+        await asyncio.sleep(self.seconds)
+        log_probs = [{token: SimpleNamespace(logprob=-token / 100)} for token in b"ab"]
+        output = SimpleNamespace(token_ids=[*b"ab"], text="ab", finish_reason="stop", logprobs=log_probs)
+        return SimpleNamespace(outputs=[output])
+
+    def get_num_unfinished_requests(self):
+        return 17
+
+
+def agent(act):
+    """An agent of two turns. `act(label)` is awaited in its second one if it returns something to wait for."""
+
+    class Instance(AgentInstanceBase):
+        def __init__(self):
+            self.turn = 0
+
+        async def step(self, states):
+            self.turn += 1
+            waits = act(states["label"]) if self.turn == 2 else None
+            if waits is not None:
+                await waits
+            done = self.turn == 2
+            return {"rewards": torch.tensor(0.25), "environment_feedback": "." if done else ";", "done": done}
+
+    return MultiTurnAgentExecutor(Instance)
+
+
+def ask(limited, engine, *labels, later=()):
+    """The responses for prompts with these labels, which are asked for together; then those for `later`."""
+
+    async def all_of_them():
+        params = SamplingParams(max_tokens=4, logprobs=1)
+        request = {"prompt": "p", "sampling_params": params, "max_length": 32, "hf_tokenizer": tokenizer}
+        found = []
+        for batch in (labels, later):
+            asked = (limited.execute(**request, label=label, images=None, llm_engine=engine) for label in batch)
+            found += await asyncio.gather(*asked)
+        return found
+
+    return asyncio.run(asyncio.wait_for(all_of_them(), 60))  # a limit that does not work fails, it does not hang
+
+
+def run(act, *labels, seconds=0.0):
+    engine = Engine(seconds)
+    limited = LimitedAgent(agent(act), engine, LIMIT)
+    return ask(limited, engine, *labels), limited, engine
+
+
+def test_an_agent_that_answers_gives_what_it_gives_openrlhf():
+    plain = Engine()
+    wanted = ask(agent(lambda label: None), plain, "l")
+    threads = []
+    found, limited, engine = run(lambda label: threads.append(threading.current_thread()), "l")
+    assert found == wanted and found[0]["reward"] == 0.5 and found[0]["action_ranges"] == [(1, 3), (4, 6)]
+    assert [tokens for tokens, _ in engine.asked] == [tokens for tokens, _ in plain.asked]
+    assert not limited.failures
+    assert set(engine.threads) == {threading.main_thread()}
+    assert [thread.name for thread in threads] == ["agents"]
+
+
+def test_a_generation_does_not_count():
+    """Two of them take twice the limit each."""
+    (found,), limited, _ = run(lambda label: None, "l", seconds=2 * LIMIT)
+    assert found["reward"] == 0.5 and not limited.failures
+
+
+def test_an_agent_that_hangs_is_given_up_alone(caplog):
+    ended = []
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    (hanging, fine), limited, _ = run(lambda label: hang() if label == "bad" else None, "bad", "good")
+    assert (hanging["reward"], fine["reward"]) == (None, 0.5)
+    assert limited.failures == {"timeout": 1} and ended == [True]
+    assert "took more than 1 s between two generations for prompt 'p'" in caplog.text and "blocks" not in caplog.text
+    # What it generated is there to be counted: the prompt, a turn, the feedback, a turn.
+    assert bytes(hanging["observation_tokens"]) == b"pab;ab" and hanging["action_ranges"] == [(1, 3), (4, 6)]
+    assert len(hanging["rollout_log_probs"]) == 6
+
+
+def test_an_agent_that_blocks_its_thread_does_not_block_the_engine(monkeypatch, caplog):
+    """Responses that are asked for later get another thread."""
+    monkeypatch.setattr(agents, "BLOCKED", 0.2)
+    release, engine = threading.Event(), Engine()
+    limited = LimitedAgent(agent(lambda label: release.wait() and None if label == "bad" else None), engine, LIMIT)
+    try:
+        found = ask(limited, engine, "bad", later=["good", "good"])
+    finally:
+        release.set()
+    assert [one["reward"] for one in found] == [None, 0.5, 0.5]
+    assert limited.failures == {"timeout": 1} and "blocks its thread" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ValueError("no such tool"), TimeoutError("no answer from the tool")])
+def test_an_agent_that_raises_is_given_up_and_its_error_is_in_the_log(error, caplog):
+    def fail(label):
+        if label == "bad":
+            raise error
+
+    found, limited, _ = run(fail, "bad", "good", "bad")
+    assert [one["reward"] for one in found] == [None, 0.5, None]
+    assert limited.failures == {"raised": 2}
+    assert f"{type(error).__name__}: {error}" in caplog.text and "in fail" in caplog.text
+
+
+def test_a_dead_engine_is_no_failure_of_the_agent():
+    engine = Engine()
+
+    def die(label):
+        engine.llm.errored = True
+        raise RuntimeError("the engine is dead")
+
+    limited = LimitedAgent(agent(die), engine, LIMIT)
+    with pytest.raises(RuntimeError, match="the engine is dead"):
+        ask(limited, engine, "l")
+    assert not limited.failures
+
+
+def test_each_response_has_parameters_of_its_own():
+    """OpenRLHF's executor writes the rest of the length into them, from which another response computes its prompt."""
+    given = []
+
+    class Executor(AgentExecutorBase):
+        async def execute(self, *, sampling_params, **request):
+            given.append(sampling_params.max_tokens)
+            sampling_params.max_tokens = 1
+            return {}
+
+    engine = Engine()
+    ask(LimitedAgent(Executor(), engine, LIMIT), engine, "l", "l")
+    assert given == [4, 4]
+
+
+def test_an_executor_may_keep_the_engine_and_ask_it_from_a_thread_of_its_own():
+    class Executor(AgentExecutorBase):
+        engine = None
+
+        async def execute(self, *, llm_engine, sampling_params, **request):
+            self.engine = self.engine or llm_engine
+            work = lambda: asyncio.run(self.engine.generate([1, 2], sampling_params))  # noqa: E731
+            output = await asyncio.get_running_loop().run_in_executor(None, work)
+            return {"text": output.outputs[0].text, "unfinished": self.engine.get_num_unfinished_requests()}
+
+    engine = Engine()
+    limited = LimitedAgent(Executor(), engine, LIMIT)
+    assert ask(limited, engine, "l", "l") == [{"text": "ab", "unfinished": 17}] * 2
+    assert set(engine.threads) == {threading.main_thread()}
+
+
+@pytest.mark.parametrize(
+    ("executor", "processes", "limited", "rewards"),
+    [
+        (agent(lambda label: None), 4, LimitedAgent, LimitedAgent),
+        (agent(lambda label: None), 0, MultiTurnAgentExecutor, type(None)),
+        (SingleTurnAgentExecutor(), 4, SingleTurnAgentExecutor, type(None)),
+        (SingleTurnAgentExecutor("http://judge"), 4, SingleTurnAgentExecutor, type(None)),
+        ("reward.py", 4, SingleTurnAgentExecutor, RewardPool),
+        ("reward.py", 0, SingleTurnAgentExecutor, type(None)),
+    ],
+)
+def test_what_the_engine_limits(tmp_path, executor, processes, limited, rewards):
+    if executor == "reward.py":
+        (tmp_path / "reward.py").write_text("def reward_func(queries, prompts, labels): ...")
+        executor = SingleTurnAgentExecutor(str(tmp_path / "reward.py"))
+    engine = object.__new__(RolloutEngine)
+    engine.executor, engine.rewards = executor, None
+    engine.set_up("the tokenizer", VerifierConfig(processes=processes, timeout=17.0))
+    assert engine.tokenizer == "the tokenizer"
+    assert (type(engine.executor), type(engine.rewards)) == (limited, rewards)
+    if engine.rewards:
+        assert engine.rewards.timeout == 17 and engine.reward_failures() == {}
+        assert engine.rewards in (engine.executor, getattr(engine.executor, "reward_func", None))
