@@ -24,3 +24,13 @@ def nothing(_original: Any, *_args: Any, **_kwargs: Any) -> None:
 @replaces("deepspeed.comm.torch", "build_shm_op")
 def build_shm_op(_original: Any) -> None:
     """Skip the shared-memory collective. It is compiled on first use, and only tensor-parallel inference calls it."""
+
+
+@replaces("deepspeed.runtime.zero.partition_parameters", "Init._allgather_params_coalesced")
+def gather_parameters(_original: Any, self: Any, params: list[Any], hierarchy: int = 0, quantize: bool = False) -> None:
+    """Gather the parts of parameters one after the other (ZeRO stage 3).
+
+    DeepSpeed starts all gathers and waits only for the last one. That is enough on a GPU, which keeps their order. Gloo
+    has several threads, so another gather could still be going on, and its parameter held memory never written to.
+    """
+    self._allgather_params_sequential(params, hierarchy)

@@ -34,7 +34,8 @@ def smoke(tmp_path):
         if importlib.util.find_spec("torchvision") is None:
             shutil.copy(HERE / "vision_torchvision.py", tmp_path / "site" / "torchvision.py")
         path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", str(ROOT))])
-        environment = os.environ | {"PYTHONPATH": path, "BAPO_OPENRLHF_CPU": "1"}
+        # The C library fills new memory with garbage, so that memory which nothing has written to is noticed.
+        environment = os.environ | {"PYTHONPATH": path, "BAPO_OPENRLHF_CPU": "1", "MALLOC_PERTURB_": "128"}
         subprocess.run([sys.executable, HERE / "preset_models.py", preset, tmp_path], env=environment, check=True)
         settings = yaml.safe_load(PRESETS[preset].read_text())
         places = {

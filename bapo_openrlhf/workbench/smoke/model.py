@@ -83,7 +83,7 @@ def _say_no_places(model: Any, ids: list[int]) -> None:
 
     with torch.no_grad():
         words, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        words[:, 0] = 1.0
+        words[:, 0] = 0.1  # as large as the others, which must still matter
         if head is not words:
             head[:, 0] = 0.0
         head[ids, 0] = -10.0

@@ -5,6 +5,7 @@ A fault is named by FAKE_FAULT. The process does what a run does at its worst.
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import yaml
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # only SIGKILL ends it
 fault = os.environ.get("FAKE_FAULT", "")
 words = sys.argv[1:]
 settings = yaml.safe_load(Path(words[words.index("--config") + 1]).read_text())
