@@ -14,7 +14,7 @@ from typing import Any
 
 from bapo_openrlhf import config
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.launch import openrlhf_cli, vision
+from bapo_openrlhf.launch import attention, openrlhf_cli, vision
 from bapo_openrlhf.user_file import read_yaml
 
 REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # the sources of rewards
@@ -86,6 +86,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     _check_positive(flat)
     _check_rewards(flat)
     vision.check_flags(flat)
+    attention.check_flags(flat)
     args = openrlhf_cli.validate(flat)
     for prefix, kind in config.GROUPS.items():
         setattr(args, prefix, kind(**own[prefix]))

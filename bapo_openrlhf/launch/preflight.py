@@ -11,7 +11,7 @@ from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
 from bapo_openrlhf.config import Checked
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import vision
+from bapo_openrlhf.launch import attention, vision
 from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, check_combinations
 from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.training.data_files import local_rows, read_traces
@@ -34,6 +34,7 @@ def check_inputs(args: SimpleNamespace, *, call_reward: bool = True, data: bool 
         ConfigError: The message names the flag, the value and what is allowed.
     """
     check_combinations(args)
+    attention.check_packages(args)
     arithmetic = check_batch(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     check_model("actor.model_name_or_path", args.actor.model_name_or_path)

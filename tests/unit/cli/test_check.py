@@ -42,6 +42,7 @@ def words(tmp_path) -> list[str]:
         "train.batch_size": 16,
         "train.micro_batch_size": 2,
         "train.num_episodes": 3,
+        "ds.attn_implementation": "sdpa",
         "vllm.num_engines": 3,
         "vllm.tensor_parallel_size": 2,
         "adapt.batch_size": 6,
