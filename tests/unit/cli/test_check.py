@@ -203,6 +203,17 @@ class TestNumbers:
         assert "1 re-evaluations (m 4), 1 of them" in facts["per epoch"]
 
 
+def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
+    """A configuration for GPUs may be checked on a machine without."""
+    monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
+    monkeypatch.setattr("bapo_openrlhf.launch.attention.find_spec", lambda name: None)
+    assert report(capsys, *words)["attention"] == "sdpa"
+    assert main.run(["check", *words, "--ds.attn_implementation=flash_attention_2"]) == 0
+    *_, warning, last = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: ds.attn_implementation is flash_attention_2; it needs the package flash-attn")
+    assert last == "configuration is valid"
+
+
 def test_presets(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)  # the presets' reward function is a path in the repository
     presets = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem != "quickstart")
