@@ -9,7 +9,7 @@ INSTALLED_GPU := $(VENV_GPU)/.installed
 # Two processes: one runs all tests of the real stack, the other the unit tests meanwhile (tests/conftest.py).
 TWO := -n 2
 
-.PHONY: quickstart test test-all lint docs bench install-gpu lock clean
+.PHONY: quickstart test test-all lint docs bench install-gpu flash-attn lock clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python examples/quickstart
@@ -56,6 +56,11 @@ $(INSTALLED_GPU): pyproject.toml requirements/cuda.lock.txt requirements/cuda-no
 
 install-gpu: $(INSTALLED_GPU)
 	@echo "installed; now: source $(VENV_GPU)/bin/activate"
+
+# Optional: it compiles for minutes or hours, and needs the CUDA toolkit (docs/dependencies.md).
+flash-attn: $(INSTALLED_GPU)
+	$(VENV_GPU)/bin/pip install --quiet wheel
+	$(VENV_GPU)/bin/pip install --no-build-isolation flash-attn==2.8.3
 
 # The lock files, after a change of a dependency; `make lock UPGRADE=--upgrade` takes the newest versions.
 lock:
