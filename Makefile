@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The two stacks have files in common, so each has a folder of its own.
+VENV_GPU := .venv-gpu
+INSTALLED_GPU := $(VENV_GPU)/.installed
 # Two processes: one runs all tests of the real stack, the other the unit tests meanwhile (tests/conftest.py).
 TWO := -n 2
 
-.PHONY: quickstart test test-all lint docs bench clean
+.PHONY: quickstart test test-all lint docs bench install-gpu flash-attn lock clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python examples/quickstart
@@ -34,15 +37,36 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m sphinx -W --keep-going -q -n -c docs . docs/_build
 
-# In three steps: torch first, for its CPU build must be there before anything asks for torch; then what OpenRLHF and
-# vLLM import; then those two without their dependencies (requirements/cpu-no-deps.txt says why).
-$(INSTALLED): pyproject.toml requirements/cpu-no-deps.txt
+# In two steps: what OpenRLHF and vLLM import, in the versions of the lock file; then these two without their dependencies
+# (requirements/*-no-deps.txt say why).
+$(INSTALLED): pyproject.toml requirements/cpu.lock.txt requirements/cpu-no-deps.txt
 	@echo "installing into $(VENV): torch, OpenRLHF, Ray, DeepSpeed, vLLM; a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --editable ".[cpu,test]"
+	$(BIN)/pip install --quiet --constraint requirements/cpu.lock.txt --editable ".[cpu,test]"
 	$(BIN)/pip install --quiet --no-deps --requirement requirements/cpu-no-deps.txt
 	touch $@
 
+# On a machine with GPUs.
+$(INSTALLED_GPU): pyproject.toml requirements/cuda.lock.txt requirements/cuda-no-deps.txt
+	@echo "installing into $(VENV_GPU): torch, OpenRLHF, Ray, DeepSpeed, vLLM; a few minutes the first time"
+	$(PYTHON) -m venv $(VENV_GPU)
+	$(VENV_GPU)/bin/pip install --quiet --constraint requirements/cuda.lock.txt --editable ".[cuda]"
+	$(VENV_GPU)/bin/pip install --quiet --no-deps --requirement requirements/cuda-no-deps.txt
+	touch $@
+
+install-gpu: $(INSTALLED_GPU)
+	@echo "installed; now: source $(VENV_GPU)/bin/activate"
+
+# Optional: it compiles for minutes or hours, and needs the CUDA toolkit (docs/dependencies.md).
+flash-attn: $(INSTALLED_GPU)
+	$(VENV_GPU)/bin/pip install --quiet wheel
+	$(VENV_GPU)/bin/pip install --no-build-isolation flash-attn==2.8.3
+
+# The lock files, after a change of a dependency; `make lock UPGRADE=--upgrade` takes the newest versions.
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet uv
+	PATH="$(CURDIR)/build/lock/bin:$$PATH" tools/lock.sh $(UPGRADE)
+
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VENV_GPU) build runs

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py                                # writes benchmarks/results/gpu.{json,md}; needs a GPU
     python benchmarks/gpu.py --model 4b --gpus 8            # on 8 GPUs, with a larger model
-    python benchmarks/gpu.py --ds.attn_implementation sdpa  # other flags go to `bapo-openrlhf train`
+    python benchmarks/gpu.py --ds.attn_implementation flash_attention_2  # other flags go to `bapo-openrlhf train`
     python benchmarks/gpu.py --dry-run                      # on the CPU with a tiny model; writes nothing
 
 It needs no model hub (gpu_setting.py). All roles share the GPUs and take turns, as in the presets. The kinds of runs

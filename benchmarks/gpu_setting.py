@@ -32,6 +32,7 @@ FLAGS = {
     "rollout.n_samples_per_prompt": G,
     "rollout.micro_batch_size": 16,
     "actor.gradient_checkpointing_enable": "",
+    "ds.attn_implementation": "sdpa",
     "actor.entropy_coef": 0.001,
     "algo.kl.init_coef": 0.001,
     "algo.kl.use_loss": "",

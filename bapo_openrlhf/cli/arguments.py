@@ -14,7 +14,7 @@ from typing import Any
 from bapo_openrlhf import config
 from bapo_openrlhf.cli.parser import did_you_mean, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.launch import openrlhf_cli, vision
+from bapo_openrlhf.launch import attention, openrlhf_cli, vision
 from bapo_openrlhf.launch.values import check_values
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 from bapo_openrlhf.user_file import read_yaml
@@ -114,6 +114,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     """Check the values, make OpenRLHF's checks, then this project's."""
     _check_rewards(flat)
     vision.check_flags(flat)
+    attention.check_flags(flat)
     check_values(vars(flat))
     own = {prefix: {} for prefix in config.GROUPS}
     for key, value in list(vars(flat).items()):

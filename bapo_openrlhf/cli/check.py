@@ -11,6 +11,7 @@ from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import Checked
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.attention import lacking
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.record.run_record import holds_run
 from bapo_openrlhf.workbench.planning.groups import happenings
@@ -39,6 +40,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in report))
+    if found := lacking(args):
+        print(f"warning: {found}")
     print("configuration is valid")
     return 0
 
@@ -64,6 +67,7 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         rows.append(("reference", _model(args.ref, args.actor.model_name_or_path)))
     rows += [
         ("KL penalty", f"{kl.init_coef:g} to the {target} policy, in the {'loss' if kl.use_loss else 'reward'}"),
+        ("attention", args.ds.attn_implementation),
         ("rollout engines", f"{args.vllm.num_engines} x tensor parallel {args.vllm.tensor_parallel_size}"),
         ("GPUs", _gpus(args, has_reference)),
         ("learning rates", _learning_rates(args)),

@@ -1,46 +1,11 @@
 """What a missing GPU takes in OpenRLHF."""
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
+from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu.patching import AROUND, replaces, require
 
-
-def _no_flash_attention(*_args: Any, **_kwargs: Any) -> None:
-    raise RuntimeError("flash-attention needs a GPU: leave --ds.packing_samples and --ds.ring_attn_size out")
-
-
-@contextmanager
-def flash_attention_stand_ins() -> Iterator[None]:
-    """Let `from flash_attn...` succeed only inside the block.
-
-    If the stand-ins stayed, transformers and other packages would believe that flash-attention is installed.
-    """
-    functions = {
-        "flash_attn": (),
-        "flash_attn.bert_padding": ("index_first_axis", "pad_input", "rearrange", "unpad_input"),
-        "flash_attn.utils": (),
-        "flash_attn.utils.distributed": ("all_gather",),
-    }
-    before = {name: sys.modules[name] for name in functions if name in sys.modules}
-    for name, attributes in functions.items():
-        stand_in = ModuleType(name)
-        stand_in.__path__ = []
-        for attribute in attributes:
-            setattr(stand_in, attribute, _no_flash_attention)
-        sys.modules[name] = stand_in
-    try:
-        yield
-    finally:
-        for name in functions:
-            sys.modules.pop(name, None)
-        sys.modules.update(before)
-
-
-AROUND["openrlhf.models.ring_attn_utils"] = flash_attention_stand_ins
+AROUND[flash_attention.IMPORTS_IT] = flash_attention.stand_ins
 
 
 @replaces("openrlhf.utils.deepspeed.deepspeed", "init_device_mesh")

@@ -12,7 +12,7 @@ from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
 from bapo_openrlhf.config import Checked, flags_of
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import vision
+from bapo_openrlhf.launch import attention, vision
 from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, check_combinations
 from bapo_openrlhf.launch.values import warnings_of
 from bapo_openrlhf.tasks import TASKS
@@ -40,6 +40,7 @@ def check_inputs(
     """
     warnings = warnings_of(flags_of(args))
     check_combinations(args)
+    attention.check_packages(args)
     arithmetic = check_batch(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     _check_models(args)

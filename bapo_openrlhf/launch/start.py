@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.arithmetic import epoch_steps
 from bapo_openrlhf.config import Checked, flags_of
+from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags
@@ -143,6 +144,8 @@ def _train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's `train` with this project's classes in place. On the CPU it gets a Ray of its own."""
     cpu.prepare_environment()
     cpu.install()
+    if not cpu.active():
+        flash_attention.do_without()
 
     import ray
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.attention import packing_flag
 
 NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
 TAG = "<image>"  # the chat template puts an image in its place
@@ -33,14 +34,8 @@ def check_flags(flat: argparse.Namespace) -> None:
     if values["algo.advantage.estimator"] == "gae":
         algorithm = f" (algorithm {flat.algorithm})" if flat.algorithm else ""
         raise ConfigError(f"{asked}, and algo.advantage.estimator gae{algorithm} needs a critic; {NO_CRITIC}")
-    packing = {
-        "ds.packing_samples": values["ds.packing_samples"],
-        "train.dynamic_batch_enable": values["train.dynamic_batch_enable"],
-        "ds.ring_attn_size": values["ds.ring_attn_size"] > 1,
-    }
-    for flag, on in packing.items():
-        if on:
-            raise ConfigError(f"{asked}, and {flag} packs samples; images and packed samples cannot be combined")
+    if flag := packing_flag(flat):
+        raise ConfigError(f"{asked}, and {flag} packs samples; images and packed samples cannot be combined")
 
 
 def check_model(model: str, folder: Path, config: Mapping[str, Any], args: SimpleNamespace) -> None:

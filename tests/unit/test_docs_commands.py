@@ -6,7 +6,6 @@ import re
 import runpy
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -158,13 +157,11 @@ def parse_gpu_benchmark(words, here):
 
 
 def is_a_target(words, here):
-    assert all(re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M) for target in words), words
-
-
-def is_an_extra(words, here):
-    (extra,) = re.fullmatch(r"\.\[(.*)\]", words[-1]).groups()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(extra.split(",")) <= set(project["optional-dependencies"])
+    """Or a variable that the Makefile reads."""
+    file = (ROOT / "Makefile").read_text()
+    for word in words:
+        name, is_variable, _ = word.partition("=")
+        assert f"$({name})" in file if is_variable else re.search(rf"^{word}:", file, re.M), word
 
 
 def is_a_pinned_package(words, here):
@@ -238,7 +235,6 @@ RULES = [
     Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
-    Rule("pip install", is_an_extra, None, "downloads gigabytes"),
     Rule("pip install --no-deps --target", is_a_pinned_package, None, "downloads a package"),
     Rule("python tools/openrlhf_contract.py", parse_contract, CONTRACT, "reads or records another version"),
     Rule("pre-commit install", is_configured, None, "changes the clone's hooks; they are compared in test_package.py"),
@@ -283,8 +279,9 @@ def shell(script, folder):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(note)
         path.chmod(0o755)
-    (folder / ".venv" / "bin").mkdir(parents=True)
-    (folder / ".venv" / "bin" / "activate").write_text("")
+    for name in (".venv", ".venv-gpu"):
+        (folder / name / "bin").mkdir(parents=True)
+        (folder / name / "bin" / "activate").write_text("")
     environment = {"PATH": str(stubs), "CALLS": str(calls)}
     done = subprocess.run(
         ["/bin/bash", "-eu", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False

@@ -46,6 +46,7 @@ def words(tmp_path) -> list[str]:
         "train.batch_size": 16,
         "train.micro_batch_size": 2,
         "train.num_episodes": 3,
+        "ds.attn_implementation": "sdpa",
         "vllm.num_engines": 3,
         "vllm.tensor_parallel_size": 2,
         "adapt.batch_size": 6,
@@ -269,6 +270,17 @@ class TestNumbers:
         more = ["--data.max_samples=64", "--adapt.reevaluate_every=4", "--train.num_episodes=1"]
         facts = report(capsys, "--algorithm=ba_ppo", *words, *more)
         assert "1 re-evaluations (m 4), 1 of them" in facts["per epoch"]
+
+
+def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
+    """A configuration for GPUs may be checked on a machine without."""
+    monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
+    monkeypatch.setattr("bapo_openrlhf.launch.attention.find_spec", lambda name: None)
+    assert report(capsys, *words)["attention"] == "sdpa"
+    assert main.run(["check", *words, "--ds.attn_implementation=flash_attention_2"]) == 0
+    *_, warning, last = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: ds.attn_implementation is flash_attention_2; it needs the package flash-attn")
+    assert last == "configuration is valid"
 
 
 def test_presets(capsys, monkeypatch):

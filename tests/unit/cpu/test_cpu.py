@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from bapo_openrlhf.cpu import patches_openrlhf, patches_vllm, patching
+from bapo_openrlhf.cpu import patches_vllm, patching
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import client, serving
 from bapo_openrlhf.errors import ConfigError
@@ -388,29 +388,6 @@ def test_the_vllm_plugin_acts_only_inside_a_run(package, monkeypatch, switch, ex
 
 
 # --- what the patches do ---------------------------------------------------------------------------------------------
-
-
-def test_flash_attention_stand_ins_are_gone_after_the_import(monkeypatch):
-    names = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"]
-    real = ModuleType("flash_attn")
-    monkeypatch.setitem(sys.modules, "flash_attn", real)
-    for name in names[1:]:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with patches_openrlhf.flash_attention_stand_ins():
-        padding = importlib.import_module("flash_attn.bert_padding")
-        gather = importlib.import_module("flash_attn.utils.distributed").all_gather
-    for function in (padding.index_first_axis, padding.pad_input, padding.rearrange, padding.unpad_input, gather):
-        with pytest.raises(RuntimeError, match="needs a GPU"):
-            function(1, dim=2)
-    assert sys.modules["flash_attn"] is real
-    assert not any(name in sys.modules for name in names[1:])
-
-
-def test_flash_attention_stand_ins_are_gone_after_a_failed_import(monkeypatch):
-    monkeypatch.delitem(sys.modules, "flash_attn", raising=False)
-    with pytest.raises(ImportError), patches_openrlhf.flash_attention_stand_ins():
-        raise ImportError
-    assert "flash_attn" not in sys.modules
 
 
 def _strategy_module(config):

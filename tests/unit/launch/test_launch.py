@@ -217,3 +217,15 @@ def test_it_is_plain_json(start, tmp_path):
     start(adapt__c2="1/8")
     text = (tmp_path / "runs" / "mine" / "run.json").read_text()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_with_a_gpu_flash_attn_need_not_be_there(monkeypatch):
+    """OpenRLHF is imported after this."""
+    monkeypatch.setattr(launch.cpu, "active", lambda: False)
+
+    def do_without():
+        raise InterruptedError
+
+    monkeypatch.setattr(launch.flash_attention, "do_without", do_without)
+    with pytest.raises(InterruptedError):
+        launch._train(None)

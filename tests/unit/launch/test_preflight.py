@@ -11,6 +11,7 @@ from PIL import Image, ImageFile
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch import attention
 from bapo_openrlhf.launch.openrlhf_flags import check_combinations, set_openrlhf_flags
 from bapo_openrlhf.launch.preflight import check_batch, check_inputs
 from bapo_openrlhf.training.data_files import read_traces
@@ -351,9 +352,10 @@ class TestImages:
         with pytest.raises(ConfigError, match=rf"^data.max_images_per_prompt is 1, and {flag} packs samples; "):
             pictures.run.parse(**pictures.flags(**changed))
 
-    def test_packing_without_images_is_left_alone(self, run):
-        args = run.parse(ds__packing_samples=True, ds__attn_implementation="flash_attention_2")
-        assert args.ds.packing_samples
+    def test_packing_without_images(self, run):
+        assert run.parse(ds__packing_samples=True).ds.packing_samples
+        with pytest.raises(ConfigError, match=r"^ds.attn_implementation is sdpa, and ds.packing_samples packs samples"):
+            run.parse(ds__packing_samples=True, ds__attn_implementation="sdpa")
 
     @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
     def test_rows_with_images_in_a_run_without(self, pictures, algorithm):
@@ -707,3 +709,11 @@ class TestCombinations:
         ):
             check_inputs(args)
         check_inputs(run.parse(actor__policy_loss_type="gspo"))
+
+
+def test_attention_without_its_package(run, monkeypatch):
+    """As on a machine with a GPU and without flash-attn."""
+    monkeypatch.setenv("BAPO_OPENRLHF_CPU", "0")
+    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    assert run.refusal().startswith("ds.attn_implementation is flash_attention_2; it needs the package flash-attn")
+    run.check(ds__attn_implementation="sdpa")

@@ -1,0 +1,79 @@
+"""Lets OpenRLHF run without flash-attn, on the CPU and on GPUs.
+
+One of OpenRLHF's modules imports functions of flash-attn, but only packed samples need them. flash-attn has no wheel
+for the torch of vLLM 0.29.0, so it would have to be compiled (docs/dependencies.md).
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+IMPORTS_IT = "openrlhf.models.ring_attn_utils"
+WORKERS = "RAY_RUNTIME_ENV_HOOK"  # Ray's variable: the function that may change the environment of a job's workers
+
+
+def missing() -> bool:
+    """Whether flash-attn cannot be imported. Its module in Python may be installed without the compiled one."""
+    return find_spec("flash_attn_2_cuda") is None
+
+
+def _not_installed(*_args: Any, **_kwargs: Any) -> None:
+    raise RuntimeError("flash-attn is not installed: leave --ds.packing_samples and --ds.ring_attn_size out")
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """Let `from flash_attn...` succeed only inside the block.
+
+    If the stand-ins stayed, transformers and other packages would believe that flash-attn is installed.
+    """
+    functions = {
+        "flash_attn": (),
+        "flash_attn.bert_padding": ("index_first_axis", "pad_input", "rearrange", "unpad_input"),
+        "flash_attn.utils": (),
+        "flash_attn.utils.distributed": ("all_gather",),
+    }
+    before = {name: sys.modules[name] for name in functions if name in sys.modules}
+    for name, attributes in functions.items():
+        stand_in = ModuleType(name)
+        stand_in.__path__ = []
+        for attribute in attributes:
+            setattr(stand_in, attribute, _not_installed)
+        sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        for name in functions:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)
+
+
+def do_without() -> None:
+    """On GPUs: if flash-attn is missing, let this process and the Ray workers of its job import OpenRLHF."""
+    if missing():
+        os.environ.setdefault(WORKERS, f"{__name__}.with_set_up_workers")
+        set_up_worker()
+
+
+def with_set_up_workers(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
+    """Add `set_up_worker` to the environment of a job."""
+    return {**(runtime_env or {}), "worker_process_setup_hook": f"{__name__}.set_up_worker"}
+
+
+def set_up_worker() -> None:
+    """Import the module with the stand-ins. The rest of its package is not imported, as vLLM's processes need none."""
+    if IMPORTS_IT in sys.modules:
+        return
+    found = find_spec("openrlhf")
+    assert found is not None and found.origin is not None
+    spec = spec_from_file_location(IMPORTS_IT, Path(found.origin).parent / "models" / "ring_attn_utils.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    with stand_ins():
+        spec.loader.exec_module(module)
+    sys.modules[IMPORTS_IT] = module

@@ -1,0 +1,77 @@
+"""OpenRLHF imports without flash-attn, and nothing believes afterwards that flash-attn is there."""
+
+import importlib
+import os
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from ray._private.worker import _maybe_modify_runtime_env
+
+from bapo_openrlhf.cpu import flash_attention
+
+NAMES = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """A process that has imported nothing of OpenRLHF or flash-attn, and asks Ray for nothing."""
+    for name in (*NAMES, flash_attention.IMPORTS_IT, "openrlhf.models"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that it is put back in the end
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv(flash_attention.WORKERS, "")
+    monkeypatch.delenv(flash_attention.WORKERS)
+
+
+def test_stand_ins_are_gone_after_the_import(monkeypatch):
+    real = ModuleType("flash_attn")
+    monkeypatch.setitem(sys.modules, "flash_attn", real)
+    with flash_attention.stand_ins():
+        padding = importlib.import_module("flash_attn.bert_padding")
+        gather = importlib.import_module("flash_attn.utils.distributed").all_gather
+    for function in (padding.index_first_axis, padding.pad_input, padding.rearrange, padding.unpad_input, gather):
+        with pytest.raises(RuntimeError, match="flash-attn is not installed"):
+            function(1, dim=2)
+    assert sys.modules["flash_attn"] is real
+    assert not any(name in sys.modules for name in NAMES[1:])
+
+
+def test_stand_ins_are_gone_after_a_failed_import():
+    with pytest.raises(ImportError), flash_attention.stand_ins():
+        raise ImportError
+    assert "flash_attn" not in sys.modules
+
+
+def test_without_flash_attn_openrlhf_imports(monkeypatch):
+    monkeypatch.setattr(flash_attention, "missing", lambda: True)
+    flash_attention.do_without()
+    module = sys.modules[flash_attention.IMPORTS_IT]
+    assert "openrlhf.models" not in sys.modules  # its package is large, and vLLM's processes need none of it
+    assert module.get_ring_attn_group() is None  # the module is OpenRLHF's own
+    with pytest.raises(RuntimeError, match=r"leave --ds\.packing_samples and --ds\.ring_attn_size out"):
+        module.unpad_and_slice_tensor(torch.ones(1, 2), torch.ones(1, 2), None)
+    assert not any(name in sys.modules for name in NAMES)
+    flash_attention.do_without()
+    assert sys.modules[flash_attention.IMPORTS_IT] is module
+
+
+def test_workers_of_the_job_do_the_same(monkeypatch):
+    """Ray applies the hook to what OpenRLHF passes to `ray.init`."""
+    monkeypatch.setattr(flash_attention, "missing", lambda: True)
+    flash_attention.do_without()
+    asked = _maybe_modify_runtime_env({"env_vars": {"NCCL_DEBUG": "WARN"}}, False)
+    module, _, function = asked.pop("worker_process_setup_hook").rpartition(".")
+    assert getattr(importlib.import_module(module), function) is flash_attention.set_up_worker
+    assert asked == {"env_vars": {"NCCL_DEBUG": "WARN"}}
+    assert set(_maybe_modify_runtime_env(None, False)) == {"worker_process_setup_hook"}
+
+
+@pytest.mark.parametrize(("found", "missing"), [("flash_attn_2_cuda", False), ("flash_attn", True)])
+def test_with_flash_attn_nothing_changes(monkeypatch, found, missing):
+    """FLASH_ATTENTION_SKIP_CUDA_BUILD installs only `flash_attn`, which then fails to import."""
+    monkeypatch.setattr(flash_attention, "find_spec", lambda name: name if name == found else None)
+    assert flash_attention.missing() is missing
+    if not missing:
+        flash_attention.do_without()
+        assert flash_attention.WORKERS not in os.environ and flash_attention.IMPORTS_IT not in sys.modules

@@ -1,0 +1,93 @@
+"""Attention that packages or packing rule out. test_preflight.py has its place among the checks of a run."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch import attention
+from bapo_openrlhf.launch.attention import check_flags, check_packages, lacking
+
+NEITHER = "the package flash-attn or kernels, which is not installed on this machine"
+
+
+def asked(implementation, packed=False):
+    return SimpleNamespace(ds=SimpleNamespace(attn_implementation=implementation, packing_samples=packed))
+
+
+@pytest.fixture(autouse=True)
+def install(monkeypatch):
+    """A function that installs modules. At first none is there, also if this machine has them."""
+    installed = set()
+    monkeypatch.setattr(attention, "find_spec", lambda name: name if name in installed else None)
+    return lambda *names: installed.update(names)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
+def test_some_attention_needs_no_package(implementation):
+    assert lacking(asked(implementation)) is None
+
+
+@pytest.mark.parametrize(
+    ("implementation", "needs"),
+    [
+        ("flash_attention_2", NEITHER),
+        ("flash_attention_3", NEITHER.replace("flash-attn", "flash-attn-3")),
+        ("kernels-community/flash-attn2", NEITHER.replace("flash-attn or ", "")),
+    ],
+)
+def test_flash_attention_needs_one(implementation, needs, install):
+    text = lacking(asked(implementation))
+    assert text.startswith(f"ds.attn_implementation is {implementation}; it needs {needs} ")
+    install("kernels")
+    assert lacking(asked(implementation)) is None
+
+
+def test_flash_attn_without_its_compiled_module_is_not_enough(install):
+    """FLASH_ATTENTION_SKIP_CUDA_BUILD installs this: `import flash_attn` then fails."""
+    install("flash_attn")
+    assert "needs the package flash-attn " in lacking(asked("flash_attention_2"))
+    install("flash_attn_2_cuda")
+    assert lacking(asked("flash_attention_2")) is None
+
+
+@pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_attention_3"])
+def test_packed_samples_need_flash_attn_itself(implementation, install):
+    """OpenRLHF packs with functions of flash-attn, so another package with this attention does not help."""
+    install("kernels", "flash_attn_interface")
+    text = lacking(asked(implementation, packed=True))
+    assert text.startswith("ds.packing_samples is True; it needs the package flash-attn, which is not installed")
+    install("flash_attn_2_cuda")
+    assert lacking(asked(implementation, packed=True)) is None
+
+
+def test_it_is_refused_only_with_a_gpu(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    check_packages(asked("flash_attention_2"))
+    monkeypatch.setenv(cpu.SWITCH, "0")
+    check_packages(asked("sdpa"))
+    with pytest.raises(ConfigError, match=r"needs none, without packed samples$"):
+        check_packages(asked("flash_attention_2"))
+
+
+FLAGS = {"ds.packing_samples": (False, True), "train.dynamic_batch_enable": (False, True), "ds.ring_attn_size": (1, 2)}
+
+
+def flat(implementation, packing=()):
+    values = {flag: pair[flag in packing] for flag, pair in FLAGS.items()}
+    return Namespace(**values, **{"ds.attn_implementation": implementation})
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "kernels-community/flash-attn2"])
+def test_packed_samples_need_flash_attention(implementation, flag):
+    """OpenRLHF would take flash_attention_2 instead, and print one line about it."""
+    with pytest.raises(ConfigError) as error:
+        check_flags(flat(implementation, [flag]))
+    assert str(error.value) == (
+        f"ds.attn_implementation is {implementation}, and {flag} packs samples; packed samples need flash_attention_2"
+    )
+    check_flags(flat("flash_attention_3", [flag]))
+    check_flags(flat(implementation))
