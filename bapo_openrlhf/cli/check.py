@@ -12,6 +12,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import Checked
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, registry
+from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.planning.groups import happenings
 
 BYTES_PER_RESPONSE_TOKEN = 8  # 4 for the id and 4 for the behaviour log-prob of a stored token (adapt/group.py)
@@ -139,7 +140,7 @@ def _verifier(args: SimpleNamespace) -> str:
         return "not a Python file: it runs where it is"
     if not verifier.processes:
         return "within the rollout engine, without limits"
-    limits = f"{verifier.timeout:g} s and {verifier.memory_gib:g} GiB a call"
+    limits = f"{duration(verifier.timeout)} and {verifier.memory_gib:g} GiB a call"
     return f"{verifier.processes} processes for each rollout engine, {limits}"
 
 

@@ -97,17 +97,6 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
 
 
-def duration(seconds: float) -> str:
-    """1.57 s, 42 s, 3m 06s, 2h 05m, 1d 03h."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    whole = round(seconds)
-    for unit, name, smaller in ((86400, "d", (3600, "h")), (3600, "h", (60, "m")), (60, "m", (1, "s"))):
-        if whole >= unit:
-            return f"{whole // unit}{name} {whole % unit // smaller[0]:02d}{smaller[1]}"
-    return f"{whole} s"
-
-
 def size(count: float) -> str:
     """512 B, 3.0 MiB."""
     power = max(min(int(math.log2(count)) // 10, 4), 0) if count > 0 else 0

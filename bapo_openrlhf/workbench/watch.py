@@ -10,8 +10,8 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
-from bapo_openrlhf.workbench.pages.text import many, smooth
-from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, duration, ends, flow, printable, size
+from bapo_openrlhf.workbench.pages.text import duration, many, smooth
+from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, ends, flow, printable, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
 LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings
@@ -53,7 +53,7 @@ def step_line(seen: Seen) -> str:
     if row.get("skipped_update"):
         parts.append("update skipped")
     if row.get("timing/step_total") is not None:
-        parts.append(f"{row['timing/step_total']:.2f} s")
+        parts.append(duration(row["timing/step_total"]))
     left = _seconds_left(seen)
     return ", ".join(parts + ([f"{duration(left)} left"] if left else []))
 
@@ -240,8 +240,8 @@ def _numbers(seen: Seen, width: int, signs: Signs) -> list[Text]:
     means = {key: _sum(seen.recent, key) / len(seen.recent) for key in phases}
     show(
         "step",
-        None if seen.step_seconds is None else f"{_seconds(seen.step_seconds)} s",
-        *(f"{key.removeprefix('timing/').replace('_', ' ')} {_seconds(mean)}" for key, mean in means.items()),
+        None if seen.step_seconds is None else duration(seen.step_seconds),
+        *(f"{key.removeprefix('timing/').replace('_', ' ')} {duration(mean)}" for key, mean in means.items()),
     )
     weights = row.get("staleness/rollout_policy")
     show(
@@ -313,10 +313,6 @@ def _groups(row: Mapping[str, Any]) -> list[float]:
 def _fact(row: Mapping[str, Any], key: str, form: str, shown=lambda value: value) -> str | None:
     value = row.get(key)
     return None if value is None else form.format(shown(value))
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f}" if 0.1 <= value < 100 else f"{value:.2g}" if value < 0.1 else f"{value:.0f}"
 
 
 def _number(value: float | None) -> str:

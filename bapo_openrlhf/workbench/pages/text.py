@@ -25,6 +25,16 @@ def number(value: Any) -> str:
     return f"{value:.4g}"
 
 
+def duration(seconds: float) -> str:
+    """1.57 s, 42 s, 3 min 28 s, 2 h 5 min, 1 d 3 h."""
+    whole = round(seconds)
+    for unit, name, smaller, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            many, few = divmod(round(whole / smaller), unit // smaller)
+            return f"{many} {name}" + (f" {few} {rest}" if few else "")
+    return f"{seconds:.3g} s" if seconds < 10 else f"{whole} s"
+
+
 def many(count: float, noun: str) -> str:
     """1 step, 2 steps."""
     return f"{count:.0f} {noun}{'' if count == 1 else 's'}"

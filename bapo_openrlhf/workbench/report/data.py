@@ -10,7 +10,7 @@ from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.curves import smoothed
 from bapo_openrlhf.workbench.report.runs import Run
 
-ALL_SECONDS = "seconds of all steps"
+ALL_SECONDS = "time of all steps"
 REASONS = ("none_right", "all_right", "by_draw")  # why the filter dropped a group
 
 

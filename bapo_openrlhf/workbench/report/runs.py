@@ -52,14 +52,14 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The finite numbers of the rows, by step, and in the column "hours" what all steps until then took.
+        """The finite numbers of the rows, by step, and in the column "seconds" what all steps until then took.
 
-        The hours end before the first step whose time is not recorded.
+        The seconds end before the first step whose time is not recorded.
         """
         finite = [{key: float(value) for key, value in row.items() if is_number(value)} for row in self.rows]
         frame = pd.DataFrame(finite).set_index([[row["step"] for row in self.rows]])
         seconds = frame["timing/step_total"] if "timing/step_total" in frame else pd.Series(np.nan, index=frame.index)
-        return frame.assign(hours=seconds.cumsum(skipna=False) / 3600)
+        return frame.assign(seconds=seconds.cumsum(skipna=False))
 
     def curve(self, metric: str, over: str = "step") -> pd.Series:
         """The values of a metric by step, or by another metric `over`. Steps that lack one of them are left out."""

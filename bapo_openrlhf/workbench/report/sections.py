@@ -11,7 +11,7 @@ from bapo_openrlhf.workbench.report import figures, tables
 from bapo_openrlhf.workbench.report.accuracy import thirds, unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
-from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each
+from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each, time_unit
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import NO_THEORY
 
@@ -33,7 +33,7 @@ def build(runs: Sequence[Run]) -> list[Section]:
     batches = [*figures.composition(page), by_run(page, "groups/capacity_used")]
     cost = [
         *(by_run(page, metric) for metric in ("rollouts/total", "tokens/generated_total")),
-        figures.reward_for(page, "hours", "hours of all steps"),
+        figures.reward_for(page, "seconds", time_unit(page.runs) + " of all steps"),
         *figures.phases(page),
     ]
     training = [by_run(page, metric) for metric in ("entropy_loss", "response_length", "actor_grad_norm", "kl")]

@@ -20,7 +20,7 @@ from bapo_openrlhf.workbench.pages.curves import Curve, Key
 from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, specification
 from bapo_openrlhf.workbench.pages.page import Section, render
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import number, smooth
+from bapo_openrlhf.workbench.pages.text import duration, number, smooth
 
 
 def values_of(most=60):
@@ -63,6 +63,15 @@ def test_smoothing_is_a_centred_average_of_a_tenth(values):
     for place, value in enumerate(found):
         assert value == pytest.approx(values.iloc[max(0, place - half) : place + half + 1].mean(), abs=1e-9)
     assert found.to_list() == pytest.approx(smooth(values.to_list(), width), abs=1e-9)  # as `watch` does it
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.0312, "0.0312 s"), (1.57, "1.57 s"), (42.4, "42 s"), (59.6, "1 min"), (208, "3 min 28 s"),
+     (3580, "59 min 40 s"), (3599.6, "1 h"), (7549, "2 h 6 min"), (97200, "1 d 3 h"), (172800, "2 d")],
+)  # fmt: skip
+def test_durations_as_people_write_them(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_smooth_by_hand():

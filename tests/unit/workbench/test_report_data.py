@@ -57,10 +57,10 @@ def test_a_curve_over_another_metric_has_the_steps_that_have_both():
     assert run_of(rows).curve("a", over="c").empty
 
 
-def test_hours_add_up_until_one_is_missing():
+def test_seconds_add_up_until_one_is_missing():
     rows = [{"step": k, "timing/step_total": seconds} for k, seconds in enumerate((1800, 5400, None, 60), start=1)]
-    assert run_of(rows).curve("hours").to_dict() == {1: 0.5, 2: 2.0}
-    assert run_of([{"step": 1}]).curve("hours").empty
+    assert run_of(rows).curve("seconds").to_dict() == {1: 1800, 2: 7200}
+    assert run_of([{"step": 1}]).curve("seconds").empty
 
 
 # ── accuracy ──
@@ -222,7 +222,7 @@ def test_what_was_spent_until_a_reward_was_reached():
     assert data.best_smoothed(run) == pytest.approx(0.85)  # the mean of the last two: 0.8 and 0.9
     assert data.spent_until(run, "rollouts/total", 0.5) == 50
     assert data.spent_until(run, "rollouts/total", 0.86) is None
-    assert data.spent_until(run, "hours", 0.1) is None
+    assert data.spent_until(run, "seconds", 0.1) is None
     assert data.best_smoothed(run_of([{"step": 1}])) is None
 
 

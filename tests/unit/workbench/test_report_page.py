@@ -316,7 +316,7 @@ def test_the_cost_of_others_is_a_ratio_to_the_first(tmp_path, undrawn):
     (section,) = [section for section in sections.build(runs) if section.anchor == "cost"]
     rows = {row[0]: row[1:] for row in section.tables[0].rows}
     assert rows["responses generated"] == ["128", "192 (× 1.50)"]
-    assert rows["seconds: generation"] == ["8 (66.7%)", "12 (66.7%, × 1.50)"]
+    assert rows["time: generation"] == ["8 s (66.7%)", "12 s (66.7%, × 1.50)"]
 
 
 def test_long_runs_are_thinned_before_they_are_embedded(tmp_path, undrawn):

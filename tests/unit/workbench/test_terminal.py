@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.workbench.pages.text import many
-from bapo_openrlhf.workbench.terminal import curve, duration, printable, size
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(1.57, "1.6 s"), (42.4, "42 s"), (59.6, "1m 00s"), (185.6, "3m 06s"), (3599.6, "1h 00m"), (7512, "2h 05m"),
-     (97200, "1d 03h"), (0.0312, "0.031 s")],
-)  # fmt: skip
-def test_durations(seconds, text):
-    assert duration(seconds) == text
+from bapo_openrlhf.workbench.terminal import curve, printable, size
 
 
 def dots(lines, braille):

@@ -102,7 +102,7 @@ def test_everything_is_said_at_every_width(width, signs):
     lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0), width, signs=signs)
     assert max(map(len, lines)) <= width
     assert re.fullmatch(rf"night {re.escape(dot)} ba_ppo {re.escape(dot)} seed 7 +running", lines[0])
-    assert lines[1].endswith(f"  24/60 steps {dot} 1m 12s left")  # 36 steps of 2 s
+    assert lines[1].endswith(f"  24/60 steps {dot} 1 min 12 s left")  # 36 steps of 2 s
     means = f"last 8 steps {np.mean([s / 24 for s in range(17, 25)]):.3f} {dot} first 8 {np.mean(range(1, 9)) / 24:.3f}"
     assert section(lines, "reward").startswith(f"reward now 1.000 {dot} {means}")
     assert section(lines, "batches").split("unused")[1].startswith(" of 32 ")
@@ -112,7 +112,7 @@ def test_everything_is_said_at_every_width(width, signs):
         "buffers": ["hard 61, 17.2 steps old", "replay 5, 1.5 steps old, 3.0 MiB"],
         "thresholds": ["c2 0.285", "c3 0.410", "average reward 0.426"],
         "rates": ["120 responses/s", "2,500 tokens/s", "5,760 responses so far"],
-        "step": ["2.00 s", "generation 1.50", "ppo train 0.50"],
+        "step": ["2 s", "generation 1.5 s", "ppo train 0.5 s"],
         "policy": ["rollout weights 1 step old", "replayed groups 2.2 steps old", "1.0 syncs"],
     }
     for label, facts in parts.items():
@@ -190,7 +190,7 @@ def test_state(seen, state):
 def test_a_finished_run_of_before_run_json():
     seen = Seen("old", make_rows(4), {}, {"steps": 4, "algorithm": "grpo", "seed": 0, "seconds": {"whole_run": 185.6}})
     lines = shown(seen)
-    assert lines[0].startswith("old · grpo · seed 0") and lines[1].endswith("  4/4 steps · took 3m 06s")
+    assert lines[0].startswith("old · grpo · seed 0") and lines[1].endswith("  4/4 steps · took 3 min 6 s")
     assert "░" not in lines[1]
 
 
@@ -205,7 +205,7 @@ def test_warnings_that_matter():
     seen = Seen("x", rows, RUN, {}, 1000.0, "connection lost")
     assert warnings(seen) == [
         "connection lost",
-        "no new step for 16m 40s, but a step takes 2 s: the run may have stopped; see its output (train.log)",
+        "no new step for 16 min 40 s, but a step takes 2 s: the run may have stopped; see its output (train.log)",
         "2 of 30 updates skipped, the last in step 21: the batch was empty",
         "3 groups left out in the last 20 steps: no reward",
         "1 group left out in the last 20 steps: log-probs that are not finite",
@@ -255,7 +255,7 @@ def test_a_flat_curve_and_a_long_one():
 
 def test_step_line():
     rows = make_rows(2)
-    assert step_line(Seen("x", rows, RUN)) == "step 2/60, reward 1.000, groups 8+4+12 of 32, 2.00 s, 1m 56s left"
+    assert step_line(Seen("x", rows, RUN)) == "step 2/60, reward 1.000, groups 8+4+12 of 32, 2 s, 1 min 56 s left"
     bare = [{"step": 9, "skipped_update": 1}]
     assert step_line(Seen("x", bare)) == "step 9, reward -, groups 0+0+0, update skipped"
 
