@@ -12,6 +12,7 @@ from bapo_openrlhf.workbench.report.accuracy import thirds, unlocked, why_no_bin
 from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
 from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each, time_unit
+from bapo_openrlhf.workbench.report.opening import opening
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import NO_THEORY
 
@@ -23,7 +24,7 @@ def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
         runs: At least one, of different names.
         progress: Wraps the figures (and their number) while they are drawn.
     """
-    return render([run.name for run in runs], build(runs), command="report", progress=progress)
+    return render([run.name for run in runs], build(runs), command="report", lead=opening(runs), progress=progress)
 
 
 def build(runs: Sequence[Run]) -> list[Section]:
