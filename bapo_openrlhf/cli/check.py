@@ -14,6 +14,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.attention import lacking
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.record.run_record import holds_run
+from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.planning.groups import happenings
 
 BYTES_PER_RESPONSE_TOKEN = 8  # 4 for the id and 4 for the behaviour log-prob of a stored token (adapt/group.py)
@@ -189,8 +190,8 @@ def _verifier(args: SimpleNamespace) -> str:
     if not verifier.processes:
         return "within the rollout engine, without limits"
     if agent:
-        return f"an agent, which may take {verifier.timeout:g} s between two generations"
-    limits = f"{verifier.timeout:g} s and {verifier.memory_gib:g} GiB a call"
+        return f"an agent, which may take {duration(verifier.timeout)} between two generations"
+    limits = f"{duration(verifier.timeout)} and {verifier.memory_gib:g} GiB a call"
     return f"{verifier.processes} processes for each rollout engine, {limits}"
 
 

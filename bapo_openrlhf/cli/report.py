@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.workbench.terminal import printable
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
@@ -22,15 +23,15 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
     if output.is_dir():
         raise ConfigError(f"--output {str(output)!r} is a folder; give the file to write, PAGE.html")
 
+    from bapo_openrlhf.workbench.report.opening import opening
     from bapo_openrlhf.workbench.report.runs import read_runs
     from bapo_openrlhf.workbench.report.sections import make_page
-    from bapo_openrlhf.workbench.report.sentence import first_sentences
 
     runs = read_runs(args.runs)
+    print(printable(opening(runs)))
     page = make_page(runs, progress=charts_bar)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
-    print(first_sentences(runs))
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
 

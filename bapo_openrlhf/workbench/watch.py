@@ -53,7 +53,7 @@ def step_line(seen: Seen) -> str:
     if row.get("skipped_update"):
         parts.append("update skipped")
     if row.get("timing/step_total") is not None:
-        parts.append(f"{row['timing/step_total']:.2f} s")
+        parts.append(duration(row["timing/step_total"]))
     left = _seconds_left(seen)
     return ", ".join(parts + ([f"{duration(left)} left"] if left else []))
 
@@ -238,8 +238,8 @@ def _numbers(seen: Seen, width: int, signs: Signs) -> list[Text]:
     means = {key: _sum(seen.recent, key) / len(seen.recent) for key in phases}
     show(
         "step",
-        None if seen.step_seconds is None else f"{_seconds(seen.step_seconds)} s",
-        *(f"{key.removeprefix('timing/').replace('_', ' ')} {_seconds(mean)}" for key, mean in means.items()),
+        None if seen.step_seconds is None else duration(seen.step_seconds),
+        *(f"{key.removeprefix('timing/').replace('_', ' ')} {duration(mean)}" for key, mean in means.items()),
     )
     weights = row.get("staleness/rollout_policy")
     show(
@@ -311,10 +311,6 @@ def _groups(row: Mapping[str, Any]) -> list[float]:
 def _fact(row: Mapping[str, Any], key: str, form: str, shown=lambda value: value) -> str | None:
     value = row.get(key)
     return None if value is None else form.format(shown(value))
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f}" if 0.1 <= value < 100 else f"{value:.2g}" if value < 0.1 else f"{value:.0f}"
 
 
 def _number(value: float | None) -> str:

@@ -19,7 +19,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.pages.colours import INK, MUTED, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.curves import Key
 from bapo_openrlhf.workbench.pages.figure import WIDE, Figure, save_png
-from bapo_openrlhf.workbench.pages.text import clean
+from bapo_openrlhf.workbench.pages.text import clean, duration
 from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
 from bapo_openrlhf.workbench.report.runs import Run, read_run
 
@@ -80,7 +80,7 @@ def _legend(keys: Sequence[Key]) -> alt.LayerChart:
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """A run's summary for the terminal: reward at start and end, groups used by source, rollouts, seconds."""
+    """A run's summary for the terminal: reward at start and end, groups used by source, rollouts, times."""
     title = " · ".join(
         str(part)
         for part in (summary.get("algorithm"), f"seed {summary['seed']}" if "seed" in summary else None)
@@ -103,7 +103,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         table.add_row(f"groups trained on, {label}", f"{count:,}{share}", end_section=source == "replayed")
     table.add_row("rollouts generated (responses)", f"{summary.get('rollouts', 0):,}", end_section=True)
     for phase, seconds in summary.get("seconds", {}).items():
-        table.add_row(f"seconds, {phase.replace('_', ' ')}", f"{seconds:,.1f}")
+        table.add_row(f"time, {phase.replace('_', ' ')}", duration(seconds))
     return table
 
 

@@ -60,8 +60,8 @@ def lines(
     base = alt.Chart(data).encode(**places, color=_colour("curve:N", names, [curve.key.colour for curve in curves]))
     drawn = base.encode(strokeDash=alt.StrokeDash("curve:N", scale=dashes, legend=None))
     layers = [_band(curve, places) for curve in curves if curve.band is not None]
-    layers.append(drawn.transform_filter("datum.faint").mark_line(strokeWidth=1, opacity=0.65))
-    layers.append(drawn.transform_filter("!datum.faint").mark_line(strokeWidth=2, strokeJoin="round"))
+    layers.append(drawn.transform_filter("datum.faint").mark_line(strokeWidth=1.2, opacity=0.7))
+    layers.append(drawn.transform_filter("!datum.faint").mark_line(strokeWidth=2.5, strokeJoin="round"))
     few = [str(place) for place, curve in enumerate(curves) if len(curve.values) <= FEW]
     if few:
         marked = base.transform_filter(alt.FieldOneOfPredicate(field="curve", oneOf=few))

@@ -2,6 +2,8 @@
 // The page is complete without this script.
 "use strict";
 
+const MILLISECONDS = { d: 86400000, h: 3600000, min: 60000, s: 1000 };
+
 for (const figure of document.querySelectorAll("figure[data-from]")) {
   const from = Number(figure.dataset.from);
   const to = Number(figure.dataset.to);
@@ -73,7 +75,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const down = head.getAttribute("aria-sort") === "ascending";
       for (const other of table.querySelectorAll("thead th")) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const key = (row) => row.cells[column].textContent.replaceAll(",", "");
+      const key = (row) => {
+        const text = row.cells[column].textContent.replaceAll(",", "");
+        const parts = [...text.matchAll(/([\d.]+) (d|h|min|s)\b/g)];
+        return parts.length ? String(parts.reduce((sum, [, count, unit]) => sum + count * MILLISECONDS[unit], 0)) : text;
+      };
       const order = (a, b) => key(a).localeCompare(key(b), "en", { numeric: true });
       body.append(...[...body.rows].sort((a, b) => (down ? order(b, a) : order(a, b))));
     });

@@ -108,12 +108,15 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def render(names: Sequence[str], sections: Sequence[Section], *, command: str, progress: Progress | None = None) -> str:
+def render(
+    names: Sequence[str], sections: Sequence[Section], *, command: str, lead: str = "", progress: Progress | None = None
+) -> str:
     """Sections as a whole page.
 
     Args:
         names: What the page is about; they are its heading.
         command: The command that makes the page, which follows the names in the browser's title.
+        lead: What the page comes to, below its heading.
         progress: Wraps the figures (and their number) while they are drawn.
     """
     todo = [figure for section in sections for figure in section.figures if figure.chart is not None]
@@ -124,6 +127,7 @@ def render(names: Sequence[str], sections: Sequence[Section], *, command: str, p
         .render(
             names=names,
             command=command,
+            lead=lead,
             sections=sections,
             drawings=drawings,
             style=Markup(css()) + _text("page.css"),

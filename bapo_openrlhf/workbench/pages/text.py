@@ -25,21 +25,19 @@ def number(value: Any) -> str:
     return f"{value:.4g}"
 
 
+def duration(seconds: float) -> str:
+    """1.57 s, 42 s, 3 min 28 s, 2 h 5 min, 1 d 3 h."""
+    whole = round(seconds)
+    for unit, name, smaller, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            many, few = divmod(round(whole / smaller), unit // smaller)
+            return f"{many} {name}" + (f" {few} {rest}" if few else "")
+    return f"{seconds:.3g} s" if seconds < 10 else f"{whole} s"
+
+
 def many(count: float, noun: str) -> str:
     """1 step, 2 steps."""
     return f"{count:.0f} {noun}{'' if count == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """1.6 s, 42 s, 3 min 6 s, 2 h 5 min, 1 d 3 h: the two largest units."""
-    if seconds < 9.95:
-        return f"{seconds:.2g} s"
-    whole = round(seconds)
-    for unit, name, smaller, its_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit:
-            rest = whole % unit // smaller
-            return f"{whole // unit} {name}" + (f" {rest} {its_name}" if rest else "")
-    return f"{whole} s"
 
 
 def smooth(values: Sequence[float], width: int) -> list[float]:

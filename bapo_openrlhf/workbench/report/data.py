@@ -10,7 +10,7 @@ from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.curves import smoothed
 from bapo_openrlhf.workbench.report.runs import Run
 
-ALL_SECONDS = "seconds of all steps"
+ALL_SECONDS = "time of all steps"
 REASONS = ("none_right", "all_right", "by_draw")  # why the filter dropped a group
 
 
@@ -57,9 +57,14 @@ def all_phases(runs: Sequence[Run]) -> list[str]:
     return [phase for phase in there if phase != "step_total"]
 
 
+def end_count(values: pd.Series) -> int:
+    """8, but at most a third of all values."""
+    return max(1, min(8, len(values) // 3))
+
+
 def end_means(values: pd.Series) -> tuple[float, float]:
-    """The means of the first and of the last values: 8 of them, but at most a third of all. NaN without values."""
-    count = max(1, min(8, len(values) // 3))
+    """The means of the first and of the last `end_count` values. NaN without values."""
+    count = end_count(values)
     return values.head(count).mean(), values.tail(count).mean()
 
 

@@ -20,7 +20,7 @@ from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
 
 MAX_POINTS = 200  # of a curve, and rows of its table
-TIME_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+TIMES = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
 
 
@@ -151,22 +151,26 @@ def reward(page: Comparison) -> Figure:
     return figure.with_curves([*faint, *bold], chart, STEP, page.domain, summary=in_words(found), **legend)
 
 
-def reward_for_time(page: Comparison) -> Figure:
-    """The smoothed reward of each run over its time, in a unit in which the longest run has few digits."""
-    longest = max((run.curve("seconds").max() for run in page.runs if len(run.curve("seconds"))), default=0.0)
-    unit, name = next((unit, name) for unit, name in TIME_UNITS if longest >= 3 * unit or unit == 1)
-    return reward_for(page, "seconds", f"{name} of all steps", unit)
+def time_unit(runs: Sequence[Run]) -> str:
+    """The largest of TIMES that the longest of the runs fills twice."""
+    longest = max((run.curve("seconds").max() for run in runs if len(run.curve("seconds"))), default=0.0)
+    return next((unit for unit, seconds in TIMES.items() if longest >= 2 * seconds), "seconds")
 
 
-def reward_for(page: Comparison, metric: str, spent: str, unit: float = 1.0) -> Figure:
-    """The smoothed reward of each run over what it had spent by then, a running total in units of `unit`."""
+def reward_for(page: Comparison, metric: str, spent: str) -> Figure:
+    """The smoothed reward of each run over what it had spent by then, a running total.
+
+    Args:
+        spent: What the total counts. Its first word may be a unit of TIMES, by which seconds are divided.
+    """
+    scale = TIMES.get(spent.split()[0], 1.0)
     figure = Figure(
         f"Reward for {spent}",
         f"The smoothed reward against the {spent}: which run gets further for the same cost.",
         missing=_lacking(page, [REWARD, metric], f"{spent} or rewards are not recorded"),
     )
     drawn = [
-        Curve(curve.key, smoothed(curves.chunk_means(curve.values.set_axis(curve.values.index / unit), MAX_POINTS)))
+        Curve(curve.key, smoothed(curves.chunk_means(curve.values.rename(lambda x: x / scale), MAX_POINTS)))
         for curve in _of_runs(page, REWARD, over=metric)
     ]
     if not drawn:

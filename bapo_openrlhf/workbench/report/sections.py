@@ -11,9 +11,9 @@ from bapo_openrlhf.workbench.report import figures, tables
 from bapo_openrlhf.workbench.report.accuracy import thirds, unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
-from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each
+from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each, time_unit
+from bapo_openrlhf.workbench.report.opening import opening
 from bapo_openrlhf.workbench.report.runs import Run
-from bapo_openrlhf.workbench.report.sentence import first_sentences
 from bapo_openrlhf.workbench.report.words import NO_THEORY
 
 
@@ -24,7 +24,7 @@ def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
         runs: At least one, of different names.
         progress: Wraps the figures (and their number) while they are drawn.
     """
-    return render([run.name for run in runs], build(runs), command="report", progress=progress)
+    return render([run.name for run in runs], build(runs), command="report", lead=opening(runs), progress=progress)
 
 
 def build(runs: Sequence[Run]) -> list[Section]:
@@ -34,7 +34,7 @@ def build(runs: Sequence[Run]) -> list[Section]:
     batches = [*figures.composition(page), by_run(page, "groups/capacity_used")]
     cost = [
         *(by_run(page, metric) for metric in ("rollouts/total", "tokens/generated_total")),
-        figures.reward_for_time(page),
+        figures.reward_for(page, "seconds", time_unit(page.runs) + " of all steps"),
         *figures.phases(page),
     ]
     training = [by_run(page, metric) for metric in ("entropy_loss", "response_length", "actor_grad_norm", "kl")]
@@ -71,7 +71,7 @@ def _overview(page: Comparison) -> Section:
             notes.append(f"{run.name} has no {SUMMARY}: it is still going on, or it was interrupted.")
         if resumed := run.about.get("resumed"):
             notes.append(f"{run.name} was resumed {len(resumed)} time(s), last at {resumed[-1]}.")
-    return Section("overview", "At a glance", first_sentences(page.runs), tables=[tables.overview(page)], notes=notes)
+    return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
 
 
 def _accuracy(page: Comparison) -> Section:

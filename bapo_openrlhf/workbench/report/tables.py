@@ -25,9 +25,13 @@ def overview(page: Comparison) -> Table:
         "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
         "responses generated": lambda run: data.cost(run)["responses generated"],
-        "time of all steps": lambda run: time(data.phase_seconds(run).get("step_total")),
+        "time of all steps": lambda run: _time(data.phase_seconds(run).get("step_total")),
     }
     return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
+
+
+def _time(seconds: float | None) -> str:
+    return number(None) if seconds is None else duration(seconds)
 
 
 def _progress(run: Run) -> str:
@@ -105,29 +109,22 @@ def cost(page: Comparison) -> Table:
     seconds = [found[data.ALL_SECONDS] for found in costs]
     by_phase = [data.phase_seconds(run) for run in page.runs]
     whole = [(run.summary.get("seconds") or {}).get("whole_run") for run in page.runs]
-    rows = [_against_first(name, [found[name] for found in costs]) for name in costs[0] if name != data.ALL_SECONDS]
-    rows.append(_against_first("time of all steps", seconds, shown=time))
+    rows = [
+        _against_first(name, [found[name] for found in costs], _time if name == data.ALL_SECONDS else number)
+        for name in costs[0]
+    ]
     for phase in data.all_phases(page.runs):
         spent = [found.get(phase) for found in by_phase]
         if any(value is not None for value in spent):
-            rows.append(_against_first(f"time: {PHASE_LABELS.get(phase, phase)}", spent, shares_of=seconds, shown=time))
+            rows.append(_against_first(f"time: {PHASE_LABELS.get(phase, phase)}", spent, _time, shares_of=seconds))
     if any(map(is_number, whole)):
-        rows.append(_against_first("time of the last start, loading included", whole, shown=time))
+        rows.append(_against_first("time of the last start, loading included", whole, _time))
     title = "Cost (the paper's Table 2 has the time). In brackets: share of all steps' time, ratio to the first run"
     return _by_run(page, "spent", [*rows, *_until_as_good(page)], title)
 
 
-def time(seconds: float | None) -> str:
-    """A duration, or a dash if it is not known."""
-    return "–" if seconds is None else duration(seconds)
-
-
 def _against_first(
-    name: str,
-    values: Sequence[float | None],
-    *,
-    shares_of: Sequence[float | None] = (),
-    shown: Callable[[Any], str] = number,
+    name: str, values: Sequence[float | None], shown: Callable = number, *, shares_of: Sequence[float | None] = ()
 ) -> list[Any]:
     """A row of the values, each with its share of `shares_of` and its ratio to the first value."""
     cells: list[Any] = [name]
@@ -146,10 +143,10 @@ def _until_as_good(page: Comparison) -> list[list[Any]]:
     if best is None or len(page.runs) == 1:
         return []
     rows = []
-    for metric, unit, shown in (("rollouts/total", "responses", number), ("seconds", "time", time)):
+    for metric, unit, shown in (("rollouts/total", "responses", number), ("seconds", "time", _time)):
         spent = [data.spent_until(run, metric, best) for run in page.runs]
-        what = f"{unit} until as good as {first.name} at its best ({best:.3f}, smoothed)"
-        name, *cells = _against_first(what, spent, shown=shown)
+        until = f"{unit} until as good as {first.name} at its best ({best:.3f}, smoothed)"
+        name, *cells = _against_first(until, spent, shown)
         rows.append([name, *("never" if value is None else cell for value, cell in zip(spent, cells, strict=True))])
     return rows
 

@@ -21,7 +21,7 @@ from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE, PHASE_LABELS, 
 from bapo_openrlhf.workbench.pages.curves import Curve, Key, bin_width, binned, in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import clean, number
+from bapo_openrlhf.workbench.pages.text import clean, duration, number
 from bapo_openrlhf.workbench.report.figures import BASELINE, Comparison, by_run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
 from bapo_openrlhf.workbench.study import statistics
@@ -303,7 +303,7 @@ def phases(results: Results) -> list[Figure]:
             figure = replace(
                 figure,
                 chart=charts.level_bars(bars, colours, x="seconds in a run", top=top),
-                summary="; ".join(f"{label}: {number(total)} seconds" for label, total in totals) + ".",
+                summary="; ".join(f"{label}: {duration(total)}" for label, total in totals) + ".",
                 table=Table(amounts.set_axis(labels).rename_axis("arm").reset_index()),
                 paper="Table 2",
                 missing=(),

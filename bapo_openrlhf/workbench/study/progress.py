@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.study.runner import Planned, Running
 
 
@@ -43,8 +44,7 @@ class Watching:
         fresh = completed - self.before
         if fresh < 1:
             return "time left: not known yet"
-        minutes = (time.monotonic() - self.began) / fresh * (self.total - completed) / 60
-        return f"{minutes / 60:.1f} h left" if minutes >= 90 else f"{minutes:.0f} min left"
+        return f"{duration(round((time.monotonic() - self.began) / fresh * (self.total - completed)))} left"
 
     def end(self, ended: Sequence[Planned]) -> list[str]:
         """Count the runs that have ended, and return one line about each."""
@@ -54,7 +54,7 @@ class Watching:
                 self.done.add(run.name)
                 summary = record.read_summary(run.folder)
                 reward = " to ".join(f"{summary.get(key) or 0:.3f}" for key in ("reward_start", "reward_end"))
-                lines.append(f"{run.name}: reward {reward}, {summary['seconds']['whole_run']:.0f} s")
+                lines.append(f"{run.name}: reward {reward}, {duration(summary['seconds']['whole_run'])}")
             else:
                 lines.append(f"{run.name}: failed; its output is in {run.folder}")
         return lines

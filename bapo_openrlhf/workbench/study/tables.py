@@ -11,7 +11,7 @@ import pandas
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import is_number, many, number
+from bapo_openrlhf.workbench.pages.text import duration, is_number, many, number
 from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
@@ -152,18 +152,18 @@ def until(results: Results, target: float) -> Table:
 
 
 def seconds(results: Results) -> Table:
-    """Seconds by phase, the mean over the finished seeds."""
+    """Time by phase, the mean over the finished seeds."""
     spent = results.seconds.reindex([arm.name for arm in results.arms])
     totals, rows = spent.sum(axis=1), []
     for path in results.paths:
         base = totals[results.of_path(path)[0].name]
         for arm in results.of_path(path):
             total = totals[arm.name]
-            times = f"{total:,.0f}" + (f" (× {total / base:.2f})" if base and total else "")
-            parts = ["–" if pandas.isna(value) else f"{value:,.1f}" for value in spent.loc[arm.name]]
+            times = duration(total) + (f" (× {total / base:.2f})" if base and total else "")
+            parts = ["–" if pandas.isna(value) else duration(value) for value in spent.loc[arm.name]]
             rows.append([results.labels[arm.name], times, *parts])
-    head = ["arm", "all phases, s", *(f"{PHASE_LABELS.get(name, name)}, s" for name in spent)]
-    title = "Seconds of a run by phase, means over the seeds; in brackets the ratio to the path's baseline"
+    head = ["arm", "all phases", *(PHASE_LABELS.get(name, name) for name in spent)]
+    title = "Time of a run by phase, means over the seeds; in brackets the ratio to the path's baseline"
     return Table.of(head, rows, title)
 
 

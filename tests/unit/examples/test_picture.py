@@ -130,7 +130,7 @@ def test_table_shows_the_summary():
         "seconds": {"generation": 61.26, "ppo_train": 1234.5},
     }
     text = text_of(plot.summary_table(summary))
-    for part in ("ba_ppo", "seed 3", "0.250", "0.500", "+0.250", "12,288", "61.3", "1,234.5", "ppo train"):
+    for part in ("ba_ppo", "seed 3", "0.250", "0.500", "+0.250", "12,288", "1 min 1 s", "20 min 34 s", "ppo train"):
         assert part in text, part
     by_source = {
         source: next(line for line in text.splitlines() if label in line) for source, label in SOURCE_LABELS.items()

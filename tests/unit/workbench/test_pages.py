@@ -20,7 +20,7 @@ from bapo_openrlhf.workbench.pages.curves import Curve, Key
 from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, specification
 from bapo_openrlhf.workbench.pages.page import Section, render
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import number, smooth
+from bapo_openrlhf.workbench.pages.text import duration, number, smooth
 
 
 def values_of(most=60):
@@ -63,6 +63,15 @@ def test_smoothing_is_a_centred_average_of_a_tenth(values):
     for place, value in enumerate(found):
         assert value == pytest.approx(values.iloc[max(0, place - half) : place + half + 1].mean(), abs=1e-9)
     assert found.to_list() == pytest.approx(smooth(values.to_list(), width), abs=1e-9)  # as `watch` does it
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.0312, "0.0312 s"), (1.57, "1.57 s"), (42.4, "42 s"), (59.6, "1 min"), (208, "3 min 28 s"),
+     (3580, "59 min 40 s"), (3599.6, "1 h"), (7549, "2 h 6 min"), (97200, "1 d 3 h"), (172800, "2 d")],
+)  # fmt: skip
+def test_durations_as_people_write_them(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_smooth_by_hand():
@@ -177,6 +186,25 @@ def test_every_colour_is_defined_for_both_themes():
     code = "".join(inspect.getsource(module) for module in (charts, colours, figure))
     named = set(re.findall(r"var\(--([a-z-]+)\)", code)) | {name[6:-1] for name in colours.PALETTE}
     assert named <= set(colours.LIGHT) and set(colours.DARK) < set(colours.LIGHT)
+
+
+def test_a_faint_line_is_visible_in_the_dark():
+    """Its contrast to the card is at least 3 to 1, as WCAG 2.1 asks of graphics (1.4.11)."""
+
+    def luminance(channels):
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    values = pd.Series({1: 0.0, 2: 1.0})
+    spec = charts.lines([Curve(Key("", "red"), values, faint=True)], x="x", y="y", x_domain=(1, 2)).to_dict()
+    (opacity,) = {layer["mark"]["opacity"] for layer in spec["layer"] if layer["mark"].get("opacity", 1) < 1}
+    theme = {
+        name: np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+        for name, colour in (colours.LIGHT | colours.DARK).items()
+    }
+    for place in range(len(colours.PALETTE)):
+        mixed = opacity * theme[f"palette-{place}"] + (1 - opacity) * theme["card"]
+        assert (luminance(mixed) + 0.05) / (luminance(theme["card"]) + 0.05) >= 3, place
 
 
 def test_every_source_and_every_state_has_a_label():

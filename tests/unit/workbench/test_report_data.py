@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from bapo_openrlhf.workbench.pages.page import step_ranges
 from bapo_openrlhf.workbench.report import accuracy, answers, conditions, data
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
-from bapo_openrlhf.workbench.report.sentence import first_sentences
 
 G = 4
 
@@ -60,7 +59,7 @@ def test_a_curve_over_another_metric_has_the_steps_that_have_both():
 
 def test_seconds_add_up_until_one_is_missing():
     rows = [{"step": k, "timing/step_total": seconds} for k, seconds in enumerate((1800, 5400, None, 60), start=1)]
-    assert run_of(rows).curve("seconds").to_dict() == {1: 1800.0, 2: 7200.0}
+    assert run_of(rows).curve("seconds").to_dict() == {1: 1800, 2: 7200}
     assert run_of([{"step": 1}]).curve("seconds").empty
 
 
@@ -225,47 +224,6 @@ def test_what_was_spent_until_a_reward_was_reached():
     assert data.spent_until(run, "rollouts/total", 0.86) is None
     assert data.spent_until(run, "seconds", 0.1) is None
     assert data.best_smoothed(run_of([{"step": 1}])) is None
-
-
-# ── the first sentences ──
-
-
-def timed(name, rewards, seconds, task="a", **more):
-    rows = [
-        {"step": k, "reward/fresh_mean": value, "timing/step_total": seconds, "rollouts/total": 10 * k} | more
-        for k, value in enumerate(rewards, start=1)
-    ]
-    return Run(name, rows, {"config": {"data.prompt_dataset": task}})
-
-
-def test_a_second_run_is_compared_at_the_highest_reward_that_both_reached():
-    # Smoothed over three steps, slow ends at (0.4 + 0.5) / 2 = 0.45. fast has 0.25 at step 1 and (0.2 + 0.3 + 0.7) / 3
-    # = 0.4 at step 2 and 0.6 at step 3, so it gets there at step 3: 3 x 20 s of 5 x 30 s, and 30 of 50 responses.
-    slow = timed("slow", [0.1, 0.2, 0.3, 0.4, 0.5], 30.0)
-    fast = timed("fast", [0.2, 0.3, 0.7, 0.8, 0.9], 20.0)
-    assert first_sentences([slow, fast]) == (
-        "Every run reached a reward of 0.450 (smoothed); at least one of them never got higher. fast took 0.40 of the "
-        "time (1 min instead of 2 min 30 s) and 0.60 of the responses (30 instead of 50) that slow took. Each is a "
-        "single run, and another seed may change the order."
-    )
-
-
-def test_what_cannot_be_compared_is_not():
-    one, other = timed("one", [0.1, 0.2], 1.0), timed("other", [0.1, 0.2], 1.0, task="b")
-    assert "different tasks (data.prompt_dataset)" in first_sentences([one, other])
-    silent = Run("silent", [{"step": 1}])
-    assert first_sentences([one, silent]).startswith("No reward is recorded of silent,")
-    bare = Run("bare", [{"step": 1, "reward/fresh_mean": 0.2}], one.about)
-    assert "The costs of bare and one until then are not recorded." in first_sentences([one, bare])
-
-
-def test_one_run_says_how_far_it_came():
-    assert first_sentences([timed("one", [0.1, 0.2, 0.6], 61.0)]) == (
-        "The mean reward of one went from 0.100 to 0.600 in 3 steps (30 responses and 3 min 3 s)."
-    )
-    assert first_sentences([run_of([{"step": 1, "reward/fresh_mean": 0.5}])]) == (
-        "The mean reward of run went from 0.500 to 0.500 in 1 step."
-    )
 
 
 # ── the theorem's conditions ──

@@ -355,7 +355,10 @@ def test_what_all_runs_lack_is_said_once(tmp_path, undrawn):
 def test_the_command_writes_the_page(tmp_path, undrawn, capsys):
     folder = write_run(tmp_path / "run")
     assert command(["report", str(folder)]) == 0
-    assert str(folder / "report.html") in capsys.readouterr().out
+    said, written = capsys.readouterr().out.splitlines()
+    assert "the mean reward rose from" in said and str(folder / "report.html") in written
+    # The sentence is the first one of the page, below its heading.
+    assert Page((folder / "report.html").read_text()).words("p")[0] == said
     target = tmp_path / "new" / "page.html"
     assert command(["report", str(folder), "--output", str(target)]) == 0
     assert target.read_text(encoding="utf-8") == (folder / "report.html").read_text(encoding="utf-8")

@@ -169,7 +169,7 @@ def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch):
     clock[0] += 120  # 10 steps in 2 minutes: 140 more in 28
     assert watching.left(60) == "28 min left"
     clock[0] += 1080  # 10 in 20 minutes: 140 in 280
-    assert watching.left(60) == "4.7 h left"
+    assert watching.left(60) == "4 h 40 min left"
 
 
 def test_a_line_for_each_run_that_ends(tmp_path, capsys):
@@ -182,7 +182,7 @@ def test_a_line_for_each_run_that_ends(tmp_path, capsys):
         seen([], [planned[0], planned[1]])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("tiny: 1/4 runs, 0 min left; plain-group-s3: reward 0.250 to 0.000, 62 s")
+    assert lines[0].startswith("tiny: 1/4 runs, 0 s left; plain-group-s3: reward 0.250 to 0.000, 1 min 2 s")
     assert f"bapo-critic-s3: failed; its output is in {planned[1].folder}" in lines[1]
 
 

@@ -3,17 +3,8 @@
 import numpy as np
 import pytest
 
-from bapo_openrlhf.workbench.pages.text import duration, many
+from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.terminal import curve, printable, size
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(1.57, "1.6 s"), (42.4, "42 s"), (59.6, "1 min"), (185.6, "3 min 6 s"), (3599.6, "1 h"), (7512, "2 h 5 min"),
-     (97200, "1 d 3 h"), (0.0312, "0.031 s")],
-)  # fmt: skip
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 def dots(lines, braille):

@@ -113,7 +113,7 @@ def test_everything_is_said_at_every_width(width, signs):
         "buffers": ["hard 61, 17.2 steps old", "replay 5, 1.5 steps old, 3.0 MiB"],
         "thresholds": ["c2 0.285", "c3 0.410", "average reward 0.426"],
         "rates": ["120 responses/s", "2,500 tokens/s", "5,760 responses so far"],
-        "step": ["2.00 s", "generation 1.50", "ppo train 0.50"],
+        "step": ["2 s", "generation 1.5 s", "ppo train 0.5 s"],
         "policy": ["rollout weights 1 step old", "replayed groups 2.2 steps old", "1.0 syncs"],
     }
     for label, facts in parts.items():
@@ -256,7 +256,7 @@ def test_a_flat_curve_and_a_long_one():
 
 def test_step_line():
     rows = make_rows(2)
-    assert step_line(Seen("x", rows, RUN)) == "step 2/60, reward 1.000, groups 8+4+12 of 32, 2.00 s, 1 min 56 s left"
+    assert step_line(Seen("x", rows, RUN)) == "step 2/60, reward 1.000, groups 8+4+12 of 32, 2 s, 1 min 56 s left"
     bare = [{"step": 9, "skipped_update": 1}]
     assert step_line(Seen("x", bare)) == "step 9, reward -, groups 0+0+0, update skipped"
 

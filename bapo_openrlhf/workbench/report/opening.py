@@ -1,0 +1,104 @@
+"""The sentence that a report begins with: what a run learned, or which of several runs reached a level first.
+
+The level is the highest smoothed reward that every run reached. A difference is noise if it is at most two standard
+errors. The error comes from the changes of the reward from step to step, so a trend does not count as noise.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.workbench.pages.curves import smoothed, smoothing_width
+from bapo_openrlhf.workbench.pages.text import duration, many, number
+from bapo_openrlhf.workbench.report import data
+from bapo_openrlhf.workbench.report.runs import Run
+
+TASK = ("data.prompt_dataset", "reward.remote_url", "train.agent_func_path")
+# What a run spends: the metric, the words for a share of it and for an equal amount, and how it is written.
+SPENT = (
+    ("seconds", "in {} of the time of {} ({} instead of {})", "in about the time of {} ({} and {})", duration),
+    (
+        "rollouts/total",
+        "with {} of the responses of {} ({} instead of {})",
+        "with about as many responses as {} ({} and {})",
+        number,
+    ),
+)
+
+
+def opening(runs: Sequence[Run]) -> str:
+    """One sentence about one run, or what the comparison of several comes to."""
+    silent = [run.name for run in runs if run.curve(REWARD).empty]
+    if silent:
+        return f"{_and(silent)}: no reward is recorded, so nothing can be said about learning."
+    return _comparison(runs) if len(runs) > 1 else _change(runs[0])
+
+
+def _change(run: Run) -> str:
+    rewards = run.curve(REWARD)
+    (first, last), count = data.end_means(rewards), data.end_count(rewards)
+    responses, seconds = data.cost(run)["responses generated"], data.cost(run)[data.ALL_SECONDS]
+    spent = [f"{number(responses)} responses"] if responses else []
+    spent = [many(len(run.rows), "step"), *([duration(seconds)] if seconds else []), *spent]
+    if len(rewards) < 2:
+        return f"{run.name} has one reward so far, {first:.3g}, so nothing can be said about learning yet."
+    ends = f"{first:.3g} (first {many(count, 'step')}) to {last:.3g} (last {many(count, 'step')})"
+    what = "rose" if last > first else "fell" if last < first else "went"
+    chance = ", which may be chance" if abs(last - first) <= 2 * _noise(run, count) * math.sqrt(2) else ""
+    return f"{run.name}: the mean reward {what} from {ends} in {_and(spent)}{chance}."
+
+
+def _and(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+def _noise(run: Run, steps: int) -> float:
+    """Standard error of the mean reward of so many steps."""
+    return math.sqrt((run.curve(REWARD).diff() ** 2).mean() / 2 / steps)
+
+
+def _smoothed_noise(run: Run) -> float:
+    return _noise(run, smoothing_width(len(run.curve(REWARD))))
+
+
+def _comparison(runs: Sequence[Run]) -> str:
+    if other := [name for name in data.differing([run.config for run in runs if run.config]) if name in TASK]:
+        return f"The runs have different tasks (--{', --'.join(other)}), so their rewards are not compared."
+    for run in runs:
+        curve = smoothed(run.curve(REWARD))
+        if not curve.max() - curve.iloc[0] > 2 * _smoothed_noise(run) * math.sqrt(2):
+            return (
+                f"{run.name} never rose above its first reward ({curve.iloc[0]:.3g}) by more than chance explains, so "
+                "there is no level that all runs learned to reach. The highest smoothed rewards are "
+                + ", ".join(f"{data.best_smoothed(one):.3g} ({one.name})" for one in runs) + "."
+            )  # fmt: skip
+    level = min(smoothed(run.curve(REWARD)).max() for run in runs)
+    known = [spent for spent in SPENT if all(data.spent_until(run, spent[0], level) is not None for run in runs)]
+    if not known:
+        return f"All runs reached a mean reward of {level:.3g}, but neither times nor responses are recorded."
+    first, *others = sorted(runs, key=lambda run: data.spent_until(run, known[0][0], level))  # type: ignore[arg-type,return-value]
+    parts = [" and ".join(_share(first, other, level, *spent) for spent in known) for other in others]
+    counts = [len(run.rows) for run in runs]
+    lengths = f" The runs have different numbers of steps: {', '.join(map(str, counts))}." if len({*counts}) > 1 else ""
+    return (
+        f"{first.name} reached a mean reward of {level:.3g} {'; '.join(parts)}. {level:.3g} is the highest smoothed "
+        f"reward that every run reached.{lengths}"
+    )
+
+
+def _share(
+    first: Run, other: Run, level: float, metric: str, share: str, equal: str, shown: Callable[[float], str]
+) -> str:
+    """What the first run had spent when it reached the level, as a share of what the other had spent.
+
+    The two are about equal if the run that needed more was less than the noise below the level by then.
+    """
+    spent = {id(run): data.spent_until(run, metric, level) or 0.0 for run in (first, other)}
+    slower = max((first, other), key=lambda run: spent[id(run)])
+    curve = smoothed(slower.curve(REWARD, over=metric))
+    by_then = curve[curve.index <= min(spent.values())].tail(1)
+    noise = math.hypot(_smoothed_noise(first), _smoothed_noise(other))
+    mine, its = spent[id(first)], spent[id(other)]
+    if len(by_then) and by_then.iloc[0] >= level - 2 * noise:
+        return equal.format(other.name, shown(mine), shown(its))
+    return share.format(f"{mine / its:.2f}", other.name, shown(mine), shown(its))
