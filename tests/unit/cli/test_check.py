@@ -159,7 +159,10 @@ class TestNumbers:
                 ["--train.agent_func_path=agent.py", "--verifier.timeout=7"],
                 "an agent, which may take 7 s between two generations",
             ),
-            (["--train.agent_func_path=agent.py", "--verifier.processes=0"], "within the rollout engine, without limits"),
+            (
+                ["--train.agent_func_path=agent.py", "--verifier.processes=0"],
+                "within the rollout engine, without limits",
+            ),
         ],
     )
     def test_where_rewards_are_made(self, capsys, words, more, text):
