@@ -24,6 +24,7 @@ CONTENTS = {
         "docs/eight_gpus",
         "docs/plan",
         "docs/tasks",
+        "docs/agents",
         "docs/watch",
         "docs/report",
         "docs/studies",
