@@ -26,6 +26,7 @@ CONTENTS = {
         "docs/smoke",
         "docs/plan",
         "docs/tasks",
+        "docs/agents",
         "docs/watch",
         "docs/report",
         "docs/studies",

@@ -1,7 +1,7 @@
 """Runs the user's agent (`--train.agent_func_path`) beside the rollout engine, with a time limit.
 
-OpenRLHF runs an agent in the event loop of its rollout engine. An environment that never answers would stop the run, and
-a call that blocks would stop the whole engine. Here agents run in a thread with an event loop of its own. Their
+OpenRLHF runs an agent in the event loop of its rollout engine. An environment that never answers would stop the run,
+and a call that blocks would stop the whole engine. Here agents run in a thread with an event loop of its own. Their
 generations still run in the engine's loop.
 
 An agent whose code takes longer than allowed between two generations is given up, and so is one that raises an error.

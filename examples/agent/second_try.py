@@ -1,4 +1,4 @@
-"""Countdown with a second try: after a wrong answer the model is asked again. The first try is worth 1, the second 0.5."""
+"""Countdown with a second try: a right answer is worth 1 at the first try and 0.5 at the second."""
 
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor

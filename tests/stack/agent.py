@@ -21,6 +21,7 @@ import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 RESPONSES = 4
+STOP = "7"  # ends a turn
 FOLDER = Path(os.environ["AGENT_FOLDER"])
 turns = ContextVar("turns")  # of the response of this task
 
@@ -90,6 +91,7 @@ class AgentExecutor(MultiTurnAgentExecutor):
     def __init__(self):
         super().__init__(AgentInstance)
 
-    async def execute(self, *, llm_engine, **request):
+    async def execute(self, *, llm_engine, sampling_params, **request):
         turns.set([])
-        return await super().execute(llm_engine=Engine(llm_engine), **request)
+        sampling_params.stop = [STOP]
+        return await super().execute(llm_engine=Engine(llm_engine), sampling_params=sampling_params, **request)

@@ -71,6 +71,7 @@ class Runs(NamedTuple):
         folder: What the probes wrote; first/ and second/ are the parts.
         episodes: Whole episodes by their tokens.
         steps: The steps at which each prompt was generated, in order.
+        stop: The token that ends a turn.
     """
 
     stopped: object
@@ -78,6 +79,7 @@ class Runs(NamedTuple):
     folder: Path
     episodes: dict
     steps: dict
+    stop: int
 
     def part(self, step):
         return self.folder / ("first" if step < RESUMED else "second")
@@ -140,7 +142,7 @@ def runs(train, workspace):
     steps = {}
     for row in record.read_groups(result.folder):
         steps.setdefault(texts[row["prompt"]], []).append(row["step"] - 1)
-    return Runs(stopped, result, folder, episodes, steps)
+    return Runs(stopped, result, folder, episodes, steps, *encode("7"))
 
 
 def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(runs):
@@ -155,6 +157,14 @@ def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(ru
         if source == "replayed" and step >= RESUMED > runs.generated_at(one):
             found["resumed"] = found.get("resumed", 0) + 1
     assert min(found.values()) >= SIZE and len(found) == 4, found
+
+
+def test_the_agent_can_end_turns_early(runs):
+    """By a text that it gave as `stop`, which is then the last token. OpenRLHF's min_tokens of 1 spares the first."""
+    lines = [json.loads(line) for line in (runs.folder / "episodes.jsonl").read_text().splitlines()]
+    turns = [turn["given"] for line in lines for turn in line["turns"]]
+    assert any(runs.stop in turn[1:] for turn in turns)
+    assert not any(runs.stop in turn[1:-1] for turn in turns)
 
 
 def test_a_reevaluation_has_new_responses_and_a_replay_has_the_old_ones(runs):

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets")
 
 
+AGENT = f"--train.agent_func_path={ROOT / 'examples' / 'agent' / 'second_try.py'}"
 SAME = ["--ref.num_gpus_per_node=2"]  # as many GPUs as the actor, which sharing them takes
 ONE_ENGINE = ["--vllm.num_engines=1"]  # of two GPUs
 
@@ -99,7 +100,7 @@ class TestNumbers:
         # 83 / 8 = 10.4; syncs at 5 and 10; again at 2, 4, 6, 8, 10, of which 10 meets a sync
         assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
         assert facts["per epoch"] == "2 syncs (v 5), 5 re-evaluations (m 2), 4 of them between syncs"
-        assert facts["reward function"] == "4 processes for each rollout engine, 60 s and 4 GiB a call"
+        assert facts["reward function"] == "4 processes for each rollout engine, 1 min and 4 GiB a call"
         assert facts["checkpoints"] == "none (--ckpt.save_steps)"
         assert facts["GPUs"] == "10 in total: 2 for actor, 1 for reference, 1 for critic, 6 for engines"
         schedule = "cosine_with_min_lr, warm-up in 3% of the steps"
@@ -221,10 +222,13 @@ class TestNumbers:
             (["--verifier.processes=0"], "within the rollout engine, without limits"),
             (["--reward.remote_url=http://localhost:5000"], "not a Python file: it runs where it is"),
             (
-                ["--train.agent_func_path=agent.py", "--verifier.timeout=7"],
+                [AGENT, "--verifier.timeout=7"],
                 "an agent, which may take 7 s between two generations",
             ),
-            (["--train.agent_func_path=agent.py", "--verifier.processes=0"], "within the rollout engine, without limits"),
+            (
+                [AGENT, "--verifier.processes=0"],
+                "within the rollout engine, without limits",
+            ),
         ],
     )
     def test_where_rewards_are_made(self, capsys, words, more, text):

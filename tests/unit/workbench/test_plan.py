@@ -116,8 +116,7 @@ def test_the_verdict_comes_first_and_is_that_of_the_tables(capsys):
     ("words", "method", "flag"),
     [(["--models", "70B", "--gpu", "4090"], "BA-PPO", "--vllm.gpu_memory_utilization"),
      (["--models", "70B", "--algorithm", "bapo_grpo"], "BAPO-GRPO", "--ds.adam_offload"),
-     (["--models", "4B", "--train.batch_size", "4", "--algorithm", "grpo"], "GRPO", "--train.batch_size"),
-     (["--models", "4B", "--vllm.tensor_parallel_size", "16"], "BA-PPO", "--vllm.tensor_parallel_size")],
+     (["--models", "4B", "--train.batch_size", "4", "--algorithm", "grpo"], "GRPO", "--train.batch_size")],
 )  # fmt: skip
 def test_a_plan_that_does_not_fit_says_what_helps(capsys, words, method, flag):
     assert main.run(["plan", *PRESET, "--gpus", "8", *words]) == 0
