@@ -14,7 +14,8 @@ LIGHT = {
     "link": "#005A8F", "mark": "#FFF4D6", "good": "#00664A", "bad": "#A33F00",
 }  # fmt: skip
 DARK = {
-    "palette-0": "#4AA3DF", "palette-1": "#F07F2E", "palette-5": "#8CCEF2", "palette-6": "#A8A8A8", "fresh": "#2E8CCB", "replayed": "#8CCEF2",
+    "palette-0": "#4AA3DF", "palette-1": "#F07F2E", "palette-5": "#8CCEF2", "palette-6": "#A8A8A8",
+    "fresh": "#2E8CCB", "replayed": "#8CCEF2",
     "paper": "#14171A", "card": "#1B1F24", "ink": "#E9ECEF", "muted": "#A9B1BA", "grid": "#31373E", "line": "#3A414A",
     "link": "#7CC4F4", "mark": "#3A3117", "good": "#5FD1AC", "bad": "#FF9A5C",
 }  # fmt: skip

@@ -132,7 +132,7 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
         experience = forward + max(state("actor") + on_actor, reference)
         training = max(state(m) + activations[m] + (on_actor if m == "actor" else 0.0) for m in trained)
     largest = max(state(model) + activations[model] for model in trained)
-    room = constants.gpu_bytes - constants.reserve_bytes
+    room = constants.usable_bytes
     word = "fits"
     if size is None:
         word = "engine"

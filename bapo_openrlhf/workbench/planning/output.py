@@ -9,6 +9,7 @@ import pandas as pd
 from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.pages.table import Table
+from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.plan import Plan, as_json
 from bapo_openrlhf.workbench.planning.times import PHASES
@@ -41,15 +42,16 @@ def page(plan: Plan) -> str:
     constants = pd.DataFrame(plan.constants.rows(), dtype=object)
     constants["value"] = constants["value"].map("{:g}".format)
     parts = [
+        *(f"{verdict}\n" for verdict in plan.verdicts),
         "# Plan: predicted, not measured\n",
         f"{plan.gpu}, {plan.steps} trainer steps. All numbers are predictions from the flags and from the constants at "
         "the end; no model was loaded and nothing was timed.\n",
         "## Groups of an average step, responses, tokens\n",
         _groups(plan),
-        "## Predicted seconds per step\n",
-        *(_seconds(plan, shape.name) for shape in plan.shapes),
+        "## Predicted time of a step\n",
+        *(_times(plan, shape.name) for shape in plan.shapes),
         _words(plan),
-        "## Predicted seconds per step by phase, on the fewest GPUs that fit\n",
+        "## Predicted time of a step by phase, on the fewest GPUs that fit\n",
         _phases(plan),
         "## Predicted GiB on the fullest GPU: while generating / while training\n",
         *(_memory(plan, shape.name) for shape in plan.shapes),
@@ -76,11 +78,11 @@ def _gpus(plan: Plan) -> list[int]:
     return list(dict.fromkeys(e.gpus for e in plan.entries))
 
 
-def _seconds(plan: Plan, model: str) -> str:
+def _times(plan: Plan, model: str) -> str:
     rows = []
     for gpus in _gpus(plan):
         found = [plan.entry(model, gpus, name) for name in NAMES]
-        cells = [number(e.step_seconds) if e.step_seconds is not None else e.fits for e in found]
+        cells = [duration(e.step_seconds) if e.step_seconds is not None else e.fits for e in found]
         rows.append((model, str(gpus), str(found[0].tensor_parallel or "-"), *cells))
     return Table.of(("model", "GPUs", "GPUs per engine", *NAMES), rows).markdown()
 
@@ -99,8 +101,8 @@ def _phases(plan: Plan) -> str:
             if e is None or e.seconds is None:
                 rows.append((shape.name, name, "-", *("-" for _ in PHASES), "does not fit"))
             else:
-                cells = [number(e.seconds[phase]) for phase in PHASES]
-                rows.append((shape.name, name, str(e.gpus), *cells, number(sum(e.seconds.values()))))
+                cells = [duration(e.seconds[phase]) for phase in PHASES]
+                rows.append((shape.name, name, str(e.gpus), *cells, duration(sum(e.seconds.values()))))
     return Table.of(("model", "method", "GPUs", *PHASES, "step"), rows, words=2).markdown()
 
 

@@ -81,7 +81,10 @@ def test_flags_of_train_and_several_files_count(capsys):
 def test_page(capsys):
     assert main.run(["plan", *PRESET, "--gpus", "8", "1024", "--models", "7B", "70B"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("# Plan: predicted, not measured")
+    first, second, rest = out.split("\n\n", 2)  # a verdict for each model, then the details
+    assert first.startswith("Predicted: Qwen2.5-7B with BA-PPO fits on 8 H100 GPUs.")
+    assert second.startswith("Predicted: Llama-3-70B with BA-PPO does not fit on 8 H100 GPUs.")
+    assert rest.startswith("# Plan: predicted, not measured")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines() if line.startswith("|")]
     assert ["Llama-3-70B", "8", "4", *["training"] * 5] in rows and ["Qwen2.5-7B", "1024", "1", *["batch"] * 5] in rows
     assert "- training: " in out and "- batch: " in out and "- engine: " not in out
@@ -108,9 +111,8 @@ def test_files(capsys, tmp_path):
     folder = tmp_path / "made" / "here"
     assert json.loads((folder / "plan.json").read_text()) == result
     assert result["command"].startswith("bapo-openrlhf plan --config")
-    assert (folder / "plan.md").read_text().startswith("# Plan: predicted") and "](plan.png)" in (
-        folder / "plan.md"
-    ).read_text()
+    written = (folder / "plan.md").read_text()
+    assert written.startswith("\n\n".join([*result["verdicts"], "# Plan: predicted"])) and "](plan.png)" in written
     assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
