@@ -19,7 +19,8 @@ cd "$folder"
 task=$folder/my_task
 
 echo "── a small model, and files to start from"
-python "$project/examples/quickstart" --only-prepare --prompts 1 # makes runs/base_model
+PYTHONPATH="$project/examples/quickstart:${PYTHONPATH:-}" python -c \
+    'from base_model import *; build("base_model", BaseModelSettings(steps=100, batch_size=16, threads=1))'
 bapo-openrlhf init "$task"
 python -m pytest -q -p no:cacheprovider "$task"
 
@@ -28,7 +29,7 @@ for part in train eval; do head -n 32 "$project/examples/custom_task/problems.js
 cp "$project/examples/custom_task/reward.py" "$task/reward.py"
 cat >"$task/small.yaml" <<YAML
 # What a small model on two CPU cores needs instead.
-actor: {model_name_or_path: $folder/runs/base_model, adam: {lr: 5.0e-4}}
+actor: {model_name_or_path: $folder/base_model, adam: {lr: 5.0e-4}}
 data: {apply_chat_template: false, max_len: 48}
 rollout: {batch_size: 8, n_samples_per_prompt: 4, max_new_tokens: 24}
 train: {batch_size: 16, micro_batch_size: 4, num_episodes: 2, colocate_all: false}

@@ -22,10 +22,12 @@ def build_parser(prog: str) -> Parser:
     """The command's own flags. All other flags are those of `train`."""
     parser = Parser(
         prog,
-        "Predict responses, seconds per step by phase, memory and traffic for GRPO, PPO, DAPO, BAPO-GRPO "
-        "and BA-PPO. Nothing is loaded or measured. All flags of `train` are allowed too, above all --config.",
+        "Predict whether a run fits, and responses, time per step by phase, memory and traffic for GRPO, PPO, "
+        "DAPO, BAPO-GRPO and BA-PPO. Nothing is loaded or measured. All flags of `train` are allowed too, above all "
+        "--config.",
     )
-    parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (default: 8 to 1024)")
+    parser.add_argument("--gpus", type=int, nargs="+", default=None, help="numbers of GPUs "
+                        "(default: the configuration's own, and 8 to 1024)")  # fmt: skip
     parser.add_argument("--models", nargs="+", default=None, metavar="SIZE", help=f"any of {' '.join(SHAPES)} "
                         "(default: the actor if it is one of them or a local folder, otherwise all)")  # fmt: skip
     parser.add_argument("--gpu", default="H100", help=f"kind of GPU: {', '.join(DATA_SHEETS)} (default: H100)")
@@ -40,7 +42,7 @@ def build_parser(prog: str) -> Parser:
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     """Parse the flags, make the plan, and print it."""
     mine, rest = build_parser(prog).parse_known_args(list(argv))
-    for name, values in (("gpus", mine.gpus), ("steps", [mine.steps])):
+    for name, values in (("gpus", mine.gpus or []), ("steps", [mine.steps])):
         for value in values:
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be at least 1")
@@ -52,7 +54,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     if mine.measured is not None:
         constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, workload))
     command = shlex.join([*prog.split(), *argv])
-    gpus = sorted(set(mine.gpus))
+    gpus = sorted({*(mine.gpus or [workload.gpus, *GPUS])})
     plan = make_plan(shapes, gpus, workload, constants, steps=mine.steps, gpu=mine.gpu, command=command)
     if mine.out is not None:
         write(plan, mine.out)

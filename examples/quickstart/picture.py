@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import altair as alt
@@ -18,12 +19,14 @@ from rich.table import Table
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.pages.colours import INK, MUTED, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.curves import Key
-from bapo_openrlhf.workbench.pages.figure import WIDE, Figure, save_png
+from bapo_openrlhf.workbench.pages.figure import Figure, save_png
 from bapo_openrlhf.workbench.pages.text import clean, duration
 from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
 from bapo_openrlhf.workbench.report.runs import Run, read_run
 
 PICTURE = "run.png"
+WIDTH, HEIGHT = 350, 210  # of a chart without its axes, so that the picture is readable at 400 pixels
+LINE = 62  # characters of a line of words
 
 
 def plot_run(directory: str | os.PathLike, path: str | os.PathLike | None = None) -> Path:
@@ -54,9 +57,13 @@ def stacked(figures: Sequence[Figure], heading: str) -> alt.VConcatChart:
     title = {"anchor": "start", "fontSize": 14, "subtitleFontSize": 12, "color": INK, "subtitleColor": MUTED}
     parts = []
     for figure in figures:
-        words = alt.Title(figure.title, subtitle=[figure.says, *figure.missing], **title)
+        words = alt.Title(
+            figure.title,
+            subtitle=[line for text in (figure.says, *figure.missing) for line in wrap(text, LINE)],
+            **title,
+        )
         chart = figure.chart or alt.Chart(pd.DataFrame()).mark_point()
-        drawn = chart.properties(width=WIDE[0], height=WIDE[1])
+        drawn = chart.properties(width=WIDTH, height=HEIGHT)
         legend = [_legend(figure.keys)] if figure.keys else []
         parts.append(alt.vconcat(*legend, drawn, title=words))
     page = alt.vconcat(*parts, spacing=28, title=alt.Title(clean(heading), offset=16, **{**title, "fontSize": 18}))
@@ -64,19 +71,23 @@ def stacked(figures: Sequence[Figure], heading: str) -> alt.VConcatChart:
 
 
 def _legend(keys: Sequence[Key]) -> alt.LayerChart:
-    """The legend as a line of samples and names."""
-    place, layers = 0.0, []
-    at = {"scale": alt.Scale(domain=[0, WIDE[0]]), "axis": None}
+    """The legend as lines of samples and names."""
+    place, line, layers = 0.0, 0, []
+    at = {"scale": alt.Scale(domain=[0, WIDTH]), "axis": None}
     for key in keys:
+        wide = 48 + 6.5 * len(key.name)
+        if place and place + wide > WIDTH + 30:
+            place, line = 0.0, line + 1
+        y = alt.value(7 + 18 * line)
         data = pd.DataFrame({"left": [place], "right": [place + 22], "name": [clean(key.name)], "text": [place + 28]})
         area = key.shape == "area"
         dash = [int(part) for part in key.dash.split()]
         sample = alt.Chart(data).mark_rule(color=key.colour, strokeWidth=11 if area else 3, strokeDash=dash)
-        layers.append(sample.encode(x=alt.X("left:Q", **at), x2="right:Q"))
+        layers.append(sample.encode(x=alt.X("left:Q", **at), x2="right:Q", y=y))
         name = alt.Chart(data).mark_text(align="left", fontSize=12, color=INK)
-        layers.append(name.encode(x=alt.X("text:Q", **at), text="name:N"))
-        place += 48 + 6.5 * len(key.name)
-    return alt.layer(*layers).properties(width=WIDE[0], height=14)
+        layers.append(name.encode(x=alt.X("text:Q", **at), y=y, text="name:N"))
+        place += wide
+    return alt.layer(*layers).properties(width=WIDTH, height=14 + 18 * line)
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:

@@ -33,6 +33,17 @@ def test_every_page_is_there_and_looks_alike(site):
     assert "README.html" in (site / "index.html").read_text()
 
 
+def test_no_code_block_is_cut_off(site):
+    """The own style, which comes after the theme's, wraps the lines of every block. No rule of the theme undoes it."""
+    assert re.search(r"^pre \{[^}]*white-space: pre-wrap;", (site / "_static" / "site.css").read_text(), re.M)
+    page = (site / "README.html").read_text()
+    before = re.findall(r'href="_static/([^"?]+\.css)', page.partition("site.css")[0])
+    assert "styles/furo.css" in before and "_static/" not in page.partition("site.css")[2].partition("</head>")[0]
+    for sheet in before:
+        rules = re.findall(r"([^{}]*\bpre\b[^{}]*)\{([^}]*)\}", (site / "_static" / sheet).read_text())
+        assert not [rule for rule in rules if "white-space" in rule[1]], sheet
+
+
 def test_links_that_leave_the_site_are_listed(site):
     """Not fetched: tests take no network. `make docs` leaves the list for whoever wants to look."""
     lines = (site / "external_links.txt").read_text().splitlines()

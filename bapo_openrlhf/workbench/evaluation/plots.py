@@ -127,7 +127,8 @@ def draw_comparison(result: Mapping[str, Any], path: Path) -> None:
         subtitle=f"dashed: mean difference; grey: {result['interval']}",
         fontSize=16,
     )
-    save_png(alt.concat(*panels, columns=3, title=title, spacing=30), path)
+    columns = 1 if len(panels) < 3 else 3  # two below each other can be read on a narrow screen
+    save_png(alt.concat(*panels, columns=columns, title=title, spacing=30), path)
 
 
 def comparison_panel(entry: Mapping[str, Any]) -> alt.LayerChart:

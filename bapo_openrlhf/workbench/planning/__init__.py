@@ -7,6 +7,7 @@ measured    shares of groups, from a run's record
 groups      groups of a step and of a run, for each algorithm
 times       seconds of each phase
 memory      bytes on a GPU and on the host, and what does not fit
+verdict     whether the configuration fits, and what to change
 plan        the grid of models, GPUs and algorithms
 output      the plan as tables, page and picture
 """

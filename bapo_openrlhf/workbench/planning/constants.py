@@ -78,6 +78,11 @@ class Constants:
     improved_share: float = _constant(0.157, "of re-evaluated prompts", "mean is above c1 and below 1: X2", STUDY)
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def usable_bytes(self) -> float:
+        """Bytes of a GPU without the reserve."""
+        return self.gpu_bytes - self.reserve_bytes
+
     def rows(self) -> list[dict[str, Any]]:
         """Name, value, unit, meaning and source of each constant."""
         return [

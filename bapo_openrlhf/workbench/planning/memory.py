@@ -18,15 +18,6 @@ REASONS = {
     "together": "each model fits, but not together with what else stays on the GPU",
     "batch": "an optimizer step (train.batch_size) has fewer samples than ranks x micro-batch",
 }
-# What to change then, beside the number of GPUs.
-REMEDIES = {
-    "GPUs": "--train.colocate_all shares GPUs among the roles, and a smaller --vllm.tensor_parallel_size needs fewer",
-    "engine": "raise --vllm.gpu_memory_utilization, or shorten --data.max_len",
-    "training": "--ds.zero_stage 3, --ds.adam_offload and --actor.gradient_checkpointing_enable need less",
-    "together": "--vllm.enable_sleep and --ds.enable_sleep free what another role does not use, and a lower "
-    "--vllm.gpu_memory_utilization leaves more room",
-    "batch": "raise --train.batch_size, or lower --train.micro_batch_size",
-}
 
 
 def model_state_bytes(parameters: int, zero_stage: int, ranks: int, *, optimizer_on_host: bool = False) -> float:
@@ -141,7 +132,7 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
         experience = forward + max(state("actor") + on_actor, reference)
         training = max(state(m) + activations[m] + (on_actor if m == "actor" else 0.0) for m in trained)
     largest = max(state(model) + activations[model] for model in trained)
-    room = constants.gpu_bytes - constants.reserve_bytes
+    room = constants.usable_bytes
     word = "fits"
     if size is None:
         word = "engine"

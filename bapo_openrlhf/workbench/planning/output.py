@@ -9,9 +9,8 @@ import pandas as pd
 from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import duration, many
+from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.planning.constants import GIB
-from bapo_openrlhf.workbench.planning.memory import REMEDIES
 from bapo_openrlhf.workbench.planning.plan import Plan, as_json
 from bapo_openrlhf.workbench.planning.times import PHASES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
@@ -43,16 +42,16 @@ def page(plan: Plan) -> str:
     constants = pd.DataFrame(plan.constants.rows(), dtype=object)
     constants["value"] = constants["value"].map("{:g}".format)
     parts = [
+        *(f"{verdict}\n" for verdict in plan.verdicts),
         "# Plan: predicted, not measured\n",
-        "".join(f"- {verdict(plan, shape.name)}\n" for shape in plan.shapes),
         f"{plan.gpu}, {plan.steps} trainer steps. All numbers are predictions from the flags and from the constants at "
         "the end; no model was loaded and nothing was timed.\n",
         "## Groups of an average step, responses, tokens\n",
         _groups(plan),
-        "## Predicted seconds per step\n",
-        *(_seconds(plan, shape.name) for shape in plan.shapes),
+        "## Predicted time of a step\n",
+        *(_times(plan, shape.name) for shape in plan.shapes),
         _words(plan),
-        "## Predicted seconds per step by phase, on the fewest GPUs that fit\n",
+        "## Predicted time of a step by phase, on the fewest GPUs that fit\n",
         _phases(plan),
         "## Predicted GiB on the fullest GPU: while generating / while training\n",
         *(_memory(plan, shape.name) for shape in plan.shapes),
@@ -62,24 +61,6 @@ def page(plan: Plan) -> str:
         Table(constants, words=5).markdown(),
     ]
     return "\n".join(parts)
-
-
-def verdict(plan: Plan, model: str) -> str:
-    """Whether the configuration's own algorithm fits, on the fewest GPUs, and what to change if it does not."""
-    found = [plan.entry(model, gpus, plan.method) for gpus in _gpus(plan)]
-    fitting = next((e for e in found if e.step_seconds is not None), None)
-    best = fitting or found[-1]
-    on = f"{best.gpus} {plan.gpu}{'' if best.gpus == 1 else 's'}"
-    need = {phase: best.gpu_bytes[phase] for phase in ("generation", "experience", "training")}
-    fullest = max(need, key=lambda phase: need[phase])
-    memory = f"the fullest GPU needs {gib(need[fullest])} of {gib(plan.constants.gpu_bytes)} GiB in {fullest}"
-    if fitting is None or fitting.step_seconds is None:
-        return (
-            f"**{model} with {plan.method} does not fit on {on}**: {best.why} ({memory}). What helps: "
-            f"{REMEDIES[best.fits]}."
-        )
-    less = "" if fitting is found[0] else f"; on {found[0].gpus} it does not: {found[0].why}"
-    return f"**{model} with {plan.method} fits on {on}**, {duration(fitting.step_seconds)} a step; {memory}{less}."
 
 
 def _groups(plan: Plan) -> str:
@@ -97,11 +78,11 @@ def _gpus(plan: Plan) -> list[int]:
     return list(dict.fromkeys(e.gpus for e in plan.entries))
 
 
-def _seconds(plan: Plan, model: str) -> str:
+def _times(plan: Plan, model: str) -> str:
     rows = []
     for gpus in _gpus(plan):
         found = [plan.entry(model, gpus, name) for name in NAMES]
-        cells = [number(e.step_seconds) if e.step_seconds is not None else e.fits for e in found]
+        cells = [duration(e.step_seconds) if e.step_seconds is not None else e.fits for e in found]
         rows.append((model, str(gpus), str(found[0].tensor_parallel or "-"), *cells))
     return Table.of(("model", "GPUs", "GPUs per engine", *NAMES), rows).markdown()
 
@@ -120,8 +101,8 @@ def _phases(plan: Plan) -> str:
             if e is None or e.seconds is None:
                 rows.append((shape.name, name, "-", *("-" for _ in PHASES), "does not fit"))
             else:
-                cells = [number(e.seconds[phase]) for phase in PHASES]
-                rows.append((shape.name, name, str(e.gpus), *cells, number(sum(e.seconds.values()))))
+                cells = [duration(e.seconds[phase]) for phase in PHASES]
+                rows.append((shape.name, name, str(e.gpus), *cells, duration(sum(e.seconds.values()))))
     return Table.of(("model", "method", "GPUs", *PHASES, "step"), rows, words=2).markdown()
 
 
@@ -144,7 +125,7 @@ def _traffic(plan: Plan) -> str:
     adapted = plan.entry(plan.shapes[0].name, gpus, "BAPO-GRPO")
     head = ("model", "method", "syncs", "GiB per sync", "GiB per step", "GiB in all", "GiB delayed, host of an engine")
     return Table.of(head, rows, words=2).markdown() + (
-        f"\nOn {many(gpus, 'GPU')}. Replay buffer, on the host: {gib(adapted.replay_bytes)} GiB expected, "
+        f"\nOn {gpus} GPUs. Replay buffer, on the host: {gib(adapted.replay_bytes)} GiB expected, "
         f"{gib(adapted.replay_bytes_most)} GiB full of the longest samples. Hard buffer, which holds only prompts: "
         f"{adapted.hard_bytes / 2**20:.3g} MiB full.\n"
     )

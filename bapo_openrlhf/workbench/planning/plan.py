@@ -9,6 +9,7 @@ from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.groups import Groups, average_groups, happenings, replayable_groups, rollouts
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.times import GPUCosts, average_seconds, lengths
+from bapo_openrlhf.workbench.planning.verdict import verdict
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
 
 
@@ -66,7 +67,7 @@ class Plan:
         steps: Trainer steps of the whole run.
         gpu: Kind of GPU.
         command: The command that made the plan.
-        method: Name of the configuration's own algorithm.
+        verdicts: What the plan comes to, for each model.
     """
 
     entries: tuple[Entry, ...]
@@ -75,7 +76,7 @@ class Plan:
     steps: int
     gpu: str
     command: str
-    method: str
+    verdicts: tuple[str, ...]
 
     def entry(self, model: str, gpus: int, method: str) -> Entry:
         """The one entry of this model, number of GPUs and algorithm."""
@@ -136,13 +137,15 @@ def make_plan(shapes: Sequence[ModelShape], gpus: Sequence[int], workload: Workl
         for count in gpus
         for algorithm in ALGORITHMS
     )
-    return Plan(entries, tuple(shapes), constants, steps, gpu, command, workload.method)
+    verdicts = tuple(verdict(shape, gpus, workload, constants, gpu) for shape in shapes)
+    return Plan(entries, tuple(shapes), constants, steps, gpu, command, verdicts)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """The content of plan.json. Its `kind` says that nothing was measured."""
     return {
         "kind": "predicted",
+        "verdicts": list(plan.verdicts),
         "command": plan.command,
         "gpu": plan.gpu,
         "steps": plan.steps,

@@ -44,18 +44,23 @@ class Workload:
     """What the flags of a run say, as far as a plan needs it.
 
     Attributes:
-        args: The parsed arguments. A plan compares all algorithms; their own one decides only the verdict.
+        args: The parsed arguments. A plan compares algorithms; the verdict is about the one that they ask for.
     """
 
     args: SimpleNamespace
 
     @property
-    def method(self) -> str:
-        """Name of the configuration's own algorithm; that of OpenRLHF's flags if it names none."""
-        if self.args.algo.dynamic_filtering_enable:
-            return "DAPO"
-        plain = "PPO" if self.args.algo.advantage.estimator == "gae" else "GRPO"
-        return self.args.algorithm.upper().replace("_", "-") if self.args.algorithm else plain
+    def algorithm(self) -> Algorithm:
+        """The one of ALGORITHMS that the flags ask for. Every method of batch adaptation counts as BAPO."""
+        adapted, critic = self.args.adapt.enabled, self.args.algo.advantage.estimator == "gae"
+        dynamic = self.args.algo.dynamic_filtering_enable and not (adapted or critic)
+        return next(one for one in ALGORITHMS if (one.adapted, one.critic, one.dynamic) == (adapted, critic, dynamic))
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs in the configuration."""
+        roles = self.roles(self.algorithm).values()
+        return max(roles) if self.args.train.colocate_all else sum(roles)
 
     @property
     def response_tokens(self) -> int:

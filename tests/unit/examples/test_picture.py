@@ -88,7 +88,7 @@ def test_long_runs_share_columns_and_lose_no_group():
     assert len(fresh) == 200
     assert (5 * (fresh["y2"] - fresh["y"])).sum() == pytest.approx(sum(row["groups/fresh"] for row in rows))
     says = plot.picture(Run("run", rows)).vconcat[1].title.subtitle
-    assert "A column is the mean of 5 steps." in says[0]
+    assert "A column is the mean of 5 steps." in " ".join(says)
     assert len(chart.layer) == 1
 
 
@@ -99,7 +99,7 @@ def test_plot_run_writes_a_picture(tmp_path, rows):
     path = plot.plot_run(tmp_path / "first")
     assert path == tmp_path / "first" / "run.png"
     png = path.read_bytes()
-    assert png[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(png[16:20], "big") >= 1000  # width
+    assert png[:8] == b"\x89PNG\r\n\x1a\n" and 500 < int.from_bytes(png[16:20], "big") < 700  # 400 at 1.5 pixels each
     other = plot.plot_run(tmp_path / "first", tmp_path / "pictures" / "x.png")
     assert other == tmp_path / "pictures" / "x.png" and other.read_bytes() == png  # the same each time
 

@@ -1,0 +1,96 @@
+"""What a plan comes to, in a few sentences: whether the configuration fits, the tightest phase, and what to change."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from operator import attrgetter
+from typing import Any
+
+from bapo_openrlhf.workbench.planning import memory
+from bapo_openrlhf.workbench.planning.constants import GIB, Constants
+from bapo_openrlhf.workbench.planning.shapes import ModelShape
+from bapo_openrlhf.workbench.planning.workload import Workload
+
+MOST_CHANGES = 3  # Flags that are changed together at most.
+# Values that may make a run fit, from the one that costs least time.
+CHANGES: tuple[tuple[str, Any], ...] = (
+    ("vllm.enable_sleep", True),
+    ("ds.enable_sleep", True),
+    ("actor.gradient_checkpointing_enable", True),
+    ("ds.zero_stage", 3),
+    ("train.micro_batch_size", 1),
+    ("rollout.micro_batch_size", 1),
+    ("vllm.gpu_memory_utilization", 0.5),
+    ("vllm.gpu_memory_utilization", 0.9),
+    ("ds.adam_offload", True),
+)
+NO_FLAG = "No flag that the plan tries is enough: take more GPUs, GPUs with more memory, or a smaller model."
+
+
+def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constants: Constants, gpu: str) -> str:
+    """The sentences for one model and the configuration's own algorithm.
+
+    They are about the configuration's own number of GPUs if it is among `gpus`, and otherwise about the lowest.
+    """
+    found = {count: memory.gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
+    own = workload.gpus if workload.gpus in gpus else min(gpus)
+    one, name = found[own], f"{shape.name} with {workload.algorithm.name}"
+    fitting = [count for count in gpus if found[count].word == "fits"]
+    if one.word == "fits":
+        others = sorted(set(gpus) - set(fitting))
+        but = (
+            f" It does not fit on {_words([str(count) for count in others], 'or')}; the tables below say why."
+            if others
+            else ""
+        )
+        return f"Predicted: {name} fits on {_gpus(own, gpu)}. {_tightest(one, constants)}{but}"
+    remedies = [f"with {change}" for change in _changes(shape, own, workload, constants)]
+    remedies += [f"on {_gpus(min(larger), gpu)}"] if (larger := [count for count in fitting if count > own]) else []
+    advice = f"It would fit {_words(remedies, 'or')}." if remedies else NO_FLAG
+    return f"Predicted: {name} does not fit on {_gpus(own, gpu)}. {_why(one, shape, workload, constants)} {advice}"
+
+
+def _tightest(found: memory.Memory, constants: Constants) -> str:
+    phases = {phase: getattr(found, phase) / GIB for phase in ("generation", "experience", "training")}
+    phase, room = max(phases, key=phases.__getitem__), constants.usable_bytes / GIB
+    left = room - phases[phase]
+    end = f"{left:.1f} GiB are free" if left >= 0 else f"{-left:.1f} GiB too much"
+    return f"The tightest phase is {phase}: {phases[phase]:.1f} of {room:.1f} usable GiB a GPU, {end}."
+
+
+def _why(found: memory.Memory, shape: ModelShape, workload: Workload, constants: Constants) -> str:
+    if found.word in ("training", "together"):
+        return _tightest(found, constants)
+    reason = memory.REASONS[found.word]
+    if found.word == "engine":
+        most = constants.gpus_per_machine
+        tokens = workload.sample_tokens - memory.cache_tokens(shape, workload, constants, most)
+        missing = tokens * shape.cache_bytes / most / GIB
+        reason += f". The tightest phase is generation: {missing:.1f} GiB a GPU are missing"
+    return f"{reason[0].upper()}{reason[1:]}."
+
+
+def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> Iterator[str]:
+    """The fewest flags that make the run fit on so many GPUs; nothing if no MOST_CHANGES of CHANGES do."""
+    algorithm, args = workload.algorithm, workload.args
+    ranks = max(workload.ranks(model, algorithm, gpus) for model in algorithm.trained)
+    enough = ("train.batch_size", ranks * args.train.micro_batch_size)
+    for count in range(1, MOST_CHANGES + 1):
+        for chosen in combinations((*CHANGES, enough), count):
+            changed = Workload(copy.deepcopy(args))
+            for flag, value in chosen:
+                group, _, name = flag.rpartition(".")
+                setattr(attrgetter(group)(changed.args), name, value)
+            if memory.gpu_memory(shape, changed, constants, algorithm, gpus).word == "fits":
+                yield " ".join(f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in chosen)
+                return
+
+
+def _gpus(count: int, gpu: str) -> str:
+    return f"{count} {gpu} GPU{'' if count == 1 else 's'}"
+
+
+def _words(parts: Sequence[str], last: str) -> str:
+    """a, b or c."""
+    *first, end = parts
+    return f"{', '.join(first)} {last} {end}" if first else end

@@ -1,0 +1,106 @@
+"""The sentences that a plan begins with: against memory computed by hand, and by trying the flags that they name."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.workbench.planning import memory
+from bapo_openrlhf.workbench.planning.constants import GIB
+from bapo_openrlhf.workbench.planning.shapes import SHAPES
+from bapo_openrlhf.workbench.planning.verdict import verdict
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_planning import APART, BA_PPO, BAPO_GRPO, CONSTANTS, DAPO, GRPO, PPO, WORKLOAD, with_flags, workload_from
+
+
+def said(size, gpus, flags=(), workload=WORKLOAD):
+    return verdict(SHAPES[size], gpus, with_flags(workload, dict(flags)), CONSTANTS, "H100")
+
+
+def test_what_fits_by_hand():
+    """Qwen2.5-7B on 8 GPUs of 80 GiB, less 4: the engine's 0.6 of 80, and 16-bit weights of three models in 8 parts."""
+    used = 48 + 3 * 2 * 7_615_616_512 / 8 / GIB
+    assert said("7B", [8, 16, 1024]) == (
+        "Predicted: Qwen2.5-7B with BA-PPO fits on 8 H100 GPUs. The tightest phase is generation: "
+        f"{used:.1f} of 76.0 usable GiB a GPU, {76 - used:.1f} GiB are free. "
+        "It does not fit on 1024; the tables below say why."
+    )
+    assert (f"{used:.1f}", f"{76 - used:.1f}") == ("53.3", "22.7")
+
+
+def test_what_does_not_fit_by_hand():
+    """Qwen2.5-32B: 16 bytes a parameter in 8 parts, activations, and the 16-bit weights of critic and reference."""
+    parameters, tokens = SHAPES["32B"].parameters, 6144
+    kept = tokens * (2 * 5120 * 64 + 34 * 5120 + 10 * 152064)
+    used = ((16 + 2 * 2) * parameters / 8 + kept) / GIB
+    assert said("32B", [8, 16]) == (
+        "Predicted: Qwen2.5-32B with BA-PPO does not fit on 8 H100 GPUs. The tightest phase is training: "
+        f"{used:.1f} of 76.0 usable GiB a GPU, {used - 76:.1f} GiB too much. "
+        "It would fit with --ds.adam_offload or on 16 H100 GPUs."
+    )
+    assert used - 12 * parameters / 8 / GIB < 76 < used
+
+
+def test_an_engine_by_hand():
+    """Weights and one sequence of 70B in 8 engine GPUs: what 0.2 of 80 GiB less 3 leaves is too little."""
+    needed = (2 * 70_553_706_496 + 6144 * 320 * 1024) / 8 / GIB
+    text = said("70B", [32], {"vllm.gpu_memory_utilization": 0.2})
+    assert f"The tightest phase is generation: {needed - 13:.1f} GiB a GPU are missing." in text
+    assert text.endswith("It would fit with --vllm.gpu_memory_utilization 0.5.")
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "flags", "end"),
+    [
+        ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 1}, "fit with --train.batch_size 64."),
+        ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 2}, "fit with --train.batch_size 128."),
+        ("7B", 8, {"vllm.enable_sleep": False, "ds.enable_sleep": False}, "fit with --ds.adam_offload."),
+        ("70B", 8, {}, "or a smaller model."),
+        ("70B", 2, {}, "or a smaller model."),
+    ],
+)
+def test_advice(size, gpus, flags, end):
+    assert said(size, [gpus], flags).endswith(end)
+
+
+@settings(deadline=None, max_examples=60)  # up to 175 combinations of flags are tried for one plan
+@given(
+    st.sampled_from(["7B", "14B", "32B", "70B"]),
+    st.sampled_from([4, 8, 16, 64]),
+    st.fixed_dictionaries({
+        "vllm.enable_sleep": st.booleans(), "ds.enable_sleep": st.booleans(), "ds.zero_stage": st.sampled_from([2, 3]),
+        "actor.gradient_checkpointing_enable": st.booleans(), "train.micro_batch_size": st.sampled_from([1, 8]),
+        "vllm.gpu_memory_utilization": st.sampled_from([0.2, 0.6, 0.95]),
+    }),
+)  # fmt: skip
+def test_the_named_flags_are_enough_and_all_are_needed(size, gpus, flags):
+    text = said(size, [gpus], flags)
+    found = re.search(r"It would fit with (.*)\.$", text)
+    if not found:
+        return
+
+    def fits(changes):
+        changed = with_flags(WORKLOAD, flags | changes)
+        return memory.gpu_memory(SHAPES[size], changed, CONSTANTS, BA_PPO, gpus).word == "fits"
+
+    named = dict((*part.split(), "")[:2] for part in found[1].split("--") if part)
+    changes = {flag: float(value) if "." in value else int(value) if value else True for flag, value in named.items()}
+    assert fits(changes) and not fits({})
+    assert not any(fits({key: changes[key] for key in changes if key != flag}) for flag in changes)
+
+
+def test_the_configuration_s_own_algorithm_and_number_of_gpus():
+    assert (WORKLOAD.algorithm, WORKLOAD.gpus) == (BA_PPO, 8)
+    assert (APART.algorithm, APART.gpus) == (BA_PPO, 4)  # a GPU each for actor, critic, reference and engine
+    for algorithm, name in ((GRPO, "grpo"), (PPO, "ppo"), (BAPO_GRPO, "bapo_grpo")):
+        found = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", name)
+        assert (found.algorithm, found.gpus) == (algorithm, 8)
+    assert with_flags(found, {"algo.dynamic_filtering_enable": True}).algorithm == BAPO_GRPO
+    grpo = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", "grpo", "--algo.dynamic_filtering_enable")
+    assert grpo.algorithm == DAPO
+    assert "fits on 8 H100 GPUs" in said("7B", [4, 8, 16])  # its own number, not the lowest
+    assert "fits on 16 H100 GPUs" in said("7B", [16, 32])
