@@ -141,8 +141,10 @@ class Engine:
         self.world.note("load", self.weights)
 
     def generate_responses(
-        self, *, prompt, label, sampling_params, max_length, num_samples, images, seed=None, number=None
-    ) -> list[dict]:
+        self, *, prompt, label, sampling_params, max_length, num_samples, images, hf_tokenizer=None, seed=None,
+        number=None,
+    ) -> list[dict]:  # fmt: skip
+        assert (hf_tokenizer is None) is self.world.args.adapt.enabled  # only OpenRLHF's own engines need it
         self.world.fail_at("generate")
         self.world.requests.append(
             SimpleNamespace(
