@@ -1,5 +1,7 @@
 """`bapo-openrlhf smoke`: two steps, a kill and a resume of a configuration, with a small model."""
 
+import signal
+import sys
 from collections.abc import Sequence
 
 from bapo_openrlhf.cli import arguments
@@ -23,6 +25,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
 
     from bapo_openrlhf.workbench.smoke.run import smoke
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the processes of the run end with this one
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"smoke run of {args.run.name}:")
     with console.status("checks") as status:

@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 CONFIGS = Path(__file__).parents[2] / "configs"
 # layers, width, heads, keys, width of the MLP, vocabulary, whether input and output embeddings are tied
 SIZES = {
+    "Qwen/Qwen3-0.6B": (28, 1024, 16, 8, 3072, 151936, True),
     "Qwen/Qwen3-4B": (36, 2560, 32, 8, 9728, 151936, True),
     "Qwen/Qwen3-8B": (36, 4096, 32, 8, 12288, 151936, False),
     "Qwen/Qwen2.5-Math-1.5B": (28, 1536, 12, 2, 8960, 151936, True),

@@ -78,4 +78,5 @@ def test_a_reward_function_that_fails_for_real_responses(smoke, tmp_path):
     )
     status, lines = smoke("bapo_grpo_countdown_qwen2.5_math_1.5b", f"--reward.remote_url={file}")
     assert status == 1
-    assert lines[-1].startswith("failed in start: ") and "gave no reward" in lines[-1] and "'answer'" in lines[-1]
+    assert lines[-1].startswith("failed in start: ") and "16 x raised" in lines[-1]
+    assert "KeyError: 'answer'" in Path(lines[-1].rpartition("its output is in ")[2]).read_text()

@@ -1,6 +1,7 @@
 """Stages of a smoke run: the time and the memory of each, and the processes that use it."""
 
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -18,7 +19,7 @@ MARK = "BAPO_OPENRLHF_SMOKE"  # in the environment of each process of a smoke ru
 EVERY = 1.0  # seconds between two looks at the memory
 PATIENCE = 900.0  # seconds after which a stage hangs
 # Ray's services, which hold no model. Some wait a minute for a server that was killed.
-SERVICES = (b"/ray/dashboard/", b"/runtime_env/agent/", b"monitor.py")
+SERVICES = (b"/ray/dashboard/", b"/runtime_env/agent/", b"Agent", b"monitor.py")
 
 
 def marked(mark: str) -> dict[str, str]:
@@ -121,9 +122,14 @@ class Stages:
         finally:
             stop.set()
             watcher.join()
-            for folder in processes(self.mark):
-                with suppress(ProcessLookupError):
-                    os.kill(int(folder.name), 9)
+            for _ in range(50):  # a process may start another one before it ends
+                left = list(processes(self.mark))
+                for folder in left:
+                    with suppress(ProcessLookupError):
+                        os.kill(int(folder.name), signal.SIGKILL)
+                if not left:
+                    break
+                time.sleep(0.1)
 
     def _watch(self, stop: threading.Event) -> None:
         while not stop.wait(EVERY):

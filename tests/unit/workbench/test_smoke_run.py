@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,17 @@ def test_a_folder_that_is_no_smoke_run_is_not_deleted(smoke, tmp_path):
     status, lines = smoke()
     assert status == 1 and "holds no smoke run" in lines[-1]
     assert (folder / "thesis.tex").exists()
+
+
+def test_nothing_is_left_of_a_smoke_run_that_is_told_to_end(smoke, monkeypatch):
+    """SIGTERM while `train` goes on, which is in a session of its own."""
+    marks = []
+    monkeypatch.setattr(run, "marked", lambda mark: marks.append(mark) or stages.marked(mark))
+    monkeypatch.setattr(run.Smoke, "_follow", lambda *_: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit):
+            smoke()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(marks) == 1 and not stages.survivors(marks[0])
