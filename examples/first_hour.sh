@@ -43,7 +43,8 @@ settings=(--config "$task/config.yaml" "$task/small.yaml")
 
 echo "── is it right, what would it take, does it run?"
 bapo-openrlhf check "${settings[@]}"
-bapo-openrlhf plan --config "$task/config.yaml" --gpu 4090 --gpus 1 | head -n 3
+bapo-openrlhf plan --config "$task/config.yaml" --gpu 4090 --gpus 1 >plan.md
+head -n 1 plan.md # the verdict; the rest of the file has the numbers
 bapo-openrlhf smoke "${settings[@]}"
 
 echo "── train, look, evaluate"

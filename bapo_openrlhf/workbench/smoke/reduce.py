@@ -29,6 +29,7 @@ MOST = 2  # ranks of a model and engines on the CPU
 PROMPTS, TOKENS, MICRO = 2, 16, 4  # prompts of a step, tokens of a response, samples of a micro-batch on the CPU
 
 NO_GPU = "it needs a GPU"
+NO_EVALUATION = "the accuracy of a random model says nothing"
 OFF_ON_THE_CPU = {  # in addition to launch.start.ON_THE_CPU
     "train.dynamic_batch_enable": False,
     "ds.ring_attn_size": 1,
@@ -83,7 +84,8 @@ def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]
         "vllm.num_engines": (max(args.vllm.num_engines // args.actor.num_nodes, 1), ONE_MACHINE),
         "data.max_samples": (_first(args, args.rollout.batch_size * candidates), FIRST),
         "train.num_episodes": (STEPS + 1, SHORT),
-        "eval.dataset": (None, "the accuracy of a random model says nothing"),
+        "eval.dataset": (None, NO_EVALUATION),
+        "eval.steps": (-1, NO_EVALUATION),
         "ckpt.save_steps": (1, "there must be a checkpoint to resume from"),
         "ckpt.disable_ds": (False, "there must be a checkpoint to resume from"),
         "ckpt.load_enable": (False, "the run starts from the beginning"),

@@ -113,6 +113,13 @@ def test_syncs_and_reevaluations_keep_their_order(critic, delay, every, expected
     assert (found["adapt.rollout_delay"], found["adapt.reevaluate_every"]) == expected
 
 
+def test_nothing_is_evaluated(critic):
+    """`check` refuses eval.steps without data."""
+    critic.eval.dataset, critic.eval.steps = "eval.jsonl", 4
+    found = used(critic, cpu=False)
+    assert (found["eval.dataset"], found["eval.steps"]) == (None, -1)
+
+
 def test_two_machines_become_one(critic):
     for part in (critic.actor, critic.critic, critic.ref):
         part.num_nodes = 2
