@@ -16,11 +16,14 @@ def init_device_mesh(original: Any, _device_type: str, *args: Any, **kwargs: Any
 
 @replaces("openrlhf.utils.deepspeed.deepspeed", "get_train_ds_config")
 def get_train_ds_config(original: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """DeepSpeed compiles its own Adam on first use, which takes about 40 s. torch's AdamW makes the same update."""
+    """Take torch's AdamW, which makes the same update as DeepSpeed's. DeepSpeed compiles its own for about 40 s.
+
+    The fused one goes over the weights once. The other one allocates several tensors of their size at each step.
+    """
     ds_config = original(*args, **kwargs)
     optimizer = ds_config.get("optimizer")
     if optimizer is not None and optimizer["type"] in ("Adam", "AdamW"):
-        ds_config["optimizer"] = {**optimizer, "params": {**optimizer["params"], "torch_adam": True}}
+        ds_config["optimizer"] = {**optimizer, "params": {**optimizer["params"], "torch_adam": True, "fused": True}}
     return ds_config
 
 

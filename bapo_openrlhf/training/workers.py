@@ -29,12 +29,14 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
+from bapo_openrlhf.training.log_probs import SlicedActor
 from bapo_openrlhf.training.profiling import Trace, start_trace, stop_trace
 from bapo_openrlhf.training.samples import EXTERNAL
 from bapo_openrlhf.training.weight_sync import in_parcels
 from bapo_openrlhf.training.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
 
 POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)
+REFERENCE = plain_class(launcher.ReferenceModelActor)
 
 
 class _WholeBatch:
@@ -303,7 +305,8 @@ class PolicyWorker(_TrainingWorker, POLICY):
 
     @extends(POLICY)
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        with rebound(ppo_actor, ActorPPOTrainer=WholeBatchActorTrainer, NaiveReplayBuffer=WholeBatchReplayBuffer):
+        names = {"ActorPPOTrainer": WholeBatchActorTrainer, "NaiveReplayBuffer": WholeBatchReplayBuffer}
+        with rebound(ppo_actor, Actor=SlicedActor, **names):
             super().init_model_from_pretrained(*args, **kwargs)
         self._require_trainer(WholeBatchActorTrainer)
 
@@ -326,8 +329,13 @@ class CriticWorker(_TrainingWorker, CRITIC):
         self._require_trainer(WholeBatchCriticTrainer)
 
 
-class ReferenceWorker(_Worker, plain_class(launcher.ReferenceModelActor)):
+class ReferenceWorker(_Worker, REFERENCE):
     """OpenRLHF's reference worker."""
+
+    @extends(REFERENCE)
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        with rebound(launcher, Actor=SlicedActor):
+            super().init_model_from_pretrained(*args, **kwargs)
 
 
 class RewardWorker(_Worker, plain_class(launcher.RewardModelActor)):
@@ -336,6 +344,11 @@ class RewardWorker(_Worker, plain_class(launcher.RewardModelActor)):
 
 class PlainPolicyWorker(_Worker, POLICY):
     """OpenRLHF's actor worker, for a run without batch adaptation."""
+
+    @extends(POLICY)
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        with rebound(ppo_actor, Actor=SlicedActor):
+            super().init_model_from_pretrained(*args, **kwargs)
 
 
 class PlainCriticWorker(_Worker, CRITIC):

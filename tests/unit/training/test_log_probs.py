@@ -1,0 +1,185 @@
+"""Log-probs and entropies of response tokens: against float64, and against OpenRLHF's actor on the same model."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from openrlhf.models import Actor, actor  # noqa: E402
+from openrlhf.models.utils import log_probs_from_logits  # noqa: E402
+
+from bapo_openrlhf.training import log_probs  # noqa: E402
+from bapo_openrlhf.training.log_probs import SlicedActor, token_log_probs  # noqa: E402
+
+LLAMA = LlamaConfig(
+    vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+    tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """Tests may change the sizes of blocks and tiles."""
+    monkeypatch.setattr(log_probs, "BLOCK", log_probs.BLOCK)
+    monkeypatch.setattr(log_probs, "TILE", log_probs.TILE)
+
+
+def in_float64(hidden, weight, bias, labels, temperature):
+    """Log-probs and entropies, and the inputs of which torch can take gradients."""
+    inputs = [None if part is None else part.detach().double().requires_grad_() for part in (hidden, weight, bias)]
+    logits = torch.nn.functional.linear(*inputs) / temperature
+    log_p = torch.log_softmax(logits, -1)
+    chosen = log_p[torch.arange(len(labels)), labels]
+    return torch.stack([chosen, -(log_p.exp() * log_p).sum(-1)], -1), inputs
+
+
+@given(
+    tokens=st.integers(0, 7), vocabulary=st.integers(1, 9), block=st.integers(1, 70), tile=st.integers(1, 20),
+    temperature=st.sampled_from([1.0, 0.6]), biased=st.booleans(), entropy=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+def test_equals_float64_in_blocks_and_tiles_of_any_size(
+    tokens, vocabulary, block, tile, temperature, biased, entropy, seed
+):
+    log_probs.BLOCK, log_probs.TILE = block, {"cpu": tile}
+    torch.manual_seed(seed)
+    hidden, weight = 3 * torch.randn(tokens, 4), torch.randn(vocabulary, 4)
+    bias, labels = torch.randn(vocabulary) if biased else None, torch.randint(0, vocabulary, (tokens,))
+    ours = [None if part is None else part.clone().requires_grad_() for part in (hidden, weight, bias)]
+    found = token_log_probs(*ours, labels, temperature=temperature, entropy=entropy)
+    expected, theirs = in_float64(hidden, weight, bias, labels, temperature)
+    columns = 2 if entropy else 1
+    np.testing.assert_allclose(found.detach(), expected[:, :columns].detach(), rtol=1e-4, atol=1e-4)  # logits up to 40
+    towards = torch.randn(tokens, columns)
+    found.backward(towards)
+    expected[:, :columns].backward(towards.double())
+    for our, their in zip(ours, theirs, strict=True):
+        if our is not None:
+            np.testing.assert_allclose(our.grad, their.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_in_bfloat16_log_probs_are_the_bits_that_openrlhf_computes():
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(40, 32, dtype=torch.bfloat16), torch.randn(300, 32, dtype=torch.bfloat16)
+    labels = torch.randint(0, 300, (40,))
+    log_probs.TILE = {"cpu": 1000}  # three rows
+    expected = log_probs_from_logits((hidden @ weight.T).float().unsqueeze(0), labels.unsqueeze(0))[0]
+    assert torch.equal(token_log_probs(hidden, weight, None, labels)[:, 0], expected)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    hidden, weight = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4)
+    token_log_probs(hidden, weight, None, torch.tensor([0, 4, 2]))[:, 0].sum().backward()
+    assert weight.grad is None and hidden.grad.abs().sum() > 0
+
+
+def built(kind, config, temperature=0.7):
+    torch.manual_seed(1)
+    model = kind(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+    model.is_vlm, model.packing_samples, model.temperature = False, False, temperature
+    return model
+
+
+def ragged_batch():
+    """Three samples of other lengths. One has two turns, and one has no response at all."""
+    torch.manual_seed(2)
+    sequences = torch.randint(0, 50, (3, 9))
+    attention = torch.ones(3, 9, dtype=torch.long)
+    attention[1, 6:] = attention[2, 7:] = 0
+    actions = torch.zeros(3, 8, dtype=torch.long)
+    actions[0, 2:4] = actions[0, 6:] = actions[1, 3:5] = 1
+    return sequences, actions, attention
+
+
+def run(model, sequences, actions, attention, **more):
+    """Log-probs, entropies under the mask, and the gradients of a loss on both."""
+    model.zero_grad()
+    found, output = model(sequences, actions, attention, return_output=True, return_entropy=True, **more)
+    entropies = output.entropy[:, -actions.shape[1] :] * actions
+    (found * torch.arange(1.0, 1 + actions.shape[1])).sum().sub(entropies.sum()).backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
+    return found.detach(), entropies.detach(), gradients
+
+
+def same(ours, theirs):
+    for our, their in zip(ours[:2], theirs[:2], strict=True):
+        np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-5)
+    for name, gradient in theirs[2].items():
+        np.testing.assert_allclose(ours[2][name], gradient, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("width", [8, 7, 5])  # of the action mask: OpenRLHF may cut it on the left
+def test_an_actor_has_openrlhfs_numbers_and_gradients(width):
+    sequences, actions, attention = ragged_batch()
+    batch = sequences, actions[:, -width:], attention
+    ours = built(SlicedActor, LLAMA)
+    same(run(ours, *batch), run(built(Actor, LLAMA), *batch))
+    assert ours.temperature == 0.7 and "forward" not in vars(ours.model.lm_head)
+    plain = ours(*batch)
+    assert plain.shape == (3, width) and not plain[~batch[1].bool()].any()
+
+
+def test_only_response_tokens_reach_the_head(monkeypatch):
+    seen = []
+    plain = log_probs.token_log_probs
+    note = lambda hidden, *rest, **more: seen.append(hidden) or plain(hidden, *rest, **more)  # noqa: E731
+    monkeypatch.setattr(log_probs, "token_log_probs", note)
+    sequences, actions, attention = ragged_batch()
+    built(SlicedActor, LLAMA)(sequences, actions, attention)
+    assert [part.shape for part in seen] == [(int(actions.sum()), 16)]
+
+
+def test_packed_samples(monkeypatch):
+    """Samples in one row without padding. flash-attn's functions are replaced, because they need a GPU."""
+
+    def unpad(sequences, attention, _group):
+        places = attention.flatten().nonzero().squeeze(-1)
+        rolled = torch.roll(sequences, -1, 1)
+        positions = (attention.cumsum(-1) - 1).flatten()[places]
+        return sequences.flatten()[places][None], positions[None], rolled.flatten()[places][None], 0, places
+
+    def pad(tensor, _group, _padding, places, batch, length):
+        return tensor.new_zeros(batch * length).index_copy(0, places, tensor[0]).view(batch, length)
+
+    for module in (actor, log_probs):
+        monkeypatch.setattr(module, "unpad_and_slice_tensor", unpad)
+        monkeypatch.setattr(module, "gather_and_pad_tensor", pad)
+    ours, theirs = built(SlicedActor, LLAMA), built(Actor, LLAMA)
+    ours.packing_samples = theirs.packing_samples = True
+    same(run(ours, *ragged_batch()), run(theirs, *ragged_batch()))
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_run_as_openrlhf_runs_it():
+    capped = Gemma2Config(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5, tie_word_embeddings=True,
+    )  # fmt: skip
+    ours = built(SlicedActor, capped)
+    same(run(ours, *ragged_batch()), run(built(Actor, capped), *ragged_batch()))
+    assert not ours.sliced
+
+
+def test_a_head_that_is_not_one_matrix_is_called_as_it_is():
+    class Doubling(torch.nn.Linear):
+        def forward(self, hidden):
+            return 2 * super().forward(hidden)
+
+    models = [built(kind, LLAMA) for kind in (SlicedActor, Actor)]
+    for model in models:
+        head = Doubling(16, 50, bias=False)
+        head.weight = model.model.lm_head.weight
+        model.model.lm_head = head
+    same(*(run(model, *ragged_batch()) for model in models))
+
+
+def test_without_a_mask_the_model_gives_its_logits():
+    sequences, _, attention = ragged_batch()
+    output = built(SlicedActor, LLAMA)(sequences, attention_mask=attention, return_output=True)
+    assert output["logits"].shape == (3, 9, 50)
