@@ -43,3 +43,52 @@ def available_memory(original: Any, self: Any) -> int:
     sequences = self.scheduler_config.max_num_seqs + 1  # one more for the block that vLLM keeps for itself
     one_sequence = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
     return min(original(self), sequences * one_sequence)
+
+
+ROWS = 16  # tokens that are drawn at a time, so that their probabilities stay in the processor's cache
+
+
+def drawn(log_probs: Any, numbers: Any) -> Any:
+    """The token of each row at which the cumulative probability passes a number.
+
+    Args:
+        log_probs: Log-probs, float32 of shape (n, V). Tokens that must not be drawn have -inf.
+        numbers: Uniform random numbers from [0, 1), float64 of shape (n, 1).
+
+    Returns:
+        int64 of shape (n,). No token of probability 0 is drawn.
+    """
+    import torch
+
+    tokens = []
+    for rows in range(0, len(log_probs), ROWS):
+        # In float32, the sum near 1 would be too coarse to meet the probability of a rare token.
+        passed = log_probs[rows : rows + ROWS].exp().cumsum(-1, dtype=torch.float64)
+        total = passed[:, -1:]
+        at = torch.minimum(numbers[rows : rows + ROWS] * total, torch.nextafter(total, torch.zeros_like(total)))
+        tokens.append(torch.searchsorted(passed, at, right=True).squeeze(-1))
+    return torch.cat(tokens)
+
+
+@replaces("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler.forward_cpu")
+def sample(_original: Any, self: Any, logits: Any, generators: dict[int, Any], k: Any, p: Any) -> tuple[Any, Any]:
+    """Sample with one random number for each token.
+
+    vLLM draws a number for each entry of the vocabulary, which suits a GPU. On the CPU it takes as long as the model.
+    """
+    import torch
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    logits = apply_top_k_top_p(logits, k, p)
+    log_probs = logits.log_softmax(-1, dtype=torch.float32)
+    numbers = torch.rand(len(logits), 1, dtype=torch.float64)
+    for row, generator in generators.items():
+        numbers[row] = torch.rand(1, dtype=torch.float64, generator=generator)
+    returned = {"processed_logits": logits, "processed_logprobs": log_probs}.get(self.logprobs_mode)
+    return drawn(log_probs, numbers), returned
+
+
+@replaces("vllm.v1.sample.sampler", "batched_count_greater_than")
+def ranks(_original: Any, log_probs: Any, _values: Any) -> Any:
+    """Count no ranks of the sampled tokens. Nobody reads them, and each takes two passes over the vocabulary."""
+    return log_probs.new_zeros(len(log_probs), dtype=int)
