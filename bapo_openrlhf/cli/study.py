@@ -125,7 +125,7 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
     if all(run.done for run in planned):  # Ray takes seconds to start
         return runner.Outcome(done=len(planned))
     until = None if hours is None else time.monotonic() + 3600 * hours
-    with shared_ray(devices * parallel) as environment, on_terminal(Watching(name, steps, planned)) as seen:
+    with shared_ray(devices * parallel, parallel) as environment, on_terminal(Watching(name, steps, planned)) as seen:
         return runner.run_all(planned, parallel=parallel, environment=environment, until=until, seen=seen)
 
 

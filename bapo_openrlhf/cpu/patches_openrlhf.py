@@ -4,6 +4,7 @@ from typing import Any
 
 from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu.patching import AROUND, replaces, require
+from bapo_openrlhf.cpu.threads import use_threads
 
 AROUND[flash_attention.IMPORTS_IT] = flash_attention.stand_ins
 
@@ -25,6 +26,17 @@ def get_train_ds_config(original: Any, *args: Any, **kwargs: Any) -> dict[str, A
     if optimizer is not None and optimizer["type"] in ("Adam", "AdamW"):
         ds_config["optimizer"] = {**optimizer, "params": {**optimizer["params"], "torch_adam": True, "fused": True}}
     return ds_config
+
+
+@replaces("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.prepare")
+def prepare(original: Any, self: Any, *models: Any) -> Any:
+    """Prepare the models, and give this process its share of the cores. Actor and critic train at the same time."""
+    prepared = original(self, *models)
+    first = models[0][0] if isinstance(models[0], tuple) else models[0]
+    parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in first.parameters())
+    kinds = 2 if self.args.critic.model_name_or_path else 1
+    use_threads(parameters, self.world_size * kinds)
+    return prepared
 
 
 @replaces("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.moving_average")

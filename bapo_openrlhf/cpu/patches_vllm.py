@@ -3,6 +3,7 @@
 from typing import Any
 
 from bapo_openrlhf.cpu.patching import replaces
+from bapo_openrlhf.cpu.threads import use_threads
 
 
 def _refuse(layer: Any) -> None:
@@ -31,6 +32,14 @@ def plain_linear(_original: Any, layer: Any, remove_weight: bool) -> None:
 def experts(_original: Any, _self: Any, layer: Any) -> None:
     """Refuse mixtures of experts."""
     _refuse(layer)
+
+
+@replaces("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.load_model")
+def load_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Load the model, and give this process its share of the cores."""
+    original(self, *args, **kwargs)
+    parameters = sum(parameter.numel() for parameter in self.model.parameters())
+    use_threads(parameters, self.vllm_config.parallel_config.world_size)
 
 
 @replaces("vllm.v1.worker.cpu_worker", "CPUWorker.determine_available_memory", "CPUWorker.get_kv_cache_spec")

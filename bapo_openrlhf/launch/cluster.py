@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.cpu import threads
 
 
 @contextmanager
-def shared_ray(devices: int) -> Iterator[dict[str, str]]:
+def shared_ray(devices: int, runs: int) -> Iterator[dict[str, str]]:
     """Start a Ray on this machine for the time of the block.
 
     If RAY_ADDRESS names a cluster that is already up, the runs go there and no Ray is started.
@@ -16,6 +17,7 @@ def shared_ray(devices: int) -> Iterator[dict[str, str]]:
     Args:
         devices: Devices of all runs that train at the same time. On the CPU, Ray only counts them. With GPUs, Ray
             counts this machine's GPUs and the number has no effect.
+        runs: Number of these runs. On the CPU, they share the cores.
 
     Yields:
         The environment variables with which the process of a run connects to this Ray.
@@ -31,10 +33,11 @@ def shared_ray(devices: int) -> Iterator[dict[str, str]]:
         if cpu.active():
             context = ray.init(**cpu.ray_init_kwargs(devices))
             name = cpu.SHARED_RAY
+            limits = {threads.LIMIT: str(max(1, threads.limit() // runs))}
         else:
             context = ray.init(address="local", include_dashboard=False, logging_level="warning")
-            name = "RAY_ADDRESS"
+            name, limits = "RAY_ADDRESS", {}
         try:
-            yield {name: context.address_info["gcs_address"]}
+            yield {name: context.address_info["gcs_address"], **limits}
         finally:
             ray.shutdown()

@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from bapo_openrlhf.cpu import patches_vllm, patching
+from bapo_openrlhf.cpu import patches_openrlhf, patches_vllm, patching, threads
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import client, serving
 from bapo_openrlhf.errors import ConfigError
@@ -114,7 +114,7 @@ def test_prepare_environment_sets_defaults_and_records_the_decision(monkeypatch)
     assert {name: os.environ[name] for name in VARIABLES} == cpu._defaults()
 
 
-@pytest.mark.parametrize("name", [name for name in VARIABLES if name != cpu.SWITCH])
+@pytest.mark.parametrize("name", sorted({*VARIABLES} - {cpu.SWITCH, threads.LIMIT, "OMP_NUM_THREADS"}))
 def test_what_the_user_set_wins(monkeypatch, name):
     monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv(name, "of the user")
@@ -130,10 +130,30 @@ def test_auto_becomes_one_for_the_children(monkeypatch):
     assert os.environ[cpu.SWITCH] == "1"
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (64, 4)])
-def test_threads(monkeypatch, cores, threads):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    assert cpu._threads() == threads
+@pytest.mark.parametrize("given", ["0", "two", "-1"])
+def test_a_number_of_threads_that_is_none_is_refused(monkeypatch, given):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{given}'; allowed: a number of threads"):
+        cpu.prepare_environment()
+
+
+@pytest.mark.parametrize(("given", "most"), [(None, 6), ("4", 4), ("4,2", 4)])
+def test_a_large_model_shares_the_cores_with_those_that_compute_at_the_same_time(monkeypatch, given, most):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    cpu.prepare_environment()
+    assert os.environ["OMP_NUM_THREADS"] == (given or "1")
+    before = torch.get_num_threads()
+    try:
+        for parameters, processes, expected in ((10**9, 1, most), (10**9, 2, most // 2), (10**9, 99, 1), (10**5, 1, 1)):
+            threads.use_threads(parameters, processes)
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_ray_init_kwargs(monkeypatch):
@@ -256,6 +276,9 @@ REAL_PATCHES = dict(patching.PATCHES)
         ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm"),
         ("vllm.model_executor.layers.fused_moe.experts.cpu_moe", "CPUUnquantizedExperts"),
         ("vllm.v1.worker.cpu_worker", "CPUWorker"),
+        ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
+        ("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler"),
+        ("vllm.v1.sample.sampler", "batched_count_greater_than"),
     ],
 )
 def test_a_missing_name_is_named(patch, missing):
@@ -266,7 +289,7 @@ def test_a_missing_name_is_named(patch, missing):
 
 
 def test_every_patch_is_in_the_test_above():
-    assert len(REAL_PATCHES) == 11
+    assert len(REAL_PATCHES) == 14
     assert list(patching.AROUND) == ["openrlhf.models.ring_attn_utils"]
 
 
@@ -397,6 +420,9 @@ def _strategy_module(config):
         def moving_average(self, model, model_ema, beta=0.992, device="cpu"):
             calls.append((model, model_ema, beta, device))
 
+        def prepare(self, *models):
+            return [model[0] if isinstance(model, tuple) else model for model in models]
+
     module.DeepspeedStrategy = DeepspeedStrategy
     module.init_device_mesh = lambda *args, **kwargs: calls.append((*args, kwargs))
     module.get_train_ds_config = lambda *args, **kwargs: config
@@ -409,7 +435,7 @@ def test_torch_adam_is_chosen(kind, patched):
     optimizer = {"type": kind, "params": {"lr": 0.5, "betas": [0.9, 0.95]}}
     module, _ = _strategy_module({"bf16": {"enabled": True}, "optimizer": optimizer})
     config = module.get_train_ds_config(False, stage=2)
-    expected = {"lr": 0.5, "betas": [0.9, 0.95]} | ({"torch_adam": True} if patched else {})
+    expected = {"lr": 0.5, "betas": [0.9, 0.95]} | ({"torch_adam": True, "fused": True} if patched else {})
     assert config == {"bf16": {"enabled": True}, "optimizer": {"type": kind, "params": expected}}
     assert "torch_adam" not in optimizer["params"]  # the caller's own dictionary
 
@@ -424,6 +450,19 @@ def test_the_device_mesh_and_the_moving_average_are_on_the_cpu():
     module.init_device_mesh("cuda", (2, 1, 1), mesh_dim_names=("dp", "sp", "tp"))
     module.DeepspeedStrategy().moving_average("model", "ema", 0.9, "cuda")
     assert calls == [("cpu", (2, 1, 1), {"mesh_dim_names": ("dp", "sp", "tp")}), ("model", "ema", 0.9, "cpu")]
+
+
+@pytest.mark.parametrize(("critic", "beside"), [(None, 3), ("a/model", 6)])
+def test_a_model_gets_its_share_of_the_cores_when_it_is_prepared(monkeypatch, critic, beside):
+    module, _ = _strategy_module({})
+    told = []
+    monkeypatch.setattr(patches_openrlhf, "use_threads", lambda *numbers: told.append(numbers))
+    strategy = module.DeepspeedStrategy()
+    strategy.world_size, strategy.args = 3, SimpleNamespace(critic=SimpleNamespace(model_name_or_path=critic))
+    sharded = SimpleNamespace(ds_numel=70, numel=lambda: 0)
+    model = SimpleNamespace(parameters=lambda: [SimpleNamespace(numel=lambda: 7), sharded])
+    assert strategy.prepare((model, {})) == strategy.prepare(model) == [model]
+    assert told == [(77, beside)] * 2
 
 
 @pytest.mark.parametrize("dead", [False, True])

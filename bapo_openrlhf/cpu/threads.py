@@ -1,0 +1,43 @@
+"""How many threads a process of a run on the CPU computes with.
+
+The phases of a step exclude one another: the engines generate, then the models compute log-probs, then they train. So
+each process may take all cores of its phase. Waiting threads must sleep, because the processes of the other phases wait
+at the same time (`OMP_WAIT_POLICY`). A small model computes with one thread, because handing work to threads takes
+longer than its operations.
+"""
+
+import os
+
+from bapo_openrlhf.errors import ConfigError
+
+LIMIT = "BAPO_OPENRLHF_THREADS"  # threads that one process may take: OMP_NUM_THREADS if the user set it, or all cores
+SMALL = 5_000_000  # parameters
+
+
+def limit() -> int:
+    """The number of threads that one process may take.
+
+    Raises:
+        ConfigError: A variable of the environment is not a number of threads.
+    """
+    for name in (LIMIT, "OMP_NUM_THREADS"):
+        given = os.environ.get(name)
+        if given:
+            first = given.split(",")[0]  # OpenMP allows a list, with a number for each level
+            if not first.isdecimal() or int(first) < 1:
+                raise ConfigError(f"{name} is {given!r}; allowed: a number of threads, at least 1")
+            return int(first)
+    return len(os.sched_getaffinity(0))
+
+
+def use_threads(parameters: int, processes: int) -> None:
+    """Let this process compute with its share of the cores.
+
+    Args:
+        parameters: Parameters of the model in this process.
+        processes: Processes that compute at the same time, this one included.
+    """
+    import torch
+
+    # vLLM replaces `torch.set_num_threads` by a function that does nothing.
+    torch._C.set_num_threads(1 if parameters < SMALL else max(1, limit() // processes))
