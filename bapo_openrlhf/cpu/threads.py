@@ -11,7 +11,7 @@ import os
 from bapo_openrlhf.errors import ConfigError
 
 LIMIT = "BAPO_OPENRLHF_THREADS"  # threads that one process may take: OMP_NUM_THREADS if the user set it, or all cores
-SMALL = 5_000_000  # parameters
+SMALL = 1_000_000  # parameters
 
 
 def limit() -> int:
