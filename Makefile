@@ -29,6 +29,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/adaptation.py
 	$(BIN)/python benchmarks/delay.py
+	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/simulation.py
