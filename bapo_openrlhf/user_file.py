@@ -12,7 +12,7 @@ from bapo_openrlhf.errors import ConfigError, one_line
 
 
 def start_of(path: Path) -> str:
-    """The folder from which a relative path starts, for the errors."""
+    """The folder from which a relative path starts. Errors name it."""
     return "" if path.expanduser().is_absolute() else f" in the working directory {Path.cwd()}"
 
 
@@ -20,7 +20,7 @@ def load(field: str, path: Path) -> ModuleType:
     """The module that a file holds; the same one each time, so that its classes are the same.
 
     Args:
-        field: what names the file, for the errors.
+        field: the flag or field that names the file. Errors name it.
 
     Raises:
         ConfigError: it is not there, or cannot be imported.
@@ -58,7 +58,7 @@ def read_yaml(field: str, path: Path) -> Any:
     """The content of a YAML file.
 
     Args:
-        field: what names the file, for the errors.
+        field: the flag or field that names the file. Errors name it.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or has a key twice.

@@ -1,6 +1,7 @@
 """`bapo-openrlhf COMMAND`: the commands by name. Heavy packages are imported only when a command needs them."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -52,5 +53,11 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
 
 
 def main() -> None:
-    """Entry point of the `bapo-openrlhf` script."""
-    sys.exit(run(sys.argv[1:]))
+    """Entry point of the `bapo-openrlhf` script. It ends quietly if nobody reads its output any more (`| head`)."""
+    try:
+        status = run(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it ends
+        status = 1
+    sys.exit(status)

@@ -42,7 +42,7 @@ def check_model(model: str, folder: Path, config: Mapping[str, Any], args: Simpl
     """Check that a local model that gets images has vision and an image processor.
 
     Args:
-        model: Flag and value, for the message.
+        model: Flag and value. Errors name them.
         folder: The model's folder.
         config: What its config.json has.
         args: Parsed arguments.
@@ -65,7 +65,7 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
     Only the heads of the image files are read.
 
     Args:
-        where: File and row, for the message.
+        where: File and row. Errors name them.
         row: One row of the data.
         args: Parsed arguments.
 

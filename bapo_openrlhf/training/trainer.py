@@ -45,7 +45,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
     Attributes:
         step: Number of updates so far. The actor holds the weights of this step.
         generated: Number of groups generated so far.
-        phase: What the trainer does now, for the message of a run that fails.
+        phase: What the trainer does now. The error of a run that fails names it.
         rollout_tv: TV distance of this step's fresh groups, see `adapt.review.Review`.
     """
 
@@ -293,7 +293,7 @@ def check_share(unusable: int, total: int, what: str, share: float, engines: Seq
     Args:
         unusable: Number of groups that cannot be used.
         total: Number of all groups.
-        what: What is wrong with the unusable groups, for the message.
+        what: What is wrong with the unusable groups. The error says it.
         share: Largest allowed share of unusable groups (`--adapt.max_failed_share`).
         engines: The rollout engines, which count the failed calls of the reward function or the agent.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from preset_models import EOS, PAD, SPECIAL, TEMPLATE, UNKNOWN, VISION
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedTokenizerFast,
@@ -22,17 +23,7 @@ from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoP
 
 from bapo_openrlhf.tasks import geometry
 
-PAD, EOS, UNKNOWN = "<pad>", "<|im_end|>", "<unk>"
-VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-SPECIAL = [PAD, EOS, UNKNOWN, "<|im_start|>", *VISION]
 TOKENS = [*SPECIAL, *map(chr, range(32, 127)), "\n", "°"]
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def make_tokenizer():

@@ -171,7 +171,7 @@ def smaller(name: str, part: Any, *, cpu: bool, hidden: int | None = None) -> It
     """Make a part of a model's configuration smaller, in place: LAYERS layers; on the CPU also the least widths.
 
     Args:
-        name: Name of the part, for the list of changes.
+        name: Name of the part. The list of changes has it.
         part: The configuration of the text or of the vision part, as transformers has it.
         cpu: Whether the run is on the CPU.
         hidden: Width of the text part, which the vision part feeds.

@@ -1,5 +1,8 @@
 """Flags that are not there, and what their users meant."""
 
+import subprocess
+import sys
+
 import pytest
 
 from bapo_openrlhf.cli import arguments, main
@@ -96,3 +99,10 @@ def test_a_parser_of_a_command_takes_no_beginnings():
     assert parser.parse_args(["--number", "-1e-6"]).number == -1e-6
     with pytest.raises(ConfigError, match=r"unknown flag --num; did you mean --number\?"):
         parser.parse_args(["--num", "1"])
+
+
+def test_a_command_whose_reader_has_gone_ends_quietly():
+    program = "from bapo_openrlhf.cli import main; main.run = lambda words: print('x' * 10**6) or 0; main.main()"
+    pipe = f'{sys.executable} -c "{program}" | head -c 1; echo " ${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("x 1\n", "")

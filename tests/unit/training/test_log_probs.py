@@ -32,7 +32,7 @@ def restored(monkeypatch):
 
 
 def in_float64(hidden, weight, bias, labels, temperature):
-    """Log-probs and entropies, and the inputs of which torch can take gradients."""
+    """Log-probs and entropies, and inputs that can have gradients."""
     inputs = [None if part is None else part.detach().double().requires_grad_() for part in (hidden, weight, bias)]
     logits = torch.nn.functional.linear(*inputs) / temperature
     log_p = torch.log_softmax(logits, -1)
