@@ -90,7 +90,17 @@ class _WholeBatch:
             actor.aux_loss_coef = coefficient
 
 
-class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
+class ParcelActorTrainer(ppo_actor.ActorPPOTrainer):
+    """OpenRLHF's actor trainer, which sends its weights in parcels."""
+
+    @extends(ppo_actor.ActorPPOTrainer)
+    def broadcast_to_vllm(self) -> None:
+        """Make OpenRLHF's weight sync, with many tensors in a message."""
+        with in_parcels(self):
+            super().broadcast_to_vllm()
+
+
+class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
     """OpenRLHF's actor trainer on a batch of any number of micro-batches."""
 
     module = ppo_actor
@@ -132,12 +142,6 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
         losses = ["policy_loss", "entropy_loss"] + ["kl"] * self.args.algo.kl.use_loss
         for name in metrics.keys() & set(losses):
             metrics[name] = metrics[name] * (part.step_parts / self._parts_of_a_step)
-
-    @extends(ppo_actor.ActorPPOTrainer)
-    def broadcast_to_vllm(self) -> None:
-        """Make OpenRLHF's weight sync, with many tensors in a message."""
-        with in_parcels(self):
-            super().broadcast_to_vllm()
 
     def finetune(self, micro_batches: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
         """Take one optimizer step on the mean of -log pi(token) over the demonstrations of all ranks, times `weight`.
@@ -336,6 +340,11 @@ class RewardWorker(_Worker, plain_class(launcher.RewardModelActor)):
 
 class PlainPolicyWorker(_Worker, POLICY):
     """OpenRLHF's actor worker, for a run without batch adaptation."""
+
+    @extends(POLICY)
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        with rebound(ppo_actor, ActorPPOTrainer=ParcelActorTrainer):
+            super().init_model_from_pretrained(*args, **kwargs)
 
 
 class PlainCriticWorker(_Worker, CRITIC):

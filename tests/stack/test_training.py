@@ -281,7 +281,7 @@ def profiled(result, *models):
     assert page.startswith("# Profile of 2 steps\n")
     with gzip.open(folder / "calls.json.gz", "rt") as file:
         names = " ".join(call["name"] for call in json.load(file))
-    assert "generate_responses" in names and "fit" in names and "broadcast_to_vllm" in names
+    assert "generate_groups" in names and "fit" in names and "broadcast_to_vllm" in names
     assert {path.name for path in folder.glob("*_rank0.json.gz")} == {f"{model}_rank0.json.gz" for model in models}
     for model in models:
         with gzip.open(folder / f"{model}_rank0.json.gz", "rt") as file:

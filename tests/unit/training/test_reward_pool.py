@@ -161,7 +161,7 @@ FAILURES = {
         False,
     ),
     "unknown reply": (
-        "os.write(int(sys.argv[4]), b'[\"bought\", 1]\\n'); time.sleep(1000)",
+        "os.write(int(sys.argv[4]), b'[\"bought\", 1, 1]\\n'); time.sleep(1000)",
         "invalid",
         "cannot be read: kind 'bought'",
         False,
@@ -695,10 +695,10 @@ def test_a_worker_ends_quietly_with_its_requests(tmp_path):
     path = tmp_path / "obedient.py"
     # A thread of the file's own must not keep it.
     path.write_text(OBEDIENT + "threading.Thread(target=time.sleep, args=(1000,)).start()\n")
-    assert run_worker(path, os.getpid(), requests=worker.encode(sys.path)) == (0, b"", b'["result", null]\n')
+    assert run_worker(path, os.getpid(), requests=worker.encode([0, sys.path])) == (0, b"", b'["result", null, 0]\n')
 
 
 def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):
     path = tmp_path / "note.py"
     path.write_text("print('loaded')\n")
-    assert run_worker(path, 1, requests=worker.encode(sys.path)) == (0, b"", b"")
+    assert run_worker(path, 1, requests=worker.encode([0, sys.path])) == (0, b"", b"")
