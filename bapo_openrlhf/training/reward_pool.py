@@ -307,8 +307,11 @@ class _Worker:
 
     def _outcome(self, number: int, lines: bytes, seconds: float) -> tuple[str, Any]:
         """Send the lines and read the reply to request `number`."""
+        deadline, replied = time.monotonic() + seconds, -1
         try:
-            kind, answer, replied = json.loads(self._exchange(lines, time.monotonic() + seconds))
+            while replied is not None and replied < number:  # a call before it may have answered twice
+                kind, answer, replied = json.loads(self._exchange(lines, deadline))
+                lines = b""
             if kind in ("result", "raised", "invalid") and replied == number:
                 return kind, answer
             if kind != "memory":

@@ -160,7 +160,7 @@ def test_a_removed_method(another_version):
         "    def broadcast_to_vllm(self):\n",
         "    def sync(self):\n        return None\n",
     )
-    assert message.startswith(f"{BROADCAST} was removed. Look again, because: WholeBatchActorTrainer in ")
+    assert message.startswith(f"{BROADCAST} was removed. Look again, because: ParcelActorTrainer in ")
 
 
 def test_a_changed_method(another_version):

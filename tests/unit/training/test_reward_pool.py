@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bapo_openrlhf.training import reward_pool
 from bapo_openrlhf.training import reward_worker as worker
 from bapo_openrlhf.training.reward_pool import RewardFailure, RewardPool
 
@@ -578,6 +579,80 @@ def test_many_threads_get_their_own_answers(make_pool):
             assert answer["rewards"] == n
     assert pool.failures == {"crashed": 30, "raised": 30}
     assert 2 <= most <= 3
+
+
+@pytest.fixture
+def in_one_exchange(monkeypatch):
+    """Sends these labels to one process together, behind a call that waits for them. Returns what becomes of each."""
+    sizes = []
+    ask_worker = reward_pool._Worker.ask
+
+    def noted(self, requests, seconds):
+        sizes.append(len(requests))
+        return ask_worker(self, requests, seconds)
+
+    monkeypatch.setattr(reward_pool._Worker, "ask", noted)
+    monkeypatch.setattr(reward_pool, "TOGETHER", 1000.0)
+
+    def send(pool, codes, folder):
+        first = pool.submit([f"{folder}/go"], [""], [f"while not os.path.exists(query): time.sleep(0.01)\n{GOOD}"])
+        assert eventually(first.running)
+        calls = [pool.submit([""], [""], [code]) for code in codes]
+        (folder / "go").touch()
+        for call in [first, *calls]:
+            call.exception()  # waits
+        assert sizes[:3] == [1, 1, len(codes)]  # the file, the call that waits, all others
+        return [first.result(), *(call.exception() or call.result() for call in calls)]
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("time.sleep(1000)", "timeout"),
+        ("os._exit(3)", "crashed"),
+        ("x = bytearray(300 << 20)", "memory"),
+        ("raise ValueError", "raised"),
+        ("result = None", "invalid"),
+    ],
+)
+def test_one_that_fails_fails_alone_among_those_sent_together(make_pool, tmp_path, in_one_exchange, code, kind):
+    pool = make_pool(timeout=5)
+    numbered = [f"result = {{'rewards': {n}, 'extra_logs': {{'pid': os.getpid()}}}}" for n in range(5)]
+    first, *found = in_one_exchange(pool, [*numbered[:2], code, *numbered[2:4], code, numbered[4]], tmp_path)
+    assert [found[place].kind for place in (2, 5)] == [kind] * 2 and pool.failures == {kind: 2}
+    good = [found[place] for place in (0, 1, 3, 4, 6)]
+    assert [answer["rewards"] for answer in good] == [0, 1, 2, 3, 4]
+    pids = [answer["extra_logs"]["pid"] for answer in (first, *good)]
+    assert pids[0] == pids[1] == pids[2] and pids[3] == pids[4]
+    assert len(set(pids)) == (1 if kind in ("raised", "invalid") else 3)
+
+
+def test_each_of_those_sent_together_has_its_own_time(make_pool, tmp_path, in_one_exchange):
+    pool = make_pool(timeout=3)
+    found = in_one_exchange(pool, [f"time.sleep(1.2)\n{GOOD}"] * 4, tmp_path)
+    assert [answer["rewards"] for answer in found] == [0.5] * 5 and not pool.failures
+
+
+def test_an_answer_that_comes_twice_is_not_that_of_the_next_call(make_pool, tmp_path, in_one_exchange):
+    pool = make_pool()
+    twice = "number = int(query or 2)\n" + (
+        """os.write(int(sys.argv[4]), b'["result", {"rewards": 9.0, "scores": 9.0, "extra_logs": {}}, 2]\\n')\n"""
+    )
+    found = in_one_exchange(pool, [f"{twice}{GOOD}", GOOD, GOOD], tmp_path)
+    assert [answer["rewards"] for answer in found] == [0.5, 9.0, 0.5, 0.5] and not pool.failures
+
+
+def test_slow_calls_are_not_sent_together(make_pool, monkeypatch):
+    pool, sizes = make_pool(), []
+    ask_worker = reward_pool._Worker.ask
+    monkeypatch.setattr(
+        reward_pool._Worker, "ask", lambda self, *asked: (sizes.append(asked[0]), ask_worker(self, *asked))[1]
+    )
+    calls = [pool.submit([""], [""], [f"time.sleep(0.1)\n{GOOD}"]) for _ in range(6)]
+    assert [call.result()["rewards"] for call in calls] == [0.5] * 6
+    assert set(map(len, sizes)) == {1}
 
 
 def test_only_as_many_processes_as_calls_at_the_same_time(make_pool, tmp_path):
