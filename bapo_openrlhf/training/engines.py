@@ -111,14 +111,18 @@ class RolloutEngine(Engine):
         """Never return, so that a caller who waits for this call learns at once that the engine died."""
         await asyncio.Event().wait()
 
-    def set_up(self, tokenizer: Any, verifier: VerifierConfig) -> None:
-        """Take the tokenizer for all requests, and limit the user's reward function or agent from now on."""
+    def set_up(self, tokenizer: Any, verifier: VerifierConfig, adapted: bool) -> None:
+        """Take the tokenizer for all requests, and limit the user's reward function or agent from now on.
+
+        An agent is limited only if batches are adapted: OpenRLHF's own trainer needs a reward for each response.
+        """
         self.tokenizer = tokenizer
         endpoints, executor = getattr(self.executor, "reward_endpoints", []), self.executor
         if not verifier.processes:
             return
         if type(executor) is not SingleTurn:
-            self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
+            if adapted:
+                self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
         elif endpoints and endpoints[0].endswith(".py"):
             self.rewards = executor.reward_func = RewardPool(
                 endpoints[0], processes=verifier.processes, timeout=verifier.timeout, memory_gib=verifier.memory_gib

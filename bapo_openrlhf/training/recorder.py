@@ -149,7 +149,8 @@ class RecordedTrainer(Base):
     @extends(Base)
     def fit(self, global_step: int = 0) -> None:
         """Train. A profile that is not complete yet is written at the end."""
-        ray.get([engine.set_up.remote(self.tokenizer, self.args.verifier) for engine in self.vllm_engines])
+        about = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
+        ray.get([engine.set_up.remote(*about) for engine in self.vllm_engines])
         super().fit(global_step)
         self.profile.finish()
 

@@ -110,7 +110,7 @@ class RewardPool:
         # Each process has a thread, which lives as long as the pool: a process dies with the thread that started it.
         self._threads: list[threading.Thread] = []
         self._busy = 0  # number of threads that serve calls now
-        self._seconds = TOGETHER  # that a call took lately
+        self._seconds = TOGETHER  # that the slowest call took lately
         self._workers: set[_Worker] = set()
         self._closed = False
         atexit.register(self.close)
@@ -154,10 +154,9 @@ class RewardPool:
         with self._changed:
             self._check_open()
             self._calls.append(call)
-            if len(self._calls) > len(self._threads) - self._busy and len(self._threads) < self.processes:
-                self._threads.append(threading.Thread(target=self._serve, name="reward-pool", daemon=True))
-                self._threads[-1].start()
-            self._changed.notify()
+            exchanges, others = divmod(len(self._calls) - 1, self._together())
+            if not others:  # otherwise it goes with those before it
+                self._wake(exchanges)
         return call
 
     def close(self) -> None:
@@ -183,11 +182,12 @@ class RewardPool:
                     worker = self._started()
                 for call in calls:
                     call.worker = worker
-                start = time.monotonic()
+                slowest, start = 0.0, time.monotonic()
                 for kind, answer in worker.ask([call.request for call in calls], self.timeout):
                     call = left.popleft()
+                    slowest, start = max(slowest, time.monotonic() - start), time.monotonic()
                     if not left or worker.ended():
-                        self._is_free(left, (time.monotonic() - start) / (len(calls) - len(left)))
+                        self._is_free(left, slowest)
                     if kind == "result":
                         call.set_result(answer)
                     else:
@@ -195,7 +195,7 @@ class RewardPool:
             except Exception as error:  # the file cannot be loaded, or the pool is closed
                 self._forget(worker)
                 worker, call = None, left.popleft()
-                self._is_free(left, self._seconds)
+                self._is_free(left, 0.0)
                 call.set_exception(error)
         self._forget(worker)
 
@@ -206,8 +206,7 @@ class RewardPool:
                 self._changed.wait_for(lambda: self._calls or self._closed)
                 if not self._calls:
                     return []
-                most = min(-(-len(self._calls) // self.processes), TOGETHER / self._seconds)
-                taken: list[_Call] = []
+                most, taken = self._together(), list[_Call]()
                 room = SENT_AHEAD
                 while self._calls and (not taken or (len(taken) < most and len(self._calls[0].request) <= room)):
                     call = self._calls.popleft()
@@ -216,15 +215,30 @@ class RewardPool:
                         room -= len(call.request)
                 if taken:
                     self._busy += 1
+                    if self._calls:
+                        self._wake(0)
                     return taken
 
-    def _is_free(self, left: Sequence[_Call], seconds: float) -> None:
-        """Be free before the last answer is handed out, and give back the calls that were not answered."""
+    def _wake(self, woken: int) -> None:
+        """Let a process take calls, a new one if only so many are free as were woken before."""
+        if woken >= len(self._threads) - self._busy and len(self._threads) < self.processes:
+            self._threads.append(threading.Thread(target=self._serve, name="reward-pool", daemon=True))
+            self._threads[-1].start()
+        self._changed.notify()
+
+    def _together(self) -> int:
+        """Number of calls that take TOGETHER seconds if each takes as long as the slowest one lately; at least 1."""
+        return max(1, int(TOGETHER / self._seconds))
+
+    def _is_free(self, left: Sequence[_Call], slowest: float) -> None:
+        """Be free before the last answer is handed out, and give back the calls that were not answered.
+
+        A slow call is remembered for a dozen exchanges or two, because the next slow ones would wait for one another.
+        """
         with self._changed:
             self._busy -= 1
-            self._seconds = max(seconds, 1e-6)
+            self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
             self._calls.extendleft(reversed(left))
-            self._changed.notify(len(left))
 
     def _living(self, worker: "_Worker | None") -> "_Worker | None":
         """The worker if it can be asked, otherwise None."""

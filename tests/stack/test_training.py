@@ -295,7 +295,7 @@ def test_off_equals_plain_openrlhf(train, plain):
     """`--algorithm ppo` through this project's command line: the same losses, step for step, traced or not."""
     result = train("off", *CLI, **COMPARABLE, algorithm="ppo", run__name="off", run__profile_steps=2)
     same_losses(succeeded(result), plain)
-    profiled(result, "actor", "critic", "reference")
+    profiled(result, "actor", "critic", "reference", "engine0")
     assert catalogued(result, "ppo") == ["reevaluated", "replayed"]
     assert len(record.read_groups(result.folder)) == 8
     assert result.summary["groups"] == {"fresh": 8, "reevaluated": 0, "replayed": 0}

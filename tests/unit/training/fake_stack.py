@@ -110,8 +110,8 @@ class Engine:
     def live(self) -> Ref:
         return self.alive
 
-    def set_up(self, tokenizer: Any, verifier: Any) -> None:
-        self.world.note("set_up", (tokenizer, verifier))
+    def set_up(self, *about: Any) -> None:
+        self.world.note("set_up", about)
 
     def reward_failures(self) -> dict[str, int]:
         return self.world.reward_failures[self.number]

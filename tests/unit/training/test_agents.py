@@ -187,23 +187,25 @@ def test_an_executor_may_keep_the_engine_and_ask_it_from_a_thread_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("executor", "processes", "limited", "rewards"),
+    ("executor", "processes", "adapted", "limited", "rewards"),
     [
-        (agent(lambda label: None), 4, LimitedAgent, LimitedAgent),
-        (agent(lambda label: None), 0, MultiTurnAgentExecutor, type(None)),
-        (SingleTurn(), 4, SingleTurn, type(None)),
-        (SingleTurn("http://judge"), 4, SingleTurn, type(None)),
-        ("reward.py", 4, SingleTurn, RewardPool),
-        ("reward.py", 0, SingleTurn, type(None)),
+        (agent(lambda label: None), 4, True, LimitedAgent, LimitedAgent),
+        (agent(lambda label: None), 4, False, MultiTurnAgentExecutor, type(None)),
+        (agent(lambda label: None), 0, True, MultiTurnAgentExecutor, type(None)),
+        (SingleTurn(), 4, True, SingleTurn, type(None)),
+        (SingleTurn("http://judge"), 4, True, SingleTurn, type(None)),
+        ("reward.py", 4, True, SingleTurn, RewardPool),
+        ("reward.py", 4, False, SingleTurn, RewardPool),
+        ("reward.py", 0, True, SingleTurn, type(None)),
     ],
 )
-def test_what_the_engine_limits(tmp_path, executor, processes, limited, rewards):
+def test_what_the_engine_limits(tmp_path, executor, processes, adapted, limited, rewards):
     if executor == "reward.py":
         (tmp_path / "reward.py").write_text("def reward_func(queries, prompts, labels): ...")
         executor = SingleTurn(str(tmp_path / "reward.py"))
     engine = object.__new__(RolloutEngine)
     engine.executor, engine.rewards = executor, None
-    engine.set_up("the tokenizer", VerifierConfig(processes=processes, timeout=17.0))
+    engine.set_up("the tokenizer", VerifierConfig(processes=processes, timeout=17.0), adapted)
     assert engine.tokenizer == "the tokenizer"
     assert (type(engine.executor), type(engine.rewards)) == (limited, rewards)
     if engine.rewards:
