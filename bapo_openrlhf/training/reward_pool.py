@@ -175,23 +175,24 @@ class RewardPool:
         """Let one process after another answer calls until the pool is closed and no call is left."""
         worker: _Worker | None = None
         while calls := self._next_calls():
-            worker = self._living(worker)
             left = deque(calls)
             try:
-                if worker is None:
+                if worker is None or not worker.usable():
+                    self._forget(worker)
                     worker = self._started()
                 for call in calls:
                     call.worker = worker
                 slowest, start = 0.0, time.monotonic()
                 for kind, answer in worker.ask([call.request for call in calls], self.timeout):
+                    failure = None if kind == "result" else self._failure(kind, f"reward_func {answer}")
                     call = left.popleft()
                     slowest, start = max(slowest, time.monotonic() - start), time.monotonic()
                     if not left or worker.ended():
                         self._is_free(left, slowest)
-                    if kind == "result":
+                    if failure is None:
                         call.set_result(answer)
                     else:
-                        call.set_exception(self._failure(kind, f"reward_func {answer}"))
+                        call.set_exception(failure)
             except Exception as error:  # the file cannot be loaded, or the pool is closed
                 self._forget(worker)
                 worker, call = None, left.popleft()
@@ -240,13 +241,6 @@ class RewardPool:
             self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
             self._calls.extendleft(reversed(left))
 
-    def _living(self, worker: "_Worker | None") -> "_Worker | None":
-        """The worker if it can be asked, otherwise None."""
-        if worker is not None and worker.usable():
-            return worker
-        self._forget(worker)
-        return None
-
     def _started(self) -> "_Worker":
         with self._changed:  # because close() must see every worker
             self._check_open()
@@ -266,19 +260,15 @@ class RewardPool:
                 self._workers.discard(worker)
 
     def _failure(self, kind: str, what: str) -> Exception:
-        if self._closed:
-            return self._is_closed()
         with self._changed:
+            self._check_open()
             self.failures[kind] += 1
         allowed = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
         return RewardFailure(kind, f"{self.path}: {what}{allowed}")
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self._is_closed()
-
-    def _is_closed(self) -> RuntimeError:
-        return RuntimeError(f"the reward pool of {self.path} is closed")
+            raise RuntimeError(f"the reward pool of {self.path} is closed")
 
 
 class _Worker:

@@ -595,6 +595,7 @@ def in_one_exchange(monkeypatch):
     monkeypatch.setattr(reward_pool, "TOGETHER", 1000.0)
 
     def send(pool, codes, folder):
+        pool._seconds = 1e-3  # as after quick calls
         first = pool.submit([f"{folder}/go"], [""], [f"while not os.path.exists(query): time.sleep(0.01)\n{GOOD}"])
         assert eventually(first.running)
         calls = [pool.submit([""], [""], [code]) for code in codes]
