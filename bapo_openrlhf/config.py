@@ -294,11 +294,12 @@ class VerifierConfig:
 
     # fmt: off
     processes: int = _flag(4,
-        "if batches are adapted: processes that call the Python reward function (--reward.remote_url FILE.py), for "
-        "each rollout engine; 0: the engine calls it, and an agent, as in OpenRLHF", allowed="at least 0", type=int)
+        "processes that call the Python reward function (--reward.remote_url FILE.py), for each rollout engine; 0: the "
+        "engine calls it, and an agent, as in OpenRLHF", allowed="at least 0", type=int)
     timeout: float = _flag(60.0,
-        "seconds that one call may take; then its process is killed. If there is an agent (--train.agent_func_path): "
-        "seconds between two generations; then its response is given up", allowed="finite and above 0", type=float)
+        "seconds that one call may take; then its process is killed. If batches are adapted and "
+        "there is an agent (--train.agent_func_path): seconds between two generations; then its response is given up",
+        allowed="finite and above 0", type=float)
     memory_gib: float = _flag(4.0,
         "GiB that one process may allocate in addition to what importing the file took",
         allowed="finite and above 0", type=float)

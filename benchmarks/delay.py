@@ -123,7 +123,7 @@ def inside(kind: str, flags: list[str]) -> int:
     elif kind == "restore":
         trainer.AdaptedPPOTrainerActor = delay_classes.MeasuringTrainerActor
         workers.AdaptedPolicyActor = delay_classes.SendingWorkerActor
-        engines.AdaptedRolloutActor = weight_checksums.ChecksumEngineActor
+        engines.RolloutActor = weight_checksums.ChecksumEngineActor
     return command(["train", *flags])
 
 

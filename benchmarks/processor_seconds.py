@@ -1,9 +1,9 @@
 """Measures the processor seconds of a step, by process. docs/performance.md quotes them before and after a change.
 
-    python benchmarks/processor_seconds.py            # prints; run it in a checkout of each commit, one after the other
+    python benchmarks/processor_seconds.py [grpo]     # prints; run it in a checkout of each commit, one after the other
 
-It runs BAPO-GRPO on the quickstart's model and prompts, with one optimizer step a trainer step, and measures steps 6 to
-36.
+It runs BAPO-GRPO, or another algorithm, on the quickstart's model and prompts, with one optimizer step a trainer step,
+and measures steps 6 to 36.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         metrics = Path(name) / "run" / METRICS
         places = ["--run.dir", name, "--ckpt.path", f"{name}/checkpoints", "--ckpt.output_dir", f"{name}/model"]
-        flags = ["--algorithm", "bapo_grpo", "--train.batch_size", "256", "--run.name", "run", *places]
+        algorithm = sys.argv[1] if len(sys.argv) > 1 else "bapo_grpo"
+        sizes = ["--train.batch_size", "256", "--train.micro_batch_size", "128"]
+        flags = ["--algorithm", algorithm, *sizes, "--run.name", "run", *places]
         words = ["-m", "bapo_openrlhf.cli", "train", "--config", "configs/quickstart.yaml", *flags]
         run = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         process, marks = psutil.Process(run.pid), []

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
 import torch
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-from openrlhf.utils.agent import SingleTurnAgentExecutor
+from openrlhf.trainer.ray import vllm_engine
 from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf.config import VerifierConfig
@@ -25,9 +25,10 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training import profiling
 from bapo_openrlhf.training.adapters import is_adapter, merge_adapters
 from bapo_openrlhf.training.agents import LimitedAgent
-from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.engine_core import ENGINE
 from bapo_openrlhf.training.reward_pool import RewardPool
+from bapo_openrlhf.training.single_turn import GroupTurn, PackedGroup, SingleTurn
 from bapo_openrlhf.training.weight_sync import Piece, receive
 
 # ── In each vLLM worker ──
@@ -87,7 +88,7 @@ def request_seed(seed: int, sample: int) -> int:
     return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits
 
 
-Engine = plain_class(RolloutRayActor)
+Engine = plain_class(vllm_engine.RolloutRayActor)
 
 
 class RolloutEngine(Engine):
@@ -102,21 +103,26 @@ class RolloutEngine(Engine):
             kwargs["distributed_executor_backend"] = "mp"  # for tensor parallelism: vLLM has no Ray workers on the CPU
         kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them
         os.environ[ENGINE] = str(os.getpid())
-        await super().__init__(*args, **kwargs)
+        with rebound(vllm_engine, SingleTurnAgentExecutor=SingleTurn):
+            await super().__init__(*args, **kwargs)
         self.rewards: RewardPool | LimitedAgent | None = None
 
     async def live(self) -> None:
         """Never return, so that a caller who waits for this call learns at once that the engine died."""
         await asyncio.Event().wait()
 
-    def set_up(self, tokenizer: Any, verifier: VerifierConfig) -> None:
-        """Take the tokenizer for all requests, and limit the user's reward function or agent from now on."""
+    def set_up(self, tokenizer: Any, verifier: VerifierConfig, adapted: bool) -> None:
+        """Take the tokenizer for all requests, and limit the user's reward function or agent from now on.
+
+        An agent is limited only if batches are adapted: OpenRLHF's own trainer needs a reward for each response.
+        """
         self.tokenizer = tokenizer
         endpoints, executor = getattr(self.executor, "reward_endpoints", []), self.executor
         if not verifier.processes:
             return
-        if type(executor) is not SingleTurnAgentExecutor:
-            self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
+        if type(executor) is not SingleTurn:
+            if adapted:
+                self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
         elif endpoints and endpoints[0].endswith(".py"):
             self.rewards = executor.reward_func = RewardPool(
                 endpoints[0], processes=verifier.processes, timeout=verifier.timeout, memory_gib=verifier.memory_gib
@@ -138,7 +144,7 @@ class RolloutEngine(Engine):
         self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, seed: int | None = None,
         number: int | None = None, **kwargs: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Generate as OpenRLHF does. If the prompt has a seed, each response gets a seed of its own.
+        """Generate as OpenRLHF does, for an agent. If the prompt has a seed, each response gets a seed of its own.
 
         The responses also have the `number` of the request. The tokenizer is the one that `set_up` took.
         """
@@ -154,18 +160,56 @@ class RolloutEngine(Engine):
             responses = [response for found in await asyncio.gather(*tasks) for response in found]
         return [response | {"number": number} for response in responses]
 
+    async def generate_groups(self, requests: Sequence[dict[str, Any]], **shared: Any) -> Any:
+        """Generate the responses to several prompts, each of one turn.
+
+        Args:
+            requests: For each prompt the arguments of `_group` that are its own.
+            shared: The other arguments of `_group`.
+
+        Returns:
+            A `PackedGroup` for each prompt; it alone if there is one, because Ray then expects no list.
+        """
+        groups = await asyncio.gather(*(self._group(**request, **shared) for request in requests))
+        return groups if len(groups) > 1 else groups[0]
+
+    async def _group(
+        self, prompt: str, label: Any, images: Any, sampling_params: Any, max_length: int, num_samples: int,
+        seed: int | None = None, number: int | None = None,
+    ) -> PackedGroup:  # fmt: skip
+        """The responses to one prompt. The arguments are those of `generate_responses`."""
+        seeds = None if seed is None else [request_seed(seed, sample) for sample in range(num_samples)]
+        group = GroupTurn(self, self.tokenizer, seeds, num_samples)
+        about = {"prompt": prompt, "label": label, "images": images, "max_length": max_length}
+        about |= {"sampling_params": sampling_params, "hf_tokenizer": group.tokenizer}
+        responses = await asyncio.gather(*(self.executor.execute(**about, llm_engine=turn) for turn in group.turns))
+        return PackedGroup.of(responses, number, [turn.log_probs for turn in group.turns])
+
     @extends(Engine)
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as OpenRLHF does, without the outputs that it does not read.
-
-        OpenRLHF reads only the last output, so vLLM need not make one at each token. OpenRLHF's own executor reads only
-        tokens and log-probs, so vLLM need not make text. An executor of the user may need it, and so do stop strings.
-        """
-        last = copy(sampling_params)
+        """Generate as OpenRLHF does, and let vLLM make only the last output, because OpenRLHF reads no other."""
+        last = self._asked(sampling_params)
         last.output_kind = RequestOutputKind.FINAL_ONLY
-        if type(self.executor) is SingleTurnAgentExecutor and not last.stop:
-            last.detokenize = False
         return await super().generate(prompt_token_ids, last, *args, **kwargs)
+
+    async def generate_watched(self, tokens: Any, sampling_params: Any, images: Any, watch: Any) -> None:
+        """Generate as OpenRLHF does, and pass vLLM's outputs through `watch`, which takes and gives an iterator."""
+        llm = SimpleNamespace(generate=lambda *args, **kwargs: watch(self.llm.generate(*args, **kwargs)))
+        seen = SimpleNamespace(llm=llm, _mm_pad_token_ids=self._mm_pad_token_ids)
+        await Engine.generate(seen, tokens, self._asked(sampling_params), images)
+
+    def _asked(self, sampling_params: Any) -> Any:
+        """A copy of the parameters, without what nobody reads.
+
+        For a response of one turn only tokens and their own log-probs are read, so vLLM need not make text, nor find
+        the likeliest token. An executor of the user may need both, and stop strings need text.
+        """
+        asked = copy(sampling_params)
+        if type(self.executor) is SingleTurn:
+            asked.detokenize = bool(asked.stop)
+            if asked.logprobs is not None:
+                asked.logprobs, asked.flat_logprobs = 0, True
+        return asked
 
     def reward_failures(self) -> dict[str, int]:
         """The number of failed calls of the reward function or the agent so far, by kind.
@@ -219,4 +263,4 @@ class RolloutEngine(Engine):
         await self.llm.reset_encoder_cache()
 
 
-AdaptedRolloutActor = ray.remote(RolloutEngine)
+RolloutActor = ray.remote(RolloutEngine)

@@ -40,11 +40,15 @@ def openrlhf_for_a_run(adapted: bool) -> Iterator[ModuleType]:
     """OpenRLHF's module `train_ppo_ray`, which uses this project's classes within the block.
 
     Args:
-        adapted: Whether batches are adapted. If not, the trainer still writes this project's record, and the workers
-            still keep their port and can be profiled. Everything else is OpenRLHF's.
+        adapted: Whether batches are adapted. If not, OpenRLHF's trainer and workers compute what they always compute.
+            Only the record, the transport of prompts, responses and weights, and the limits of the reward function are
+            this project's then.
     """
     require_version()
-    with rebound(cli, ReferenceModelActor=workers.ReferenceActor, RewardModelActor=workers.RewardActor):
+    with (
+        rebound(cli, ReferenceModelActor=workers.ReferenceActor, RewardModelActor=workers.RewardActor),
+        rebound(vllm_engine, RolloutRayActor=engines.RolloutActor),
+    ):
         if not adapted:
             with (
                 rebound(ppo_trainer, PPOTrainer=plain_trainer.RecordedPPOTrainerActor),
@@ -54,7 +58,6 @@ def openrlhf_for_a_run(adapted: bool) -> Iterator[ModuleType]:
             return
         with (
             rebound(ppo_trainer, PPOTrainer=trainer.AdaptedPPOTrainerActor),
-            rebound(vllm_engine, RolloutRayActor=engines.AdaptedRolloutActor),
             rebound(
                 cli,
                 PolicyModelActor=workers.AdaptedPolicyActor,

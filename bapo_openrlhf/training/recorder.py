@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -129,8 +130,7 @@ class RecordedTrainer(Base):
             "reference": self.reference_model_group,
             "reward": self.reward_model_group,
         }
-        engines = self.vllm_engines if self.args.adapt.enabled else []  # OpenRLHF's own engines cannot be traced
-        self.profile = Profile(self.recorder.folder, self.args.run.profile_steps, groups, engines)
+        self.profile = Profile(self.recorder.folder, self.args.run.profile_steps, groups, self.vllm_engines)
 
     def generator_of(self, kind: type, **more: Any) -> Any:
         """A generator of this class for the run's prompts, evaluations and engines."""
@@ -149,6 +149,8 @@ class RecordedTrainer(Base):
     @extends(Base)
     def fit(self, global_step: int = 0) -> None:
         """Train. A profile that is not complete yet is written at the end."""
+        about = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
+        ray.get([engine.set_up.remote(*about) for engine in self.vllm_engines])
         super().fit(global_step)
         self.profile.finish()
 

@@ -22,15 +22,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.training.reward_worker import encode
 
 MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most about 3,000 characters
+SENT_AHEAD = 2**16  # bytes of requests that are sent together; they fit the buffer of the socket
+TOGETHER = 0.02  # seconds that the calls of one exchange take, as far as is known
 
 
 class RewardFailure(Exception):
@@ -52,11 +54,23 @@ class RewardFailure(Exception):
         return self.args[1]
 
 
+class _Call(Future):
+    """What one call will give. `worker` is the process that has it, and `request` what that is asked."""
+
+    def __init__(self, request: bytes) -> None:
+        super().__init__()
+        self.request, self.worker = request, None
+
+
 class RewardPool:
     """Calls the `reward_func` of a file in up to `processes` processes, one response per call. It is thread-safe.
 
     A process is started when a call finds no free process. It serves one call after another. After a timeout, a crash
     or a memory error the next call gets a new process. `failures` counts failed calls by kind.
+
+    Quick calls travel together: a process gets several requests at once and answers them in order. Each has its own
+    time limit, which starts when the answer before it has arrived. If a call ends its process, the calls that were sent
+    with it and not answered yet go to another one.
 
     Args:
         path: The reward file.
@@ -86,21 +100,33 @@ class RewardPool:
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} {value} must be positive and finite")
         self.path = os.path.abspath(path)
+        self.processes = processes
         self.timeout = timeout
         self.memory_gib = memory_gib
         self.startup_timeout = startup_timeout
         self.failures: Counter[str] = Counter()
-        self._slots = threading.Semaphore(processes)
-        self._lock = threading.Lock()  # guards failures, _workers, _idle and _closed
+        self._changed = threading.Condition()  # guards everything below, and failures
+        self._calls: deque[_Call] = deque()  # that no process has yet
+        # Each process has a thread, which lives as long as the pool: a process dies with the thread that started it.
+        self._threads: list[threading.Thread] = []
+        self._busy = 0  # number of threads that serve calls now
+        self._seconds = TOGETHER  # that the slowest call took lately
         self._workers: set[_Worker] = set()
-        self._idle: list[_Worker] = []
         self._closed = False
-        # Workers die with the thread that started them. Therefore this thread lives as long as the pool.
-        self._starter = ThreadPoolExecutor(1, thread_name_prefix="reward-pool")
         atexit.register(self.close)
 
     def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any) -> dict:
-        """Compute the reward of one response in the form that OpenRLHF's executor expects.
+        """Compute the reward of one response, and wait for it. See `submit`."""
+        call = self.submit(queries, prompts, labels, **kwargs)
+        try:
+            return call.result()
+        except BaseException:
+            if not call.done() and not call.cancel() and call.worker is not None:
+                call.worker.kill()  # the caller was interrupted
+            raise
+
+    def submit(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any) -> _Call:
+        """Let the reward of one response be computed, in the form that OpenRLHF's executor expects.
 
         Args:
             queries: The prompt with the response; length 1.
@@ -110,10 +136,10 @@ class RewardPool:
             kwargs: Further arguments of the reward function.
 
         Returns:
-            {"rewards": float, "scores": float, "extra_logs": {name: float}}
+            The future of {"rewards": float, "scores": float, "extra_logs": {name: float}}. It has RewardFailure if
+            there is no reward, and RuntimeError if the pool is closed.
 
         Raises:
-            RewardFailure: There is no reward.
             TypeError: JSON cannot hold a label or keyword argument.
             RuntimeError: The pool is closed.
         """
@@ -121,71 +147,121 @@ class RewardPool:
             lengths = len(queries), len(prompts), len(labels)
             raise ValueError(f"{lengths} queries, prompts and labels; a reward pool takes one response a call")
         try:
-            request = encode([list(queries), list(prompts), list(labels), kwargs])
+            call = _Call(encode([list(queries), list(prompts), list(labels), kwargs]))
         except TypeError as error:
             kind = type(labels[0]).__name__
             raise TypeError(f"label of type {kind} (or a keyword argument) cannot be sent as JSON: {error}") from error
-        with self._slots:
-            worker = self._take()
-            try:
-                kind, answer = worker.ask(request, self.timeout)
-            finally:
-                self._put_back(worker)
-        if kind != "result":
-            raise self._failure(kind, f"reward_func {answer}")
-        return answer
+        with self._changed:
+            self._check_open()
+            self._calls.append(call)
+            exchanges, others = divmod(len(self._calls) - 1, self._together())
+            if not others:  # otherwise it goes with those before it
+                self._wake(exchanges)
+        return call
 
     def close(self) -> None:
-        """Kill all processes. A call that is running raises RuntimeError."""
-        with self._lock:
+        """Kill all processes. A call that is running or waiting raises RuntimeError."""
+        with self._changed:
             self._closed = True
             workers = list(self._workers)
+            self._changed.notify_all()
         for worker in workers:
             worker.kill()
-        while (worker := self._pop_idle()) is not None:
-            self._put_back(worker)
-        self._starter.shutdown()
+        for thread in self._threads:
+            thread.join()
         atexit.unregister(self.close)
 
-    def _take(self) -> "_Worker":
-        """Take a free worker, or start a new one."""
-        while (worker := self._pop_idle()) is not None:
-            if worker.usable():
-                return worker
-            worker.kill()
-            self._put_back(worker)
-        self._check_open()
-        worker = self._starter.submit(self._start).result()
-        kind, answer = worker.ask(encode([str(entry) for entry in sys.path]), self.startup_timeout)
-        if kind != "result":
-            worker.kill()
-            self._put_back(worker)
-            raise self._failure(kind, f"loading it {answer}")
-        return worker
+    def _serve(self) -> None:
+        """Let one process after another answer calls until the pool is closed and no call is left."""
+        worker: _Worker | None = None
+        while calls := self._next_calls():
+            left = deque(calls)
+            try:
+                if worker is None or not worker.usable():
+                    self._forget(worker)
+                    worker = self._started()
+                for call in calls:
+                    call.worker = worker
+                slowest, start = 0.0, time.monotonic()
+                for kind, answer in worker.ask([call.request for call in calls], self.timeout):
+                    failure = None if kind == "result" else self._failure(kind, f"reward_func {answer}")
+                    call = left.popleft()
+                    slowest, start = max(slowest, time.monotonic() - start), time.monotonic()
+                    if not left or worker.ended():
+                        self._is_free(left, slowest)
+                    if failure is None:
+                        call.set_result(answer)
+                    else:
+                        call.set_exception(failure)
+            except Exception as error:  # the file cannot be loaded, or the pool is closed
+                self._forget(worker)
+                worker, call = None, left.popleft()
+                self._is_free(left, 0.0)
+                call.set_exception(error)
+        self._forget(worker)
 
-    def _start(self) -> "_Worker":
-        with self._lock:  # because close() must see every worker
+    def _next_calls(self) -> list[_Call]:
+        """Wait for calls, and take as many as take TOGETHER seconds; none if the pool is closed and none is left."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._calls or self._closed)
+                if not self._calls:
+                    return []
+                most, taken = self._together(), list[_Call]()
+                room = SENT_AHEAD
+                while self._calls and (not taken or (len(taken) < most and len(self._calls[0].request) <= room)):
+                    call = self._calls.popleft()
+                    if call.running() or call.set_running_or_notify_cancel():
+                        taken.append(call)
+                        room -= len(call.request)
+                if taken:
+                    self._busy += 1
+                    if self._calls:
+                        self._wake(0)
+                    return taken
+
+    def _wake(self, woken: int) -> None:
+        """Let a process take calls, a new one if only so many are free as were woken before."""
+        if woken >= len(self._threads) - self._busy and len(self._threads) < self.processes:
+            self._threads.append(threading.Thread(target=self._serve, name="reward-pool", daemon=True))
+            self._threads[-1].start()
+        self._changed.notify()
+
+    def _together(self) -> int:
+        """Number of calls that take TOGETHER seconds if each takes as long as the slowest one lately; at least 1."""
+        return max(1, int(TOGETHER / self._seconds))
+
+    def _is_free(self, left: Sequence[_Call], slowest: float) -> None:
+        """Be free before the last answer is handed out, and give back the calls that were not answered.
+
+        A slow call is remembered for a dozen exchanges or two, because the next slow ones would wait for one another.
+        """
+        with self._changed:
+            self._busy -= 1
+            self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
+            self._calls.extendleft(reversed(left))
+
+    def _started(self) -> "_Worker":
+        with self._changed:  # because close() must see every worker
             self._check_open()
             worker = _Worker(self.path, int(self.memory_gib * 2**30))
             self._workers.add(worker)
+        ((kind, answer),) = worker.ask([encode([str(entry) for entry in sys.path])], self.startup_timeout)
+        if kind != "result":
+            self._forget(worker)
+            raise self._failure(kind, f"loading it {answer}")
         return worker
 
-    def _pop_idle(self) -> "_Worker | None":
-        with self._lock:
-            return self._idle.pop() if self._idle else None
-
-    def _put_back(self, worker: "_Worker") -> None:
-        """Make a living worker free again, and forget a dead one."""
-        with self._lock:
-            if worker.process.returncode is None:
-                self._idle.append(worker)
-            else:
+    def _forget(self, worker: "_Worker | None") -> None:
+        if worker is not None:
+            worker.kill()
+            worker.channel.close()
+            with self._changed:
                 self._workers.discard(worker)
-                worker.channel.close()
 
     def _failure(self, kind: str, what: str) -> Exception:
-        self._check_open()
-        with self._lock:
+        with self._changed:
+            self._check_open()
             self.failures[kind] += 1
         allowed = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
         return RewardFailure(kind, f"{self.path}: {what}{allowed}")
@@ -200,6 +276,8 @@ class _Worker:
 
     def __init__(self, path: str, memory: int) -> None:
         self._killing = threading.Lock()
+        self._asked = 0  # number of requests so far
+        self._received = b""  # a part of a reply
         self.channel, theirs = socket.socketpair()
         # The script is started by its path, because with -m a file of the working directory could replace a module of
         # Python. It is unbuffered (-u), so that what a killed function printed is not lost.
@@ -214,32 +292,49 @@ class _Worker:
                 env={"OMP_NUM_THREADS": "1", **os.environ},
             )
 
-    def ask(self, request: bytes, seconds: float) -> tuple[str, Any]:
-        """Return ("result", the answer) or (kind of failure, what happened); kill a process that cannot go on."""
+    def ask(self, requests: Sequence[bytes], seconds: float) -> Iterator[tuple[str, Any]]:
+        """Send requests together, and yield what becomes of each, in order.
+
+        It is ("result", the answer) or (kind of failure, what happened). A process that cannot go on is killed, and
+        nothing is yielded after that.
+
+        Args:
+            requests: Lines of JSON.
+            seconds: Time limit of each request.
+        """
+        first, self._asked = self._asked, self._asked + len(requests)
+        lines = b"".join(b"[%d, %b]\n" % (first + place, line[:-1]) for place, line in enumerate(requests))
+        for number in range(first, self._asked):
+            yield self._outcome(number, lines if number == first else b"", seconds)
+            if self.ended():
+                return
+
+    def _outcome(self, number: int, lines: bytes, seconds: float) -> tuple[str, Any]:
+        """Send the lines and read the reply to request `number`."""
+        deadline, replied = time.monotonic() + seconds, -1
         try:
-            kind, answer = json.loads(self._exchange(request, time.monotonic() + seconds))
-            if kind in ("result", "raised", "invalid"):
+            while replied is not None and replied < number:  # a call before it may have answered twice
+                kind, answer, replied = json.loads(self._exchange(lines, deadline))
+                lines = b""
+            if kind in ("result", "raised", "invalid") and replied == number:
                 return kind, answer
             if kind != "memory":
-                raise ValueError(f"kind {kind!r}")
+                raise ValueError(f"kind {kind!r}, for request {replied!r} and not {number}")
         except TimeoutError:
             kind, answer = "timeout", f"took more than {seconds:g} s and was killed"
         except EOFError:
             kind, answer = "crashed", f"ended its process: {_status(self.kill())}"
         except (OverflowError, ValueError, TypeError, RecursionError) as error:
             kind, answer = "invalid", f"gave an answer that cannot be read: {error}"
-        except BaseException:
-            self.kill()
-            raise
         self.kill()
         return kind, answer
 
-    def _exchange(self, request: bytes, deadline: float) -> bytes:
-        with contextlib.suppress(ConnectionError):  # the process ended, but its last reply can still be read
-            self._wait_until(deadline)
-            self.channel.sendall(request)
-        reply = b""
-        while not reply.endswith(b"\n"):
+    def _exchange(self, lines: bytes, deadline: float) -> bytes:
+        if lines:
+            with contextlib.suppress(ConnectionError):  # the process ended, but its last reply can still be read
+                self._wait_until(deadline)
+                self.channel.sendall(lines)
+        while b"\n" not in self._received:
             self._wait_until(deadline)
             try:
                 received = self.channel.recv(65536)
@@ -247,9 +342,10 @@ class _Worker:
                 received = b""
             if not received:
                 raise EOFError
-            reply += received
-            if len(reply) > MAX_REPLY:
+            self._received += received
+            if len(self._received) > MAX_REPLY:
                 raise OverflowError(f"it is longer than {MAX_REPLY} bytes")
+        reply, _, self._received = self._received.partition(b"\n")
         return reply
 
     def _wait_until(self, deadline: float) -> None:
@@ -258,8 +354,14 @@ class _Worker:
             raise TimeoutError
         self.channel.settimeout(seconds)
 
+    def ended(self) -> bool:
+        """Whether the process was killed, or is known to have ended."""
+        return self.process.returncode is not None
+
     def usable(self) -> bool:
         """Whether the process has sent nothing since its last call. It has if it died, or if it sends unasked."""
+        if self.ended() or self._received:
+            return False
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         return not poll.poll(0)

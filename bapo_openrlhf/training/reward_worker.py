@@ -5,9 +5,12 @@
 Requests and replies are lines of JSON on a separate socket. So nothing that the reward file prints gets between them,
 and nothing is ever unpickled.
 
-    first request   the parent's sys.path                     reply ["result", null] once the file is loaded
-    then            [queries, prompts, labels, kwargs]        reply ["result", {"rewards": ..., ...}]
-    a failure       reply [kind, what happened], with kind "raised", "invalid" or "memory"
+    first request   [0, the parent's sys.path]                       reply ["result", null, 0] once the file is loaded
+    then            [number, [queries, prompts, labels, kwargs]]     reply ["result", {"rewards": ..., ...}, number]
+    a failure       reply [kind, what happened, number], with kind "raised", "invalid" or "memory"
+
+A request may come before the one before it is answered. The number tells that a reply belongs to its request; that of
+"memory" is null, because this process then ends.
 
 The function is called in the main thread, where a verifier may use signal.alarm. This file imports only the standard
 library, so that a process without torch starts in a few hundredths of a second. It needs Linux.
@@ -97,9 +100,9 @@ def _described(error: BaseException) -> str:
     return f"{what[:1000]}\n{where[-2000:]}".rstrip()
 
 
-def failure(kind: str, what: str) -> bytes:
+def failure(kind: str, what: str, number: int | None = None) -> bytes:
     """The reply that reports a failure. Its text can be printed."""
-    return encode([kind, what.encode("utf-8", "backslashreplace").decode()])
+    return encode([kind, what.encode("utf-8", "backslashreplace").decode(), number])
 
 
 def answered(function: Callable[..., Any], request: bytes) -> bytes:
@@ -108,15 +111,16 @@ def answered(function: Callable[..., Any], request: bytes) -> bytes:
     Raises:
         MemoryError: There was not enough memory for the call, or for the message about its error.
     """
+    number = int(request[1 : request.index(b",")])
     try:
-        queries, prompts, labels, kwargs = json.loads(request)
-        return encode(["result", checked(function(queries, prompts, labels, **kwargs))])
+        _, (queries, prompts, labels, kwargs) = json.loads(request)
+        return encode(["result", checked(function(queries, prompts, labels, **kwargs)), number])
     except MemoryError:
         raise
     except Invalid as error:
-        return failure("invalid", str(error))
+        return failure("invalid", str(error), number)
     except BaseException as error:  # also SystemExit and KeyboardInterrupt, which end a call, not the process
-        return failure("raised", f"raised {_described(error)}")
+        return failure("raised", f"raised {_described(error)}", number)
 
 
 def load(path: str) -> Callable[..., Any]:
@@ -163,14 +167,14 @@ def main(path: str, memory: int, parent: int, socket: int) -> None:
 
     out_of_memory = failure("memory", "ran out of memory")  # made while there is memory
 
-    sys.path[:] = json.loads(requests.readline())
+    number, sys.path[:] = json.loads(requests.readline())
     try:
         function = load(path)
     except BaseException as error:
-        reply(failure("raised", f"raised {_described(error)}"))
+        reply(failure("raised", f"raised {_described(error)}", number))
         os._exit(1)
     limit_memory(memory)
-    reply(encode(["result", None]))
+    reply(encode(["result", None, number]))
 
     while True:
         try:

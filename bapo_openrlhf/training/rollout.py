@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -17,24 +17,8 @@ from tqdm import tqdm
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.dispatch import DispatchingGenerator
 from bapo_openrlhf.training.generated import usable_groups
-from bapo_openrlhf.training.weight_sync import ChangedHandle
-
-
-def numbered(engine: Any, next_number: Callable[[], Mapping[str, Any]]) -> ChangedHandle:
-    """The handle of a rollout engine, which adds to each request of OpenRLHF's generator its number and its seed.
-
-    The number comes back with the responses, because they arrive in the order in which they are finished. Without seeds
-    vLLM has one random stream for all requests, in the order in which they arrive. Such a run cannot be repeated.
-
-    The request loses its tokenizer, which the engine already has. docs/performance.md says what sending it costs.
-    """
-    method = engine.generate_responses
-
-    def generate(hf_tokenizer: Any, **request: Any) -> Any:
-        return method.remote(**request, **next_number())
-
-    return ChangedHandle(engine, generate_responses=generate)
 
 
 def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
@@ -81,7 +65,7 @@ def chosen_prompts(
     return iter([(None, *([part] for part in drawn[place])) for place in chosen]), len(drawn) - count
 
 
-class RecordedSamplesGenerator(SamplesGenerator):
+class RecordedSamplesGenerator(DispatchingGenerator):
     """OpenRLHF's generator, which also reports the samples that its dynamic filtering drops.
 
     Args:
@@ -110,7 +94,7 @@ class RecordedSamplesGenerator(SamplesGenerator):
         return accepted, *rest
 
 
-class AdaptedSamplesGenerator(SamplesGenerator):
+class AdaptedSamplesGenerator(DispatchingGenerator):
     """OpenRLHF's generator, which keeps behaviour log-probs and can re-evaluate hard prompts.
 
     Hard prompts are re-evaluated together with the fresh prompts of a step if the engines hold today's weights then.
@@ -145,7 +129,6 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         # object's own copy of the arguments.
         self.args = copy.deepcopy(strategy.args)
         self.args.algo.advantage.is_correction_level = "token"
-        self.vllm_engines = [numbered(engine, self._next_number) for engine in self.vllm_engines]
         self.begin_step, self.step = begin_step, step
         self.candidates, self.choose, self.passed_over = candidates, choose, 0
         self.rng_after_first_draw: torch.Tensor | None = None
@@ -156,7 +139,12 @@ class AdaptedSamplesGenerator(SamplesGenerator):
         self._hard_samples: list[Experience] = []  # their samples
 
     def _next_number(self) -> dict[str, int | None]:
-        """The next request's number and seed. The seed is None without full determinism: vLLM is faster then."""
+        """The next request's number and seed.
+
+        The number comes back with the responses, because they arrive in the order in which they are finished. The seed
+        is None without full determinism. Then vLLM has one random stream for all requests, in the order in which they
+        arrive, which is faster. Such a run cannot be repeated.
+        """
         number, train = next(self._numbers), self.args.train
         seeds = train.full_determinism_enable
         return {"number": number, "seed": prompt_seed(train.seed, self.step(), self._kind, number) if seeds else None}

@@ -107,7 +107,6 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             RuntimeError: The run failed. The message names the step and the phase.
         """
         try:
-            ray.get([engine.set_up.remote(self.tokenizer, self.args.verifier) for engine in self.vllm_engines])
             self.rollout_weights.set_up(self.args.ds.lora)
             if self.method.traces is not None:
                 ray.get(self.actor_model_group.async_run_method(method_name="shape_traces", gamma=self.method.shaping))

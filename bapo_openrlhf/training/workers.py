@@ -92,7 +92,17 @@ class _WholeBatch:
             actor.aux_loss_coef = coefficient
 
 
-class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
+class ParcelActorTrainer(ppo_actor.ActorPPOTrainer):
+    """OpenRLHF's actor trainer, which sends its weights in parcels."""
+
+    @extends(ppo_actor.ActorPPOTrainer)
+    def broadcast_to_vllm(self) -> None:
+        """Make OpenRLHF's weight sync, with many tensors in a message."""
+        with in_parcels(self):
+            super().broadcast_to_vllm()
+
+
+class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
     """OpenRLHF's actor trainer on a batch of any number of micro-batches."""
 
     module = ppo_actor
@@ -134,12 +144,6 @@ class WholeBatchActorTrainer(_WholeBatch, ppo_actor.ActorPPOTrainer):
         losses = ["policy_loss", "entropy_loss"] + ["kl"] * self.args.algo.kl.use_loss
         for name in metrics.keys() & set(losses):
             metrics[name] = metrics[name] * (part.step_parts / self._parts_of_a_step)
-
-    @extends(ppo_actor.ActorPPOTrainer)
-    def broadcast_to_vllm(self) -> None:
-        """Make OpenRLHF's weight sync, with many tensors in a message."""
-        with in_parcels(self):
-            super().broadcast_to_vllm()
 
     def finetune(self, micro_batches: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
         """Take one optimizer step on the mean of -log pi(token) over the demonstrations of all ranks, times `weight`.
@@ -347,7 +351,7 @@ class PlainPolicyWorker(_Worker, POLICY):
 
     @extends(POLICY)
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        with rebound(ppo_actor, Actor=SlicedActor):
+        with rebound(ppo_actor, Actor=SlicedActor, ActorPPOTrainer=ParcelActorTrainer):
             super().init_model_from_pretrained(*args, **kwargs)
 
 

@@ -18,6 +18,6 @@ if __name__ == "__main__":
     from bapo_openrlhf.training import engines, trainer, workers
 
     trainer.AdaptedPPOTrainerActor = probe_classes.ProbeTrainerActor
-    engines.AdaptedRolloutActor = weight_checksums.ChecksumEngineActor
+    engines.RolloutActor = weight_checksums.ChecksumEngineActor
     workers.AdaptedPolicyActor = weight_checksums.ChecksumPolicyActor
     sys.exit(run(["train", *sys.argv[1:]]))

@@ -281,7 +281,7 @@ def profiled(result, *models):
     assert page.startswith("# Profile of 2 steps\n")
     with gzip.open(folder / "calls.json.gz", "rt") as file:
         names = " ".join(call["name"] for call in json.load(file))
-    assert "generate_responses" in names and "fit" in names and "broadcast_to_vllm" in names
+    assert "generate_groups" in names and "fit" in names and "broadcast_to_vllm" in names
     assert {path.name for path in folder.glob("*_rank0.json.gz")} == {f"{model}_rank0.json.gz" for model in models}
     for model in models:
         with gzip.open(folder / f"{model}_rank0.json.gz", "rt") as file:
@@ -295,7 +295,7 @@ def test_off_equals_plain_openrlhf(train, plain):
     """`--algorithm ppo` through this project's command line: the same losses, step for step, traced or not."""
     result = train("off", *CLI, **COMPARABLE, algorithm="ppo", run__name="off", run__profile_steps=2)
     same_losses(succeeded(result), plain)
-    profiled(result, "actor", "critic", "reference")
+    profiled(result, "actor", "critic", "reference", "engine0")
     assert catalogued(result, "ppo") == ["reevaluated", "replayed"]
     assert len(record.read_groups(result.folder)) == 8
     assert result.summary["groups"] == {"fresh": 8, "reevaluated": 0, "replayed": 0}

@@ -85,7 +85,16 @@ class Handle:
                 return Ref(error=error)
             return value if isinstance(value, Ref) else Ref(value)
 
-        return SimpleNamespace(remote=remote)
+        def options(num_returns: int) -> SimpleNamespace:
+            def remotes(*args: Any, **kwargs: Any) -> Any:
+                ref = remote(*args, **kwargs)
+                if num_returns == 1:
+                    return ref
+                return [Ref(error=ref.error) if ref.error else Ref(ref.value[place]) for place in range(num_returns)]
+
+            return SimpleNamespace(remote=remotes)
+
+        return SimpleNamespace(remote=remote, options=options)
 
 
 class Engine:
@@ -101,8 +110,8 @@ class Engine:
     def live(self) -> Ref:
         return self.alive
 
-    def set_up(self, tokenizer: Any, verifier: Any) -> None:
-        self.world.note("set_up", (tokenizer, verifier))
+    def set_up(self, *about: Any) -> None:
+        self.world.note("set_up", about)
 
     def reward_failures(self) -> dict[str, int]:
         return self.world.reward_failures[self.number]
@@ -140,11 +149,13 @@ class Engine:
         self.weights = int((Path(folder) / "rollout_weights_rank0.safetensors").read_text())
         self.world.note("load", self.weights)
 
+    def generate_groups(self, requests: list[dict], **shared: Any) -> Any:
+        groups = [self.generate_responses(**request, **shared) for request in requests]
+        return groups if len(groups) > 1 else groups[0]
+
     def generate_responses(
-        self, *, prompt, label, sampling_params, max_length, num_samples, images, hf_tokenizer=None, seed=None,
-        number=None,
-    ) -> list[dict]:  # fmt: skip
-        assert (hf_tokenizer is None) is self.world.args.adapt.enabled  # only OpenRLHF's own engines need it
+        self, *, prompt, label, sampling_params, max_length, num_samples, images, seed=None, number=None
+    ) -> list[dict]:
         self.world.fail_at("generate")
         self.world.requests.append(
             SimpleNamespace(

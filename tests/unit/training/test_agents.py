@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
+from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
 from vllm import SamplingParams
 
 from bapo_openrlhf.config import VerifierConfig
@@ -14,6 +14,7 @@ from bapo_openrlhf.training import agents
 from bapo_openrlhf.training.agents import LimitedAgent
 from bapo_openrlhf.training.engines import RolloutEngine
 from bapo_openrlhf.training.reward_pool import RewardPool
+from bapo_openrlhf.training.single_turn import SingleTurn
 
 LIMIT = 1.0  # seconds
 
@@ -186,23 +187,25 @@ def test_an_executor_may_keep_the_engine_and_ask_it_from_a_thread_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("executor", "processes", "limited", "rewards"),
+    ("executor", "processes", "adapted", "limited", "rewards"),
     [
-        (agent(lambda label: None), 4, LimitedAgent, LimitedAgent),
-        (agent(lambda label: None), 0, MultiTurnAgentExecutor, type(None)),
-        (SingleTurnAgentExecutor(), 4, SingleTurnAgentExecutor, type(None)),
-        (SingleTurnAgentExecutor("http://judge"), 4, SingleTurnAgentExecutor, type(None)),
-        ("reward.py", 4, SingleTurnAgentExecutor, RewardPool),
-        ("reward.py", 0, SingleTurnAgentExecutor, type(None)),
+        (agent(lambda label: None), 4, True, LimitedAgent, LimitedAgent),
+        (agent(lambda label: None), 4, False, MultiTurnAgentExecutor, type(None)),
+        (agent(lambda label: None), 0, True, MultiTurnAgentExecutor, type(None)),
+        (SingleTurn(), 4, True, SingleTurn, type(None)),
+        (SingleTurn("http://judge"), 4, True, SingleTurn, type(None)),
+        ("reward.py", 4, True, SingleTurn, RewardPool),
+        ("reward.py", 4, False, SingleTurn, RewardPool),
+        ("reward.py", 0, True, SingleTurn, type(None)),
     ],
 )
-def test_what_the_engine_limits(tmp_path, executor, processes, limited, rewards):
+def test_what_the_engine_limits(tmp_path, executor, processes, adapted, limited, rewards):
     if executor == "reward.py":
         (tmp_path / "reward.py").write_text("def reward_func(queries, prompts, labels): ...")
-        executor = SingleTurnAgentExecutor(str(tmp_path / "reward.py"))
+        executor = SingleTurn(str(tmp_path / "reward.py"))
     engine = object.__new__(RolloutEngine)
     engine.executor, engine.rewards = executor, None
-    engine.set_up("the tokenizer", VerifierConfig(processes=processes, timeout=17.0))
+    engine.set_up("the tokenizer", VerifierConfig(processes=processes, timeout=17.0), adapted)
     assert engine.tokenizer == "the tokenizer"
     assert (type(engine.executor), type(engine.rewards)) == (limited, rewards)
     if engine.rewards:

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
-from openrlhf.utils.agent import AgentExecutorBase, SingleTurnAgentExecutor
+from openrlhf.utils.agent import AgentExecutorBase
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf.training.engines import RolloutEngine
+from bapo_openrlhf.training.single_turn import SingleTurn
 
 
 class Stream:
@@ -31,21 +32,30 @@ def ask(executor, **sampling):
     engine.executor = executor
     engine._mm_pad_token_ids = None
     engine.llm = Stream()
-    params = SamplingParams(logprobs=1, seed=5, max_tokens=7, **sampling)
+    given = {"logprobs": 1, "seed": 5, "max_tokens": 7} | sampling
+    params = SamplingParams(**given)
     assert asyncio.run(engine.generate([1, 2, 3], params)) == "the last"
-    assert (params.output_kind, params.detokenize) == (RequestOutputKind.CUMULATIVE, True)  # the caller's own
+    assert params == SamplingParams(**given)  # the caller's own
     (asked,) = engine.llm.asked
-    assert (asked.logprobs, asked.seed, asked.max_tokens) == (1, 5, 7)
+    assert (asked.seed, asked.max_tokens) == (5, 7)
     assert asked.output_kind == RequestOutputKind.FINAL_ONLY
     return asked
 
 
-def test_text_is_not_made_for_an_executor_that_reads_tokens():
-    assert not ask(SingleTurnAgentExecutor()).detokenize
+def test_only_tokens_and_their_log_probs_are_made_for_openrlhfs_executor():
+    asked = ask(SingleTurn())
+    assert (asked.detokenize, asked.logprobs, asked.flat_logprobs) == (False, 0, True)
 
 
-@pytest.mark.parametrize(
-    ("executor", "sampling"), [(OwnExecutor(), {}), (SingleTurnAgentExecutor(), {"stop": ["\n"]})], ids=["own", "stop"]
-)
-def test_text_is_made_where_it_may_be_read(executor, sampling):
-    assert ask(executor, **sampling).detokenize
+def test_no_log_probs_are_made_if_none_are_wanted():
+    assert ask(SingleTurn(), logprobs=None).logprobs is None
+
+
+def test_an_executor_of_the_user_gets_all():
+    asked = ask(OwnExecutor())
+    assert (asked.detokenize, asked.logprobs, asked.flat_logprobs) == (True, 1, False)
+
+
+@pytest.mark.parametrize("executor", [OwnExecutor(), SingleTurn()])
+def test_stop_strings_need_text(executor):
+    assert ask(executor, stop=["\n"]).detokenize

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bapo_openrlhf.training import reward_pool
 from bapo_openrlhf.training import reward_worker as worker
 from bapo_openrlhf.training.reward_pool import RewardFailure, RewardPool
 
@@ -161,7 +162,7 @@ FAILURES = {
         False,
     ),
     "unknown reply": (
-        "os.write(int(sys.argv[4]), b'[\"bought\", 1]\\n'); time.sleep(1000)",
+        "os.write(int(sys.argv[4]), b'[\"bought\", 1, null]\\n'); time.sleep(1000)",
         "invalid",
         "cannot be read: kind 'bought'",
         False,
@@ -580,6 +581,83 @@ def test_many_threads_get_their_own_answers(make_pool):
     assert 2 <= most <= 3
 
 
+@pytest.fixture
+def in_one_exchange(monkeypatch):
+    """Sends these labels to one process together, behind a call that waits for them. Returns what becomes of each."""
+    sizes = []
+    ask_worker = reward_pool._Worker.ask
+
+    def noted(self, requests, seconds):
+        sizes.append(len(requests))
+        return ask_worker(self, requests, seconds)
+
+    monkeypatch.setattr(reward_pool._Worker, "ask", noted)
+    monkeypatch.setattr(reward_pool, "TOGETHER", 1000.0)
+
+    def send(pool, codes, folder):
+        pool._seconds = 1e-3  # as after quick calls
+        first = pool.submit([f"{folder}/go"], [""], [f"while not os.path.exists(query): time.sleep(0.01)\n{GOOD}"])
+        assert eventually(first.running)
+        calls = [pool.submit([""], [""], [code]) for code in codes]
+        (folder / "go").touch()
+        for call in [first, *calls]:
+            call.exception()  # waits
+        assert sizes[:3] == [1, 1, len(codes)]  # the file, the call that waits, all others
+        return [first.result(), *(call.exception() or call.result() for call in calls)]
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("time.sleep(1000)", "timeout"),
+        ("os._exit(3)", "crashed"),
+        ("x = bytearray(300 << 20)", "memory"),
+        ("raise ValueError", "raised"),
+        ("result = None", "invalid"),
+    ],
+)
+def test_one_that_fails_fails_alone_among_those_sent_together(make_pool, tmp_path, in_one_exchange, code, kind):
+    pool = make_pool(timeout=5)
+    numbered = [f"result = {{'rewards': {n}, 'extra_logs': {{'pid': os.getpid()}}}}" for n in range(5)]
+    first, *found = in_one_exchange(pool, [*numbered[:2], code, *numbered[2:4], code, numbered[4]], tmp_path)
+    assert [found[place].kind for place in (2, 5)] == [kind] * 2 and pool.failures == {kind: 2}
+    good = [found[place] for place in (0, 1, 3, 4, 6)]
+    assert [answer["rewards"] for answer in good] == [0, 1, 2, 3, 4]
+    pids = [answer["extra_logs"]["pid"] for answer in (first, *good)]
+    assert pids[0] == pids[1] == pids[2] and pids[3] == pids[4]
+    assert len(set(pids)) == (1 if kind in ("raised", "invalid") else 3)
+
+
+def test_each_of_those_sent_together_has_its_own_time(make_pool, tmp_path, in_one_exchange):
+    pool = make_pool(timeout=3)
+    found = in_one_exchange(pool, [f"time.sleep(1.2)\n{GOOD}"] * 4, tmp_path)
+    assert [answer["rewards"] for answer in found] == [0.5] * 5 and not pool.failures
+
+
+def test_an_answer_that_comes_twice_is_not_that_of_the_next_call(make_pool, tmp_path, in_one_exchange):
+    pool = make_pool()
+    again = """b'["result", {"rewards": 9.0, "scores": 9.0, "extra_logs": {}}, 2]\\n'"""
+    twice = f"os.write(int(sys.argv[4]), {again})\n"
+    found = in_one_exchange(pool, [f"{twice}{GOOD}", GOOD, GOOD], tmp_path)
+    assert [answer["rewards"] for answer in found] == [0.5, 9.0, 0.5, 0.5] and not pool.failures
+
+
+def test_slow_calls_are_not_sent_together(make_pool, monkeypatch):
+    pool, sizes = make_pool(), []
+    ask_worker = reward_pool._Worker.ask
+
+    def noted(self, requests, seconds):
+        sizes.append(len(requests))
+        return ask_worker(self, requests, seconds)
+
+    monkeypatch.setattr(reward_pool._Worker, "ask", noted)
+    calls = [pool.submit([""], [""], [f"time.sleep(0.1)\n{GOOD}"]) for _ in range(6)]
+    assert [call.result()["rewards"] for call in calls] == [0.5] * 6
+    assert set(sizes) == {1}
+
+
 def test_only_as_many_processes_as_calls_at_the_same_time(make_pool, tmp_path):
     pool = make_pool(processes=4)
     assert not workers_of(pool.path)
@@ -587,6 +665,7 @@ def test_only_as_many_processes_as_calls_at_the_same_time(make_pool, tmp_path):
     assert len(pids) == 1 and workers_of(pool.path) == pids
     meet = f"open(query + str(os.getpid()), 'w')\nwhile len(os.listdir(query)) < 2: time.sleep(0.01)\n{GOOD}"
     (tmp_path / "met").mkdir()
+    pool._seconds = 1.0  # as after slow calls, which are not sent together
     with ThreadPoolExecutor(2) as threads:
         both = list(threads.map(lambda _: ask(pool, meet, f"{tmp_path}/met/"), range(2)))
     assert workers_of(pool.path) == {answer["extra_logs"]["pid"] for answer in both} > pids
@@ -695,10 +774,10 @@ def test_a_worker_ends_quietly_with_its_requests(tmp_path):
     path = tmp_path / "obedient.py"
     # A thread of the file's own must not keep it.
     path.write_text(OBEDIENT + "threading.Thread(target=time.sleep, args=(1000,)).start()\n")
-    assert run_worker(path, os.getpid(), requests=worker.encode(sys.path)) == (0, b"", b'["result", null]\n')
+    assert run_worker(path, os.getpid(), requests=worker.encode([0, sys.path])) == (0, b"", b'["result", null, 0]\n')
 
 
 def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):
     path = tmp_path / "note.py"
     path.write_text("print('loaded')\n")
-    assert run_worker(path, 1, requests=worker.encode(sys.path)) == (0, b"", b"")
+    assert run_worker(path, 1, requests=worker.encode([0, sys.path])) == (0, b"", b"")

@@ -31,7 +31,6 @@ from bapo_openrlhf.training.generated import is_usable, usable_groups  # noqa: E
 from bapo_openrlhf.training.rollout import (  # noqa: E402
     AdaptedSamplesGenerator,
     chosen_prompts,
-    numbered,
     prompt_seed,
     reward_of,
 )
@@ -50,7 +49,8 @@ class Engine:
     def __getattr__(self, method: str):
         if method.startswith("_"):
             raise AttributeError(method)
-        return SimpleNamespace(remote=getattr(self, f"_{method}"))
+        remote = getattr(self, f"_{method}")
+        return SimpleNamespace(remote=remote, options=lambda num_returns: SimpleNamespace(remote=remote))
 
     def _get_num_unfinished_requests(self) -> int:
         return self.busy
@@ -60,6 +60,10 @@ class Engine:
 
     def _sleep(self, **kwargs) -> None:
         self.calls.append(SimpleNamespace(method="sleep", engine=self.name))
+
+    def _generate_groups(self, requests: list[dict], **shared) -> list:
+        groups = [self._generate_responses(**request, **shared) for request in requests]
+        return groups if len(groups) > 1 else groups[0]
 
     def _generate_responses(self, **kwargs) -> list[dict]:
         self.calls.append(SimpleNamespace(method="generate", engine=self.name, **kwargs))
@@ -91,7 +95,7 @@ def no_ray(monkeypatch):
 def arguments(**changed) -> SimpleNamespace:
     given = {"seed": SEED, "deterministic": True, "batch_size": 3, "samples": 2, "sleep": False} | changed
     return SimpleNamespace(
-        train=SimpleNamespace(seed=given["seed"], full_determinism_enable=given["deterministic"]),
+        train=SimpleNamespace(seed=given["seed"], full_determinism_enable=given["deterministic"], agent_func_path=None),
         rollout=SimpleNamespace(batch_size=given["batch_size"], n_samples_per_prompt=given["samples"]),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off"), dynamic_filtering_enable=False),
         vllm=SimpleNamespace(enable_sleep=given["sleep"]),
@@ -173,32 +177,6 @@ class TestSeeds:
         values = [request_seed(prompt_seed(SEED, step, "fresh", 0), 0) for step in range(2000)]
         assert max(values) > 0.99 * 2**62 and min(values) < 0.01 * 2**62
         assert {value % 16 for value in values} == set(range(16))
-
-
-class TestNumberedEngine:
-    def test_adds_number_and_seed_to_each_request_and_takes_the_tokenizer_from_it(self):
-        calls, seeds = [], [11, None, 13]
-        added = iter([{"number": number, "seed": seed} for number, seed in enumerate(seeds)])
-        engine = numbered(Engine(calls), lambda: next(added))
-        asked = {"prompt": "p", "label": "l", "sampling_params": object(), "num_samples": 2, "images": None, "x": 1}
-        answers = [engine.generate_responses.remote(**asked, hf_tokenizer=object()) for _ in range(3)]
-        assert [vars(call) for call in calls] == [
-            {"method": "generate", "engine": 0, **asked, "seed": seed, "number": number}
-            for number, seed in enumerate(seeds)
-        ]
-        assert answers[0] == Engine([])._generate_responses(**asked, number=0)
-
-    def test_passes_everything_else_through(self):
-        calls = []
-        inner = Engine(calls, busy=17)
-        engine = numbered(inner, lambda: pytest.fail("no request was made"))
-        assert engine.get_num_unfinished_requests.remote() == 17
-        engine.wake_up.remote(tags=["weights"])
-        engine.sleep.remote()
-        assert [call.method for call in calls] == ["wake_up", "sleep"]
-        assert engine.busy == 17 and engine.calls is calls
-        with pytest.raises(AttributeError):
-            engine.no_such_method.remote()
 
 
 class Executor:

@@ -1,0 +1,99 @@
+"""How prompts reach the engines: which engine, in how many calls, and which reference comes back for which prompt."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import ray  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
+
+from bapo_openrlhf.training.dispatch import CALLS, DispatchingGenerator  # noqa: E402
+
+
+class Engine:
+    """Notes its calls. The reference to the responses of a prompt is (engine, prompt)."""
+
+    def __init__(self, name, busy):
+        self.name, self.calls = name, []
+        self.get_num_unfinished_requests = SimpleNamespace(remote=lambda: busy)
+        self.generate_responses = SimpleNamespace(remote=self.one)
+        self.generate_groups = SimpleNamespace(options=self.options)
+
+    def one(self, **request):
+        self.calls.append([request])
+        return self.name, request["prompt"]
+
+    def options(self, num_returns):
+        def many(requests, **shared):
+            assert len(requests) == num_returns
+            self.calls.append([shared | request for request in requests])
+            refs = [(self.name, request["prompt"]) for request in requests]
+            return refs if num_returns > 1 else refs[0]
+
+        return SimpleNamespace(remote=many)
+
+
+def dispatch(kind, prompts, *, busy=(0, 3), agent=None, dynamic=False):
+    advantage = SimpleNamespace(is_correction_level="token")
+    args = SimpleNamespace(
+        train=SimpleNamespace(agent_func_path=agent),
+        rollout=SimpleNamespace(n_samples_per_prompt=4),
+        algo=SimpleNamespace(advantage=advantage, dynamic_filtering_enable=dynamic),
+    )
+    engines = [Engine(name, load) for name, load in enumerate(busy)]
+    generator = kind(SimpleNamespace(args=args), [], [], "the tokenizer", engines)
+    texts = [f"prompt {number}" for number in range(prompts)]
+    refs = generator._dispatch_prompts_to_vllm(
+        texts, [f"label {text}" for text in texts], images=[[text] for text in texts], max_len=64, max_new_tokens=8
+    )
+    assert generator.vllm_engines == engines
+    return refs, engines
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch):
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+
+
+class Numbered(DispatchingGenerator):
+    made = 0
+
+    def _next_number(self):
+        self.made += 1
+        return {"number": self.made - 1, "seed": None}
+
+
+@pytest.mark.parametrize("busy", [(0,), (0, 3), (9, 0, 4)])
+@pytest.mark.parametrize("prompts", [1, 2, 7, 64, 100])
+@pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"agent": "agent.py"}], ids=str)
+def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
+    wanted_refs, wanted = dispatch(SamplesGenerator, prompts, busy=busy)
+    refs, engines = dispatch(Numbered, prompts, busy=busy, **how)
+    assert refs == wanted_refs
+    numbers = []
+    for engine, theirs in zip(engines, wanted, strict=True):
+        requests = [dict(request) for call in engine.calls for request in call]
+        numbers += [(int(request["prompt"].split()[1]), request.pop("number")) for request in requests]
+        assert {request.pop("seed") for request in requests} <= {None}
+        plain = [request for call in theirs.calls for request in call]
+        assert all(request.pop("hf_tokenizer") == "the tokenizer" for request in plain)
+        assert requests == plain
+        most = max(map(len, engine.calls), default=0)
+        if how:
+            assert most <= 1
+        else:
+            assert len(engine.calls) <= CALLS and most == -(-len(requests) // CALLS)
+    assert sorted(numbers) == [(place, place) for place in range(prompts)]
+
+
+def test_engines_come_back_after_an_error(monkeypatch):
+    monkeypatch.setattr(ray, "get", lambda refs: 1 / 0)
+    generator = DispatchingGenerator(SimpleNamespace(args=None), [], [], "t", ["engine"])
+    with pytest.raises(AttributeError):
+        generator._dispatch_prompts_to_vllm(["p"], ["l"])
+    assert generator.vllm_engines == ["engine"]
