@@ -6,6 +6,10 @@ INSTALLED := $(VENV)/.installed
 # The two stacks have files in common, so each has a folder of its own.
 VENV_GPU := .venv-gpu
 INSTALLED_GPU := $(VENV_GPU)/.installed
+# pip need not compile what it installs, because most of it is never imported. Python compiles the rest on its first
+# import, and keeps that unless this variable forbids it.
+PIP := $(BIN)/pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 # Two processes: one runs all tests of the real stack, the other the unit tests meanwhile (tests/conftest.py).
 TWO := -n 2
 
@@ -42,8 +46,8 @@ docs: $(INSTALLED)
 $(INSTALLED): pyproject.toml requirements/cpu.lock.txt requirements/cpu-no-deps.txt
 	@echo "installing into $(VENV): torch, OpenRLHF, Ray, DeepSpeed, vLLM; a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint requirements/cpu.lock.txt --editable ".[cpu,test]"
-	$(BIN)/pip install --quiet --no-deps --requirement requirements/cpu-no-deps.txt
+	$(PIP) --constraint requirements/cpu.lock.txt --editable ".[cpu,test]"
+	$(PIP) --no-deps --requirement requirements/cpu-no-deps.txt
 	touch $@
 
 # On a machine with GPUs.
