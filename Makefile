@@ -10,7 +10,7 @@ INSTALLED_GPU := $(VENV_GPU)/.installed
 # import, and keeps that unless this variable forbids it.
 PIP := $(BIN)/pip install --quiet --no-compile
 unexport PYTHONDONTWRITEBYTECODE
-# Two processes: one runs all tests of the real stack, the other the unit tests meanwhile (tests/conftest.py).
+# Two processes: each runs one part of the tests of the real stack, then they share the unit tests (tests/conftest.py).
 TWO := -n 2
 
 .PHONY: quickstart test test-all lint docs bench install-gpu flash-attn lock clean

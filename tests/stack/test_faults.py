@@ -128,7 +128,7 @@ def stops_and_resumes(train, name, faults, run, reference, **flags):
 
 
 def uninterrupted(train, name, run):
-    result = train(name, *CLI, switches=SWITCHES, **(RUN | run | {"run__name": name}))
+    result = train(name, *CLI, switches=SWITCHES, own_ray=True, **(RUN | run | {"run__name": name}))
     assert result.status == 0, result.output[-6000:]
     assert any(row["groups/reevaluation_attempts"] for row in result.metrics)
     assert any(row["groups/replayed"] for row in result.metrics)
@@ -258,7 +258,7 @@ def test_reward_function_that_always_fails_stops_the_run(train):
     ],
 )
 def test_numbers_that_are_not_finite_stop_the_run(train, name, run, says):
-    result = train(name, *ANY_RATE, **RUN | run, run__name=name)
+    result = train(name, *ANY_RATE, own_ray=True, **RUN | run, run__name=name)
     assert result.status == 1
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
     assert error.startswith("error: step ") and says in error
@@ -283,13 +283,13 @@ def small_disk(tmp_path):
 def test_disk_full_while_a_checkpoint_is_written(train, grpo, small_disk):
     folder, grow = small_disk
     values = RUN | GRPO | {"run__name": "disk", "ckpt__path": folder / "checkpoints"}
-    full = train("disk", *CLI, switches=SWITCHES, **values)
+    full = train("disk", *CLI, switches=SWITCHES, own_ray=True, **values)
     assert full.status == 1
     error = next(line for line in full.output.splitlines() if line.startswith("error: "))
     assert "saving checkpoint global_step" in error
     assert shutil.disk_usage(folder).free < 2 * 2**20
     grow()
-    resumed = train("disk", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **values)
+    resumed = train("disk", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), own_ray=True, **values)
     assert resumed.status == 0, resumed.output[-6000:]
     assert "was not finished: removed" in resumed.output
     assert "resuming from global_step" in resumed.output
@@ -310,7 +310,9 @@ def test_damaged_checkpoint_is_named_and_passed_over(train, grpo, workspace):
     data = bytearray(buffers.read_bytes())
     data[len(data) // 2] ^= 1
     buffers.write_bytes(data)
-    result = train("damaged", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **RUN | GRPO | {"run__name": "damaged"})
+    result = train(
+        "damaged", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), own_ray=True, **RUN | GRPO | {"run__name": "damaged"}
+    )
     assert result.status == 0, result.output[-6000:]
     assert f"checkpoint global_step6 is skipped: {model}" in result.output
     assert f"checkpoint global_step5 is skipped: {buffers}" in result.output
@@ -337,6 +339,7 @@ def test_tensor_parallel_engine_gets_its_delayed_weights_back(train, workspace):
         "tensor_resumed",
         *CLI,
         switches=(*SWITCHES, "ckpt.load_enable"),
+        own_ray=True,
         **RUN | GRPO | {"run__name": "tensor_resumed", "vllm__tensor_parallel_size": 2},
     )
     assert resumed.status == 0, resumed.output[-6000:]
