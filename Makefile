@@ -6,7 +6,9 @@ INSTALLED := $(VENV)/.installed
 # The two stacks have files in common, so each has a folder of its own.
 VENV_GPU := .venv-gpu
 INSTALLED_GPU := $(VENV_GPU)/.installed
-# Two processes: one runs all tests of the real stack, the other the unit tests meanwhile (tests/conftest.py).
+# The first import compiles what tools/install.sh did not, and keeps that unless this variable forbids it.
+unexport PYTHONDONTWRITEBYTECODE
+# Two processes: each runs one part of the tests of the real stack, then they share the unit tests (tests/conftest.py).
 TWO := -n 2
 
 .PHONY: quickstart test test-all lint docs bench install-gpu flash-attn lock clean
@@ -38,16 +40,13 @@ docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python -m sphinx -W --keep-going -q -n -c docs . docs/_build
 
-# In two steps: what OpenRLHF and vLLM import, in the versions of the lock file; then these two without their dependencies
-# (requirements/*-no-deps.txt say why).
-$(INSTALLED): pyproject.toml requirements/cpu.lock.txt requirements/cpu-no-deps.txt
+$(INSTALLED): pyproject.toml requirements/cpu.lock.txt requirements/cpu-no-deps.txt tools/install.sh
 	@echo "installing into $(VENV): torch, OpenRLHF, Ray, DeepSpeed, vLLM; a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint requirements/cpu.lock.txt --editable ".[cpu,test]"
-	$(BIN)/pip install --quiet --no-deps --requirement requirements/cpu-no-deps.txt
+	tools/install.sh $(VENV)
 	touch $@
 
-# On a machine with GPUs.
+# On a machine with GPUs: what OpenRLHF and vLLM import, then these two without their dependencies.
 $(INSTALLED_GPU): pyproject.toml requirements/cuda.lock.txt requirements/cuda-no-deps.txt
 	@echo "installing into $(VENV_GPU): torch, OpenRLHF, Ray, DeepSpeed, vLLM; a few minutes the first time"
 	$(PYTHON) -m venv $(VENV_GPU)

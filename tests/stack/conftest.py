@@ -14,7 +14,9 @@ import pytest
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork.serving import python
+from bapo_openrlhf.launch.cluster import shared_ray
 
+DEVICES = 16  # of the shared Ray; it only counts them
 HERE = Path(__file__).parent
 BENCHMARKS = HERE.parents[1] / "benchmarks"  # has the classes that tell digests of weights
 BASE_MODEL = HERE.parents[1] / "examples" / "quickstart" / "base_model.py"
@@ -77,6 +79,13 @@ def forked_processes():
 
 
 @pytest.fixture(scope="session")
+def one_ray(forked_processes):
+    """The environment with which a run goes to a Ray that the tests share."""
+    with shared_ray(DEVICES) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="session")
 def workspace(tmp_path_factory):
     """A folder with model/ (random weights) and data.jsonl (48 prompts, labels from always to never solved)."""
     import torch
@@ -106,10 +115,20 @@ def small_flags():
 
 
 @pytest.fixture(scope="session")
-def train(workspace):
-    """train(name, *command, flag=value...): run to the end, in a process group of its own."""
+def train(workspace, request):
+    """train(name, *command, flag=value...): run to the end, in a process group of its own.
 
-    def start(name: str, *command: str, switches: tuple = (), environment: dict | None = None, **flags) -> Result:
+    The run goes to the Ray that the tests share. With `own_ray` it starts one, as a user's run does.
+    """
+
+    def start(
+        name: str,
+        *command: str,
+        switches: tuple = (),
+        environment: dict[str, str] | None = None,
+        own_ray: bool = False,
+        **flags,
+    ) -> Result:
         values = FLAGS | {
             "actor.model_name_or_path": workspace / "model",
             "critic.model_name_or_path": workspace / "model",
@@ -121,10 +140,15 @@ def train(workspace):
         words = [word for key, value in values.items() if value is not None for word in _words(key, value)]
         words += [f"--{switch}" for switch in (*SWITCHES, *switches)]
         python_path = os.pathsep.join([str(HERE), str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        more = {"PYTHONPATH": python_path} | (environment or {})
+        if not own_ray:
+            # Workers of a shared Ray do not inherit the environment of a run. This is how Ray's own jobs pass it on.
+            job = {"runtime_env": {"env_vars": more}}
+            more |= request.getfixturevalue("one_ray") | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
         process = subprocess.Popen(
             [python(), *command, *words],
             cwd=workspace,
-            env=os.environ | {"PYTHONPATH": python_path} | (environment or {}),
+            env=os.environ | more,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

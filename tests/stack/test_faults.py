@@ -12,6 +12,7 @@ import subprocess
 import time
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -43,7 +44,7 @@ NOT_COMPARED = ("critic_grad_norm",)
 
 def marked(mark):
     """A run whose processes can be found: those of the tests' common server would carry that one's environment."""
-    return {"MARK": mark, client.ADDRESS: ""}
+    return {"environment": {"MARK": mark, client.ADDRESS: ""}, "own_ray": True}
 
 
 def survivors(mark):
@@ -81,30 +82,53 @@ def same_steps(found, expected, first):
             assert not {name: pair for name, pair in different.items() if name not in NOT_COMPARED}, ours["step"]
 
 
-def stops_and_resumes(train, name, fault, run, reference, *, says, resumes_at, **flags):
-    """Run into the fault; check what it says, what is left of it and where it resumes; go on to the end."""
-    first, second = uuid.uuid4().hex, uuid.uuid4().hex
-    values = RUN | run | flags | {"run__name": name}
-    stopped = train(name, *PROBE, switches=SWITCHES, environment={"FAULT": fault, **marked(first)}, **values)
-    assert stopped.status != 0
-    for text in says:
-        assert text in stopped.output, stopped.output[-4000:]
-    resumed = train(name, *CLI, switches=(*SWITCHES, "ckpt.load_enable"), environment=marked(second), **values)
-    assert resumed.status == 0, resumed.output[-6000:]
-    found = re.search(r"resuming from global_step(\d+)", resumed.output)
-    start = int(found.group(1)) if found else 0
-    assert found or "there is no checkpoint" in resumed.output
-    # The workers of a driver that is gone go on until Ray has noticed: they may get a step further.
-    assert start == resumes_at or (fault.startswith("driver") and start == resumes_at + 1)
-    same_steps(resumed.metrics, reference.metrics, first=1)
-    assert resumed.summary["steps"] == 6
-    assert_nothing_is_left(first)
-    assert_nothing_is_left(second)
-    return stopped, resumed
+class Fault(NamedTuple):
+    """A fault, and what becomes of the run.
+
+    Attributes:
+        what: VICTIM/STEP/PHASE/SECONDS (fault_probe_classes.py).
+        says: Texts in the output.
+        resumes_at: Step of the newest whole checkpoint.
+    """
+
+    what: str
+    says: tuple[str, ...]
+    resumes_at: int
+
+
+def stops_and_resumes(train, name, faults, run, reference, **flags):
+    """Run into one fault after the other, each time from where the run stopped, and then to the end.
+
+    Each time, this checks what the run says, that it leaves no process, and where it goes on. The numbers of all steps
+    must be those of the run that was never stopped.
+    """
+    values, marks = RUN | run | flags | {"run__name": name}, []
+    for index, fault in enumerate([*faults, None]):
+        marks.append(uuid.uuid4().hex)
+        switches = (*SWITCHES, *(("ckpt.load_enable",) if index else ()))
+        own = marked(marks[-1])
+        own["environment"] |= {"FAULT": fault.what} if fault else {}
+        result = train(name, *(PROBE if fault else CLI), switches=switches, **own, **values)
+        if index:
+            before = faults[index - 1]
+            found = re.search(r"resuming from global_step(\d+)", result.output)
+            start = int(found.group(1)) if found else 0
+            assert found or "there is no checkpoint" in result.output
+            # The workers of a driver that is gone go on until Ray has noticed: they may get a step further.
+            assert start == before.resumes_at or (before.what.startswith("driver") and start == before.resumes_at + 1)
+        if fault:
+            assert result.status != 0
+            for text in fault.says:
+                assert text in result.output, result.output[-4000:]
+    assert result.status == 0, result.output[-6000:]
+    same_steps(result.metrics, reference.metrics, first=1)
+    assert result.summary["steps"] == 6
+    for mark in marks:
+        assert_nothing_is_left(mark)
 
 
 def uninterrupted(train, name, run):
-    result = train(name, *CLI, switches=SWITCHES, **(RUN | run | {"run__name": name}))
+    result = train(name, *CLI, switches=SWITCHES, own_ray=True, **(RUN | run | {"run__name": name}))
     assert result.status == 0, result.output[-6000:]
     assert any(row["groups/reevaluation_attempts"] for row in result.metrics)
     assert any(row["groups/replayed"] for row in result.metrics)
@@ -124,51 +148,59 @@ def ppo(train):
 # ── kill -9, at each phase of a step ──
 
 DIED = ("died",)  # Ray's word, in the error of the call that needed the process
-slow = pytest.mark.slow
-KILLS = [
-    # fault: victim/step/phase/seconds after its start; what the output says; step of the newest whole checkpoint
-    pytest.param("driver/4/training/0.05", (), 4),
-    pytest.param("engine/4/generating hard/0.05", ("step 4, generating hard prompts again: ", *DIED), 4),
-    pytest.param("actor/3/training/0.05", ("step 3, training: ", *DIED), 3),
-    pytest.param("core/4/generating hard/0.2", ("step 4, generating hard prompts again: ",), 4, marks=slow),
-    pytest.param("core/2/syncing/0.02", ("step 3, syncing weights: ",), 2, marks=slow),
-    pytest.param("driver/0/training/0.05", (), 0, marks=slow),
-    pytest.param("driver/1/generating/0.05", (), 1, marks=slow),
-    pytest.param("driver/3/making experience/0.01", (), 3, marks=slow),
-    pytest.param("driver/4/generating hard/0.05", (), 4, marks=slow),
-    pytest.param("driver/2/syncing/0", (), 2, marks=slow),
-    pytest.param("driver/5/saving/0.01", (), 4, marks=slow),
-    pytest.param("trainer/4/training/0.05", DIED, 4, marks=slow),
-    pytest.param("engine/2/generating/0.05", ("step 2, generating: ", *DIED), 2, marks=slow),
-    pytest.param("engine/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2, marks=slow),
+# A worker, an engine and the driver, each in a run that went on from the fault before.
+IN_TURN = (
+    Fault("actor/1/training/0.05", ("step 1, training: ", *DIED), 1),
+    Fault("engine/2/generating hard/0.05", ("step 2, generating hard prompts again: ", *DIED), 2),
+    Fault("driver/4/training/0.05", (), 4),
+)
+KILLS = (
+    Fault("engine/4/generating hard/0.05", ("step 4, generating hard prompts again: ", *DIED), 4),
+    Fault("actor/3/training/0.05", ("step 3, training: ", *DIED), 3),
+    Fault("core/4/generating hard/0.2", ("step 4, generating hard prompts again: ",), 4),
+    Fault("core/2/syncing/0.02", ("step 3, syncing weights: ",), 2),
+    Fault("driver/0/training/0.05", (), 0),
+    Fault("driver/1/generating/0.05", (), 1),
+    Fault("driver/3/making experience/0.01", (), 3),
+    Fault("driver/4/generating hard/0.05", (), 4),
+    Fault("driver/2/syncing/0", (), 2),
+    Fault("driver/5/saving/0.01", (), 4),
+    Fault("trainer/4/training/0.05", DIED, 4),
+    Fault("engine/2/generating/0.05", ("step 2, generating: ", *DIED), 2),
+    Fault("engine/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
     # not noticed before the engine is asked for its delayed weights
-    pytest.param("engine/3/training/0", ("step 4, saving checkpoint global_step4: ", *DIED), 3, marks=slow),
-    pytest.param("actor/3/making experience/0", ("step 3, making experience: ", *DIED), 3, marks=slow),
-    pytest.param("actor/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2, marks=slow),
-    pytest.param("actor/4/saving/0.01", ("step 4, saving checkpoint global_step4: ", *DIED), 3, marks=slow),
-]
+    Fault("engine/3/training/0", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
+    Fault("actor/3/making experience/0", ("step 3, making experience: ", *DIED), 3),
+    Fault("actor/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
+    Fault("actor/4/saving/0.01", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
+)
+KILLS_WITH_A_CRITIC = (
+    Fault("critic/3/training/0.05", ("step 3, training: ", *DIED), 3),
+    Fault("critic/4/making experience/0", ("step 4, making experience: ", *DIED), 4),
+    Fault("reference/3/making experience/0", ("step 3, making experience: ", *DIED), 3),
+    Fault("driver/4/training/0.05", (), 4),
+)
 
 
-@pytest.mark.parametrize(("fault", "says", "resumes_at"), KILLS)
-def test_killed_process(train, grpo, fault, says, resumes_at):
-    """GRPO path: the run stops, leaves no process behind, and resumes to the same numbers."""
-    name = "kill_" + "".join(letter if letter.isalnum() else "_" for letter in fault)
-    stops_and_resumes(train, name, fault, GRPO, grpo, says=says, resumes_at=resumes_at)
+def named(prefix, fault):
+    return prefix + "".join(letter if letter.isalnum() else "_" for letter in fault.what)
+
+
+def test_processes_killed_in_turn(train, grpo):
+    """GRPO path: the run stops, leaves no process behind, and resumes to the same numbers; three times."""
+    stops_and_resumes(train, "kill_in_turn", IN_TURN, GRPO, grpo)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "says", "resumes_at"),
-    [
-        ("critic/3/training/0.05", ("step 3, training: ", *DIED), 3),
-        ("critic/4/making experience/0", ("step 4, making experience: ", *DIED), 4),
-        ("reference/3/making experience/0", ("step 3, making experience: ", *DIED), 3),
-        ("driver/4/training/0.05", (), 4),
-    ],
-)
-def test_killed_process_with_a_critic(train, ppo, fault, says, resumes_at):
-    name = "ppo_kill_" + "".join(letter if letter.isalnum() else "_" for letter in fault)
-    stops_and_resumes(train, name, fault, PPO, ppo, says=says, resumes_at=resumes_at)
+@pytest.mark.parametrize("fault", KILLS, ids=lambda fault: fault.what)
+def test_killed_process(train, grpo, fault):
+    stops_and_resumes(train, named("kill_", fault), [fault], GRPO, grpo)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", KILLS_WITH_A_CRITIC, ids=lambda fault: fault.what)
+def test_killed_process_with_a_critic(train, ppo, fault):
+    stops_and_resumes(train, named("ppo_kill_", fault), [fault], PPO, ppo)
 
 
 # ── Rewards ──
@@ -183,7 +215,7 @@ def test_verifiers_that_fail_cost_their_group_alone(train, workspace):
     result = train(
         "verifiers",
         *CLI,
-        environment=marked(mark),
+        **marked(mark),
         **RUN | GRPO | {"train__num_episodes": 1, "ckpt__save_steps": -1},
         reward__remote_url=HERE / "faulty_reward.py",
         verifier__timeout=3,
@@ -206,7 +238,7 @@ def test_verifiers_that_fail_cost_their_group_alone(train, workspace):
 @pytest.mark.slow
 def test_reward_function_that_always_fails_stops_the_run(train):
     mark = uuid.uuid4().hex
-    result = train("broken", *CLI, environment=marked(mark), **RUN | GRPO, reward__remote_url=HERE / "broken_reward.py")
+    result = train("broken", *CLI, **marked(mark), **RUN | GRPO, reward__remote_url=HERE / "broken_reward.py")
     assert result.status == 1
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
     assert "step 0, generating: RuntimeError: 8 of 8 groups gave no reward" in error
@@ -226,7 +258,7 @@ def test_reward_function_that_always_fails_stops_the_run(train):
     ],
 )
 def test_numbers_that_are_not_finite_stop_the_run(train, name, run, says):
-    result = train(name, *ANY_RATE, **RUN | run, run__name=name)
+    result = train(name, *ANY_RATE, own_ray=True, **RUN | run, run__name=name)
     assert result.status == 1
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
     assert error.startswith("error: step ") and says in error
@@ -251,13 +283,13 @@ def small_disk(tmp_path):
 def test_disk_full_while_a_checkpoint_is_written(train, grpo, small_disk):
     folder, grow = small_disk
     values = RUN | GRPO | {"run__name": "disk", "ckpt__path": folder / "checkpoints"}
-    full = train("disk", *CLI, switches=SWITCHES, **values)
+    full = train("disk", *CLI, switches=SWITCHES, own_ray=True, **values)
     assert full.status == 1
     error = next(line for line in full.output.splitlines() if line.startswith("error: "))
     assert "saving checkpoint global_step" in error
     assert shutil.disk_usage(folder).free < 2 * 2**20
     grow()
-    resumed = train("disk", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **values)
+    resumed = train("disk", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), own_ray=True, **values)
     assert resumed.status == 0, resumed.output[-6000:]
     assert "was not finished: removed" in resumed.output
     assert "resuming from global_step" in resumed.output
@@ -278,7 +310,9 @@ def test_damaged_checkpoint_is_named_and_passed_over(train, grpo, workspace):
     data = bytearray(buffers.read_bytes())
     data[len(data) // 2] ^= 1
     buffers.write_bytes(data)
-    result = train("damaged", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **RUN | GRPO | {"run__name": "damaged"})
+    result = train(
+        "damaged", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), own_ray=True, **RUN | GRPO | {"run__name": "damaged"}
+    )
     assert result.status == 0, result.output[-6000:]
     assert f"checkpoint global_step6 is skipped: {model}" in result.output
     assert f"checkpoint global_step5 is skipped: {buffers}" in result.output
@@ -305,6 +339,7 @@ def test_tensor_parallel_engine_gets_its_delayed_weights_back(train, workspace):
         "tensor_resumed",
         *CLI,
         switches=(*SWITCHES, "ckpt.load_enable"),
+        own_ray=True,
         **RUN | GRPO | {"run__name": "tensor_resumed", "vllm__tensor_parallel_size": 2},
     )
     assert resumed.status == 0, resumed.output[-6000:]

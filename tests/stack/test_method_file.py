@@ -1,4 +1,4 @@
-"""A method in a file of its own, and one that chooses its prompts, on the real stack."""
+"""A method in a file of its own on the real stack."""
 
 import json
 from pathlib import Path
@@ -30,18 +30,3 @@ def test_the_documented_example_trains(train, tmp_path):
     assert max(row["buffer/replay"] for row in result.metrics) == 6
     config = json.loads((result.folder / "run.json").read_text())["config"]
     assert config["adapt.method"].endswith("fifo_replay.py:FIFOReplay") and config["adapt.options"] == ["memory=6"]
-
-
-def test_prompts_are_chosen_among_candidates(train):
-    result = train(
-        "mopps",
-        *CLI,
-        algorithm="ba_ppo",
-        run__name="mopps",
-        adapt__method="mopps",
-        adapt__options="candidates=3",
-    )
-    assert result.status == 0, result.output[-6000:]
-    assert [row["prompts/passed_over"] for row in result.metrics] == [16, 16]  # 8 of 24 prompts, twice
-    groups = [json.loads(line) for line in (result.folder / "groups.jsonl").read_text().splitlines()]
-    assert len(groups) == len({group["prompt"] for group in groups}) == 16

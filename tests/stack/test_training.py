@@ -19,6 +19,7 @@ pytestmark = pytest.mark.stack
 DELAY, EVERY = 3, 2  # v and m of the watched run: m is no multiple of v, so delayed weights must be put back
 EXTRA_LOGS = ("length",)  # what reward.py and scripted_reward.py report
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
+STEPS = 4  # of the runs that are compared with plain OpenRLHF
 PLAIN = (str(Path(__file__).parent / "plain.py"),)
 # Greedy sampling, and one prompt a step: OpenRLHF's generator returns groups in the order in which they were finished,
 # and in bf16 another order of the rows makes another rounding, which grows until a token flips.
@@ -28,7 +29,7 @@ COMPARABLE = {
     "rollout__micro_batch_size": 4,
     "train__batch_size": 4,
     "train__micro_batch_size": 4,
-    "data__max_samples": 8,
+    "data__max_samples": STEPS,
 }
 
 
@@ -268,7 +269,7 @@ COMPARED = (
 
 
 def same_losses(result, plain):
-    assert len(result.metrics) == len(plain.logged) == 8
+    assert len(result.metrics) == len(plain.logged) == STEPS
     for step, (ours, theirs) in enumerate(zip(result.metrics, plain.logged, strict=True)):
         for name in COMPARED:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-7), (step, name)
@@ -292,17 +293,16 @@ def profiled(result, *models):
 
 
 def test_off_equals_plain_openrlhf(train, plain):
-    """`--algorithm ppo` through this project's command line: the same losses, step for step, traced or not."""
-    result = train("off", *CLI, **COMPARABLE, algorithm="ppo", run__name="off", run__profile_steps=2)
+    """`--algorithm ppo` through this project's command line: the same losses, step for step."""
+    result = train("off", *CLI, **COMPARABLE, algorithm="ppo", run__name="off")
     same_losses(succeeded(result), plain)
-    profiled(result, "actor", "critic", "reference", "engine0")
     assert catalogued(result, "ppo") == ["reevaluated", "replayed"]
-    assert len(record.read_groups(result.folder)) == 8
-    assert result.summary["groups"] == {"fresh": 8, "reevaluated": 0, "replayed": 0}
+    assert len(record.read_groups(result.folder)) == STEPS
+    assert result.summary["groups"] == {"fresh": STEPS, "reevaluated": 0, "replayed": 0}
 
 
 def test_layer_with_nothing_to_adapt_equals_plain_openrlhf(train, plain):
-    """Filter none, no replay, no re-evaluation, v = 1: groups go through the layer and come out as they were."""
+    """Filter none, no replay, no re-evaluation, v = 1: groups come out of the layer as they were, traced or not."""
     result = train(
         "through",
         *CLI,
@@ -365,10 +365,3 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train, workspace):
     assert "best_global_step3" in store.tags() or "best_global_step6" in store.tags()
     best = store.newest_whole(pytest.fail)
     assert load_state(store.folder(best))["step"] == int(best.removeprefix("best_global_step"))
-
-
-def test_grpo_switches_by_one_flag(train):
-    result = succeeded(train("grpo", *CLI, algorithm="grpo", run__name="grpo", data__max_samples=16))
-    assert [row["groups/fresh"] for row in result.metrics] == [8, 8]
-    catalogued(result, "grpo")
-    assert all("critic_loss" not in row for row in result.metrics)

@@ -52,6 +52,7 @@ def result(train, folder):
         str(HERE / "vision_probe.py"),
         switches=("data.apply_chat_template",),
         environment=environment(folder),
+        own_ray=True,
         algorithm="bapo_grpo",
         run__name="vision",
         run__logs="full",

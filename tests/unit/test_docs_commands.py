@@ -188,7 +188,7 @@ def has_rays_flags(words, here):
 
 QUICKSTART = "unit/examples/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
 PREPARING = "unit/workbench/test_prepare.py::test_command"
-TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
+TRAINING = "stack/test_training.py::test_off_equals_plain_openrlhf"
 SMOKE = "stack/test_smoke.py::test_a_preset_passes"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"

@@ -89,7 +89,8 @@ def test_what_requirements_require_is_locked(name):
 def test_make_installs_again_only_if_the_lock_has_changed(name, tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    for folder in ("requirements", "tools"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     target, lock = tmp_path / TARGETS[name], tmp_path / "requirements" / f"{name}.lock.txt"
     target.parent.mkdir()
     target.touch()
@@ -102,5 +103,44 @@ def test_make_installs_again_only_if_the_lock_has_changed(name, tmp_path):
     assert make("-q").returncode == 0
     os.utime(lock, (2, 2))
     assert make("-q").returncode == 1
-    install = next(line for line in make("-n").stdout.splitlines() if "--editable" in line)
-    assert f"--constraint requirements/{name}.lock.txt" in install and f'".[{",".join(EXTRAS[name])}]"' in install
+    installs = {"cpu": "tools/install.sh .venv", "cuda": '--constraint requirements/cuda.lock.txt --editable ".[cuda]"'}
+    assert installs[name] in make("-n").stdout
+
+
+# ── The installation ──
+
+PIP = r"""#!/bin/sh
+echo "pip $*" >> "$LOG"
+case "$*" in
+"config list")
+    echo ":env:.find-links='/wheels'"
+    echo "global.cert='/certificates.pem'"
+    printf '%s\n' "global.extra-index-url='file:///one\nfile:///two file:///three'" ;;
+esac
+"""
+UV = r"""#!/bin/sh
+echo "uv $SSL_CERT_FILE $*" >> "$LOG"
+case "$*" in *"$FAILS"*) exit 1 ;; esac
+"""
+
+
+@pytest.mark.parametrize(("fails", "falls_back"), [("nothing", False), ("--editable", True), ("--no-deps", True)])
+def test_uv_installs_from_where_pip_would_and_pip_if_uv_cannot(tmp_path, fails, falls_back):
+    (tmp_path / "bin").mkdir()
+    for name, text in (("pip", PIP), ("uv", UV)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = os.environ | {"LOG": str(tmp_path / "log"), "FAILS": fails}
+    subprocess.run([ROOT / "tools" / "install.sh", tmp_path], cwd=ROOT, env=environment, check=True)
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if line != "pip config list"]
+    project = "--constraint requirements/cpu.lock.txt --editable .[cpu,test]"
+    no_deps = "--no-deps --requirement requirements/cpu-no-deps.txt"
+    places = "--index file:///one --index file:///two --index file:///three --find-links /wheels"
+    flags = f"--quiet --python {tmp_path}/bin/python --index-strategy unsafe-best-match {places}"
+    tried = [f"uv /certificates.pem pip install {flags} {what}" for what in (project, no_deps)]
+    by_pip = [f"pip install --quiet --no-compile {what}" for what in (project, no_deps)]
+    assert lines == [
+        "pip install --quiet --no-compile uv",
+        *tried[: 1 if fails == "--editable" else 2],
+        *(by_pip if falls_back else []),
+    ]

@@ -187,25 +187,6 @@ def test_multiprocessing_in_a_worker_starts_its_processes_by_the_python_that_for
         multiprocessing.set_executable(before)
 
 
-def test_processes_fork_from_one_that_has_the_stack_and_not_ray(monkeypatch):
-    """Each has its own threads and random state."""
-    monkeypatch.setenv(cpu.SWITCH, "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    program = (
-        "import sys; there = [name in sys.modules for name in ('deepspeed', 'vllm', 'transformers', 'ray')]; "
-        "import torch, numpy; print(*there, torch.get_num_threads(), torch.cuda.synchronize.__module__, "
-        "numpy.random.random())"
-    )
-
-    def child():
-        return subprocess.run([serving.python(), "-c", program], capture_output=True, text=True).stdout.split()
-
-    with cpu.forked_processes():
-        first, second = child(), child()
-    assert first[:-1] == ["True", "True", "True", "False", "3", "bapo_openrlhf.cpu.patching"]
-    assert first[-1] != second[-1]
-
-
 @pytest.mark.parametrize("switches", [{cpu.SWITCH: "0"}, {cpu.SWITCH: "1", cpu.FORK: "0"}])
 def test_with_a_gpu_or_on_request_no_process_is_forked(monkeypatch, switches):
     for name, value in switches.items():

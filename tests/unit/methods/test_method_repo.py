@@ -424,7 +424,7 @@ class Plain:
 def test_side_by_side_with_the_plain_implementation(make, strategy):
     met: Counter[str] = Counter()
 
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
     @given(st.data())
     def check(data):
         size = data.draw(st.integers(2, 3))

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -498,8 +498,12 @@ def test_has_foreign(tmp_path):
 # ── Crashes ──
 
 
+class Killed(BaseException):
+    """What a process does after it was killed: nothing."""
+
+
 class Crash:
-    """Ends a child process, without any cleaning up, at its `count`-th operation on the disk.
+    """Lets `action` take `count - 1` operations on the disk and no more, also none that would clean up.
 
     Writing a file counts twice: before the first byte, and after half of the bytes.
     """
@@ -509,12 +513,12 @@ class Crash:
 
     def step(self):
         self.left -= 1
-        if self.left == 0:
-            os._exit(9)
+        if self.left <= 0:
+            raise Killed
 
-    def install(self):
+    def install(self, patch):
         for name in ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync", "open"):
-            setattr(os, name, self.counted(getattr(os, name)))
+            patch.setattr(os, name, self.counted(getattr(os, name)))
         original = builtins.open
 
         def opened(file, mode="r", *args, **kwargs):
@@ -523,7 +527,8 @@ class Crash:
             self.step()
             return Half(original(file, mode, *args, **kwargs), self)
 
-        builtins.open = io.open = opened
+        patch.setattr(builtins, "open", opened)
+        patch.setattr(io, "open", opened)
 
     def counted(self, function):
         def call(*args, **kwargs):
@@ -558,21 +563,12 @@ class Half:
 
 
 def crashed(count, action):
-    """Run `action` in a child that is killed at operation `count`. Return False if it ended before."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            Crash(count).install()
-            action()
-            status = 0
-        except BaseException:
-            os.write(2, traceback.format_exc().encode())
-        finally:
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, 9)
-    return status == 9
+    """Run `action`, which is killed at operation `count`. Return False if it ended before."""
+    crash = Crash(count)
+    with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+        crash.install(patch)
+        action()
+    return crash.left <= 0
 
 
 def each_crash(base, work, action):

@@ -243,6 +243,7 @@ class TestResume:
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))
     def test_is_the_run_that_was_never_stopped(self, world, tmp_path, case):
+        """The cases take turns: one resumes from the first, third, ... checkpoint, the next from the others."""
         made = world(**REPEATABLE, **case)
         made.trainer.fit()
         words = REPEATABLE | {name: value for name, value in case.items() if name not in ("prompts", "evaluation")}
@@ -250,7 +251,7 @@ class TestResume:
         assert len(tags) >= 6
         if made.evaluation:
             assert any(tag.startswith("best") for tag in tags)
-        for tag in tags:
+        for tag in tags[self.CASES.index(case) % 2 :: 2]:
             again = resumed(made, tmp_path / f"from {tag}", tag, **words)
             again.trainer.fit()
             step = int(tag.rpartition("step")[2])
@@ -313,7 +314,7 @@ class TestResume:
     def test_what_may_change(self, world, tmp_path, changed):
         made = world(**REPEATABLE)
         made.trainer.fit()
-        for step in (1, 4, 5):
+        for step in (1, 5):
             again = resumed(made, tmp_path / f"from {step}", f"global_step{step}", **REPEATABLE | changed)
             again.trainer.fit()
             rows = again.metrics()
