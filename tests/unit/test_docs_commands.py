@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.cli import arguments, evaluate, main, study
+from bapo_openrlhf.cli import arguments, evaluate, main, model, study
 from bapo_openrlhf.cli import prepare as prepare_cli
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.methods import BAPO, BAPOConfig
@@ -170,6 +170,12 @@ def is_a_pinned_package(words, here):
     assert f"{package}==" in (ROOT / "requirements" / "cpu-no-deps.txt").read_text()
 
 
+def is_a_known_model(words, here):
+    """Or a file, which the page's reader has."""
+    name, _ = words
+    assert name in model.MODELS or name.endswith(".gguf")
+
+
 def parse_contract(words, here):
     runpy.run_path(str(ROOT / words[0]))["build_parser"]().parse_args(words[1:])
 
@@ -186,6 +192,7 @@ def has_rays_flags(words, here):
 
 # ── The table ──
 
+MODEL = "unit/cli/test_model.py::test_a_package_is_downloaded_and_its_licence_kept"
 QUICKSTART = "unit/examples/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
 PREPARING = "unit/workbench/test_prepare.py::test_command"
 TRAINING = "stack/test_training.py::test_grpo_switches_by_one_flag"
@@ -214,6 +221,7 @@ class Rule:
 
 RULES = [
     Rule("bapo-openrlhf init", run_it),
+    Rule("bapo-openrlhf model", is_a_known_model, MODEL, "downloads a model, or needs a file"),
     Rule("pytest my_task", run_pytest),
     Rule("bapo-openrlhf check", run_it),
     Rule("bapo-openrlhf train --help", run_it),
@@ -254,7 +262,7 @@ def rule_of(call):
 
 def words_for(rule, call):
     """What a handler gets: all but the program; for modules and commands that are parsed, what follows their name."""
-    if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_study):
+    if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_study, is_a_known_model):
         return call[3:] if call[:2] == ["python", "-m"] else call[2:]
     return call if rule.do is parse_preset_script else call[1:]
 
