@@ -31,6 +31,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/delay.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/floor.py
 	$(BIN)/python benchmarks/simulation.py
 
 docs: $(INSTALLED)

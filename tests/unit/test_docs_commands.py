@@ -156,6 +156,13 @@ def parse_gpu_benchmark(words, here):
     assert {word for word in more if word.startswith("--")} <= {*arguments.build_parser("docs")._option_string_actions}
 
 
+def parse_floor(words, here):
+    """By the real parser."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        runpy.run_path(str(ROOT / words[0]))["parse"](words[1:])
+
+
 def is_a_target(words, here):
     """Or a variable that the Makefile reads."""
     file = (ROOT / "Makefile").read_text()
@@ -200,6 +207,7 @@ SMOKE = "stack/test_smoke.py::test_a_preset_passes"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
+FLOOR = "unit/test_benchmark_floor.py::test_rounds_are_interleaved_and_continued"
 CONTRACT = "unit/training/test_contract.py::test_the_command"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
 
@@ -241,6 +249,7 @@ RULES = [
     Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
     Rule("python examples/traces/countdown.py", run_example),
     Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
+    Rule("python benchmarks/floor.py", parse_floor, FLOOR, "takes the real stack, for hours"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
     Rule("pip install --no-deps --target", is_a_pinned_package, None, "downloads a package"),
