@@ -34,6 +34,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/floor.py
 	$(BIN)/python benchmarks/simulation.py
 
 docs: $(INSTALLED)

@@ -107,11 +107,18 @@ def words_of(kind: Kind, flags: Mapping[str, Any]) -> list[str]:
     return ["--algorithm", kind.algorithm, *words]
 
 
-def run(kind: Kind, folder: Path, flags: Mapping[str, Any], more: Sequence[str] = ()) -> list[dict[str, Any]]:
+def run(
+    kind: Kind,
+    folder: Path,
+    flags: Mapping[str, Any],
+    more: Sequence[str] = (),
+    program: Sequence[str] = ("-m", "bapo_openrlhf.cli", "train"),
+) -> list[dict[str, Any]]:
     """Run the stack once into `folder`; return the metrics of its steps.
 
     Args:
         more: words of the command line after the flags.
+        program: words of the command line before the flags.
 
     Raises:
         RuntimeError: the run failed. The message has the end of its log.
@@ -122,7 +129,7 @@ def run(kind: Kind, folder: Path, flags: Mapping[str, Any], more: Sequence[str] 
         "ckpt.path": folder / "checkpoints",
         "ckpt.output_dir": folder / "model",
     }
-    command = [serving.python(), "-m", "bapo_openrlhf.cli", "train", *words_of(kind, {**flags, **places}), *more]
+    command = [serving.python(), *program, *words_of(kind, {**flags, **places}), *more]
     with (folder / "output.log").open("w") as output:
         status = subprocess.run(command, stdout=output, stderr=output).returncode
     if status:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.cli import arguments, evaluate, main, study
+from bapo_openrlhf.cli import arguments, evaluate, main, model, study
 from bapo_openrlhf.cli import prepare as prepare_cli
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.methods import BAPO, BAPOConfig
@@ -156,6 +156,13 @@ def parse_gpu_benchmark(words, here):
     assert {word for word in more if word.startswith("--")} <= {*arguments.build_parser("docs")._option_string_actions}
 
 
+def parse_floor(words, here):
+    """By the real parser."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        runpy.run_path(str(ROOT / words[0]))["parse"](words[1:])
+
+
 def is_a_target(words, here):
     """Or a variable that the Makefile reads."""
     file = (ROOT / "Makefile").read_text()
@@ -168,6 +175,12 @@ def is_a_pinned_package(words, here):
     """In the version that the example names, which need not exist."""
     package = re.fullmatch(r"(\w+)==[\d.]+", words[-1])[1]
     assert f"{package}==" in (ROOT / "requirements" / "cpu-no-deps.txt").read_text()
+
+
+def is_a_known_model(words, here):
+    """Or a file, which the page's reader has."""
+    name, _ = words
+    assert name in model.MODELS or name.endswith(".gguf")
 
 
 def parse_contract(words, here):
@@ -186,6 +199,7 @@ def has_rays_flags(words, here):
 
 # ── The table ──
 
+MODEL = "unit/cli/test_model.py::test_a_package_is_downloaded_and_its_licence_kept"
 QUICKSTART = "unit/examples/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
 PREPARING = "unit/workbench/test_prepare.py::test_command"
 TRAINING = "stack/test_training.py::test_off_equals_plain_openrlhf"
@@ -193,6 +207,7 @@ SMOKE = "stack/test_smoke.py::test_a_preset_passes"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
+FLOOR = "unit/test_benchmark_floor.py::test_rounds_are_interleaved_and_continued"
 CONTRACT = "unit/training/test_contract.py::test_the_command"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
 
@@ -214,6 +229,7 @@ class Rule:
 
 RULES = [
     Rule("bapo-openrlhf init", run_it),
+    Rule("bapo-openrlhf model", is_a_known_model, MODEL, "downloads a model, or needs a file"),
     Rule("pytest my_task", run_pytest),
     Rule("bapo-openrlhf check", run_it),
     Rule("bapo-openrlhf train --help", run_it),
@@ -233,6 +249,7 @@ RULES = [
     Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
     Rule("python examples/traces/countdown.py", run_example),
     Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
+    Rule("python benchmarks/floor.py", parse_floor, FLOOR, "takes the real stack, for hours"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
     Rule("pip install --no-deps --target", is_a_pinned_package, None, "downloads a package"),
@@ -254,7 +271,7 @@ def rule_of(call):
 
 def words_for(rule, call):
     """What a handler gets: all but the program; for modules and commands that are parsed, what follows their name."""
-    if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_study):
+    if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_study, is_a_known_model):
         return call[3:] if call[:2] == ["python", "-m"] else call[2:]
     return call if rule.do is parse_preset_script else call[1:]
 

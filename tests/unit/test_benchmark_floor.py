@@ -1,0 +1,164 @@
+"""benchmarks/floor.py: the replayed steps, the floor's arithmetic, and the page."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for their annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def floor():
+    return load("floor")
+
+
+@pytest.fixture(scope="module")
+def replay():
+    return load("floor_replay")
+
+
+def test_the_window_is_one_period_after_the_warm_up(floor):
+    assert floor.window(8, 4, 2, 4) == (4, 8)
+    assert floor.window(40, 4, 4, 6) == (4, 16)
+    with pytest.raises(ValueError, match="a run has 9 steps; 10 are needed"):
+        floor.window(9, 4, 2, 3)
+
+
+def batch(*lengths):
+    """Token ids of samples of these lengths, padded on the right, with one prompt token."""
+    longest = max(lengths)
+    mask = torch.tensor([[1] * length + [0] * (longest - length) for length in lengths])
+    ids = torch.arange(len(lengths) * longest).reshape(mask.shape) % 50
+    return {"sequences": ids, "attention_mask": mask, "action_mask": mask[:, 1:]}
+
+
+def test_events_belong_to_the_step_in_which_they_happen(replay):
+    call = [[([5, 6], [3, 4])]]
+    noted = [{"end": 10.0, "calls": call}, {"end": 12.5, "calls": []}, {"end": 14.0, "calls": call}]
+    first, second, third = batch(3, 4), batch(5), batch(6)
+    workers = {
+        "actor": [(9.0, "forward", first), (9.5, "train", second), (9.6, "sync", {}), (13.0, "train", third)],
+        "critic": [(12.0, "forward", first)],
+    }
+    steps = replay.steps_of(noted, workers)
+    assert [step.seconds for step in steps[1:]] == [2.5, 1.5] and steps[0].seconds != steps[0].seconds
+    assert [step.syncs for step in steps] == [1, 0, 0]
+    assert steps[0].forward["actor"] == [first] and steps[0].train["actor"] == [second]
+    assert steps[1].forward["critic"] == [first] and not steps[1].train and steps[2].train["actor"] == [third]
+
+
+def test_each_part_has_the_threads_that_are_fastest_for_it(replay):
+    one = {"generation": 8.0, "forward": 2.0, "training": 4.0, "weights": 1.0}
+    two = {"generation": 6.0, "forward": 3.0, "training": 2.0, "weights": 1.0}
+    found = replay.fastest([one, two], [1, 2], 4)
+    assert [found[part] for part in replay.PARTS] == [1.5, 0.5, 0.5, 0.25]
+    assert [found[f"{part}_threads"] for part in replay.PARTS] == [2, 1, 2, 1]
+
+
+def test_log_probs_and_entropies_are_those_of_all_positions(replay, tmp_path):
+    """Of a padded micro-batch, against the model's own logits."""
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=2)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    trained = replay.Trained(str(tmp_path), critic=False)
+    trained.model.float()
+    samples = batch(7, 4)
+    hidden, labels = trained.hidden(samples)
+    log_probs, entropy = replay.head(hidden, trained.weight, labels, entropy=True)
+    wanted, spread = [], []
+    for ids, length in zip(samples["sequences"], (7, 4), strict=True):
+        distribution = trained.model(ids[None, :length]).logits[0].log_softmax(-1)
+        wanted += [distribution[place, ids[place + 1]] for place in range(length - 1)]
+        spread += [-(distribution[place].exp() * distribution[place]).sum() for place in range(length - 1)]
+    torch.testing.assert_close(log_probs, torch.stack(wanted))
+    torch.testing.assert_close(entropy, torch.stack(spread))
+
+
+def entry(total, floor, threads=2):
+    real = {"generation": 0.5, "forward": 0.25, "training": 1.0, "weights": 0.125, "adapt": 0.01}
+    parts = {"generation": floor / 2, "forward": 0.0, "training": floor / 2, "weights": 0.0}
+    return {
+        "real": real | {"between": total - sum(real.values()), "total": total},
+        "work": {"responses": 40.0, "tokens": 2560.0, "trained": 32.0, "syncs": 0.5},
+        "floor": parts | {f"{part}_threads": threads for part in parts},
+    }
+
+
+def test_ratios_are_within_a_round(floor):
+    rounds = [entry(3.0, 2.0), entry(8.0, 4.0), entry(2.5, 2.0)]
+    about = {"machine": "a machine", "commit": "abc", "command": "python"}
+    page = floor.markdown(about | {"runs": {"25m": {"grpo": rounds, "ppo": []}, "smollm2": {"grpo": []}}})
+    row = "| GRPO | 3.00 (2.50 to 8.00) | 2.00 (2.00 to 4.00) | 1.000 | 0.000 | 1.000 | 0.000 | 2/2/2 |"
+    assert f"{row} **1.50 (1.25 to 2.00)** | 40 (2560) | 32 |" in page
+    assert "| GRPO | 0.500 - 1.000 | 0.250 - 0.000 | 1.000 - 1.000 | 0.125 - 0.000 | 0.010 | 1.115 | 1.000 |" in page
+    assert "PPO" not in page.replace("GRPO", "") and "SmolLM2" not in page
+
+
+def test_seconds_of_the_real_step(floor, replay):
+    rows = [{"timing/generation": 1.0, "timing/reevaluation": 0.5, "timing/ppo_train": 2.0}, {"timing/generation": 2.0}]
+    steps = [replay.Step(seconds=5.0), replay.Step(seconds=4.0)]
+    found = floor.real_seconds(rows, steps)
+    assert found["generation"] == 1.75 and found["training"] == 1.0 and found["forward"] == 0.0
+    assert found["total"] == 4.5 and found["between"] == 1.75
+
+
+def test_only_the_same_commit_is_continued(floor, tmp_path):
+    about = {"machine": "a machine", "commit": "abc", "versions": {"torch": "2"}, "command": "python"}
+    assert floor.begun(about, tmp_path) == about | {"runs": {}}
+    found = about | {"runs": {"25m": {"grpo": [entry(1.0, 1.0)]}}}
+    (tmp_path / "floor.json").write_text(json.dumps(found))
+    assert floor.begun(about, tmp_path) == floor.begun(about | {"commit": "abc-dirty"}, tmp_path) == found
+    for changed in ({"commit": "abd"}, {"versions": {"torch": "3"}}):
+        assert floor.begun(about | changed, tmp_path)["runs"] == {}
+
+
+def test_rewards_make_half_of_the_groups_informative():
+    reward = load("floor_reward").reward_func
+    mixed, means = 0, []
+    for number in range(400):
+        prompt = f"{number}+1="
+        queries = [f"{prompt}{answer}" for answer in range(8)]
+        rewards = reward(queries, [prompt] * 8, [""] * 8)["rewards"]
+        assert rewards == reward(queries, [prompt] * 8, [""] * 8)["rewards"]
+        mixed += 0 < sum(rewards) < 8
+        means.append(sum(rewards) / 8)
+    assert 0.5 < mixed / 400 < 0.7
+    assert 0.1 < means.count(0.0) / 400 < 0.25 and means.count(1.0) / 400 > 0.2
+
+
+def test_rounds_are_interleaved_and_continued(floor, tmp_path, monkeypatch):
+    asked = []
+
+    def measure(size, kinds, seed, folder):
+        asked.append((size, list(kinds), seed))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return {kind: entry(3.0, 2.0) for kind in kinds}
+
+    monkeypatch.setattr(floor, "measure", measure)
+    monkeypatch.setattr(floor, "RESULTS", tmp_path)
+    monkeypatch.setattr(floor.cpu, "forked_processes", floor.tempfile.TemporaryDirectory)
+    monkeypatch.setattr(sys, "argv", ["floor.py", "--sizes", "25m", "smollm2", "--kinds", "grpo", "ppo", "--rounds=2"])
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(KeyboardInterrupt):
+        floor.main()
+    assert asked == [("25m", ["grpo", "ppo"], 1), ("smollm2", ["grpo", "ppo"], 1), ("25m", ["ppo", "grpo"], 2)]
+    floor.main()
+    assert asked[3:] == [("25m", ["ppo", "grpo"], 2), ("smollm2", ["ppo", "grpo"], 2)]
+    runs = json.loads((tmp_path / "floor.json").read_text())["runs"]
+    assert {len(entries) for of_size in runs.values() for entries in of_size.values()} == {2}
+    assert "SmolLM2" in (tmp_path / "floor.md").read_text()
