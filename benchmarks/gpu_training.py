@@ -8,11 +8,14 @@ It runs this project's workers and experience maker in one process (one_process.
 replay buffer of a checkpoint, or prompts and responses of random tokens with a wide range of lengths. Each algorithm
 has a process of its own. In it, variants of the same step take turns.
 
-A machine with torch for CUDA, transformers, accelerate and peft lacks only these packages of
-requirements/cuda.lock.txt (`pip download --no-deps`): openrlhf, deepspeed, torchdata, pylatexenc, hjson, pydantic,
-annotated-types and typing-inspection, which are pure Python, and the compiled pydantic-core and msgpack. For openrlhf,
-deepspeed and pylatexenc, `pip wheel --no-deps` makes the wheel (with DS_BUILD_OPS=0). DeepSpeed compiles its optimizer
-on first use, with nvcc and ninja.
+A machine that has torch for CUDA, nvcc, transformers, accelerate and peft needs this checkout and these packages. They
+can be carried there as wheels: `pip wheel --no-deps NAME==VERSION`, with the Python of that machine and DS_BUILD_OPS=0.
+
+    openrlhf==0.11.2 deepspeed==0.19.6 torchdata==0.11.0 pylatexenc==2.11 hjson==3.1.0 pydantic==2.14.3
+    annotated-types==0.8.0 typing-inspection==0.4.5 einops==0.8.2 py-cpuinfo==9.0.0
+    compiled: pydantic-core==2.50.4 msgpack==1.2.4 ninja==1.13.2
+
+All but the last three are pure Python. DeepSpeed compiles its optimizer on first use.
 """
 
 from __future__ import annotations
@@ -326,8 +329,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"{result['model']}, random weights, bf16, {result['attention']}. A step has {len(lengths)} samples of "
         f"{min(lengths):,} to {max(lengths):,} tokens, {sum(lengths):,} together, from {result['source']}. A "
         f"micro-batch has {result['micro']} samples in training and twice as many in a forward pass. There is one "
-        f"optimizer step. The table has the median over {result['rounds']} rounds, with the smallest and the largest in brackets. "
-        f"{result['machine']}; commit {result['commit']}.",
+        f"optimizer step. The table has the median over {result['rounds']} rounds, with the smallest and the largest "
+        f"in brackets. {result['machine']}; commit {result['commit']}.",
         "",
         f"`{result['command']}`",
         "",
