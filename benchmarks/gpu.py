@@ -98,6 +98,30 @@ def data_sheet(name: str, peak_tflops: float | None) -> str:
     return sheet or "H100"  # only what the plan of the memory reads is used
 
 
+def prepare(given: argparse.Namespace) -> tuple[str, float, float, list[str]]:
+    """Set the environment of this process and its children, and look at the GPUs.
+
+    Returns:
+        The kind of GPU in planning's DATA_SHEETS, the bytes and the peak TFLOP/s of one GPU, and words on the machine.
+
+    Raises:
+        ConfigError: The number of visible GPUs is not --gpus, or the GPU is not known.
+    """
+    sheet, size, machine = "H100", constants_of("H100").gpu_bytes, [CORES]
+    if given.dry_run:
+        os.environ[cpu.SWITCH] = "1"
+    else:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(given.gpus))))
+        cards = nvidia_smi("name,memory.total,driver_version")
+        if len(cards) != given.gpus:
+            raise ConfigError(f"--gpus is {given.gpus}, and {len(cards)} GPUs are visible (CUDA_VISIBLE_DEVICES)")
+        sheet, size = data_sheet(cards[0][0], given.peak_tflops), float(cards[0][1]) * 2**20
+        machine += [f"{given.gpus} x {cards[0][0]}", f"driver {cards[0][2]}"]
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        os.environ.setdefault(name, "1")
+    return sheet, size, given.peak_tflops or constants_of(sheet).peak_flops / 1e12, machine
+
+
 def critic_too(kind: steps.Kind) -> bool:
     """Whether the kind trains a critic as well as the actor."""
     return kind.algorithm.endswith("ppo")
@@ -217,20 +241,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main() -> None:
     """Measure and write."""
     given, more = parse(sys.argv[1:])
-    shape, sheet, machine = MODELS[given.model], "H100", [CORES]
-    size, look = constants_of(sheet).gpu_bytes, nullcontext
-    if given.dry_run:
-        os.environ[cpu.SWITCH] = "1"
-    else:
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(given.gpus))))
-        cards = nvidia_smi("name,memory.total,driver_version")
-        if len(cards) != given.gpus:
-            raise ConfigError(f"--gpus is {given.gpus}, and {len(cards)} GPUs are visible (CUDA_VISIBLE_DEVICES)")
-        sheet, size, look = data_sheet(cards[0][0], given.peak_tflops), float(cards[0][1]) * 2**20, watched_memory
-        machine += [f"{given.gpus} x {cards[0][0]}", f"driver {cards[0][2]}"]
-    tflops = given.peak_tflops or constants_of(sheet).peak_flops / 1e12
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        os.environ.setdefault(name, "1")
+    shape, (sheet, size, tflops, machine) = MODELS[given.model], prepare(given)
+    look = nullcontext if given.dry_run else watched_memory
     result: dict[str, Any] = {
         **vars(given),
         "model": shape.name,

@@ -152,7 +152,8 @@ def parse_gpu_benchmark(words, here):
         patch.syspath_prepend(ROOT / "benchmarks")
         patch.setenv(cpu.SWITCH, "0")
         module = runpy.run_path(str(ROOT / words[0]))
-        _, more = module["parse"](words[1:])
+        parsed = module["parse"](words[1:])
+    more = parsed[1] if isinstance(parsed, tuple) else []
     assert {word for word in more if word.startswith("--")} <= {*arguments.build_parser("docs")._option_string_actions}
 
 
@@ -208,6 +209,7 @@ EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
 FLOOR = "unit/test_benchmark_floor.py::test_rounds_are_interleaved_and_continued"
+GPU_TRAINING = "stack/test_gpu_training.py::test_a_step_without_ray_and_vllm"
 CONTRACT = "unit/training/test_contract.py::test_the_command"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
 
@@ -250,6 +252,7 @@ RULES = [
     Rule("python examples/traces/countdown.py", run_example),
     Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
     Rule("python benchmarks/floor.py", parse_floor, FLOOR, "takes the real stack, for hours"),
+    Rule("python benchmarks/gpu_training.py", parse_gpu_benchmark, GPU_TRAINING, "takes a GPU; there, a tiny model"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
     Rule("pip install --no-deps --target", is_a_pinned_package, None, "downloads a package"),
