@@ -43,7 +43,8 @@ REBOUND = {
         "create_vllm_engines",
     ),
     "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "SingleTurnAgentExecutor"),
-    "openrlhf.trainer.ray.ppo_actor": ("ActorPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
+    "openrlhf.trainer.ray.launcher": ("Actor",),
+    "openrlhf.trainer.ray.ppo_actor": ("Actor", "ActorPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
     "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
 }
 
@@ -55,6 +56,8 @@ CALLED = {
     "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",
     "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/patches_openrlhf.py calls it",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key": "the trainer calls it",
+    "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "training/log_probs.py calls it",
+    "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "training/log_probs.py calls it",
     f"{MAKER}.make_experience": "training/experience.py calls it",
     f"{MAKER}.split_rollout_samples": "training/dealing.py does its work",
     "openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors": "_actor_handlers is read",

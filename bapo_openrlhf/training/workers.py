@@ -309,8 +309,8 @@ class PolicyWorker(_TrainingWorker, POLICY):
 
     @extends(POLICY)
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        names = {"ActorPPOTrainer": WholeBatchActorTrainer, "NaiveReplayBuffer": WholeBatchReplayBuffer}
-        with rebound(ppo_actor, Actor=SlicedActor, **names):
+        trainer, replay_buffer = WholeBatchActorTrainer, WholeBatchReplayBuffer
+        with rebound(ppo_actor, Actor=SlicedActor, ActorPPOTrainer=trainer, NaiveReplayBuffer=replay_buffer):
             super().init_model_from_pretrained(*args, **kwargs)
         self._require_trainer(WholeBatchActorTrainer)
 
