@@ -81,7 +81,7 @@ def forked_processes():
 @pytest.fixture(scope="session")
 def one_ray(forked_processes):
     """The environment with which a run goes to a Ray that the tests share."""
-    with shared_ray(DEVICES) as environment:
+    with shared_ray(DEVICES, 2) as environment:
         yield environment
 
 
