@@ -156,7 +156,8 @@ def section(size: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
         entries, name = runs[kind], NAMES[kind]
         real = {part: statistics.median(one["real"][part] for one in entries) for part in entries[0]["real"]}
         floor = {part: statistics.median(one["floor"][part] for one in entries) for part in PARTS}
-        threads = [statistics.mode(one["floor"][f"{part}_threads"] for one in entries) for part in PARTS[:3]]
+        variants = [statistics.mode(one["floor"][f"{part}_variant"] for one in entries) for part in PARTS[:3]]
+        variants[0] = variants[0].split()[0]  # vLLM has its own attention
         work = {what: statistics.median(one["work"][what] for one in entries) for what in entries[0]["work"]}
         ratios.append(
             [
@@ -164,7 +165,7 @@ def section(size: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
                 steps.with_spread([one["real"]["total"] for one in entries]),
                 steps.with_spread([floor_of(one) for one in entries]),
                 *(f"{floor[part]:.3f}" for part in PARTS),
-                "/".join(map(str, threads)),
+                "; ".join(variants),
                 f"**{steps.with_spread([ratio(one) for one in entries])}**",
                 f"{work['responses']:.0f} ({work['tokens']:.0f})",
                 f"{work['trained']:.0f}",
@@ -181,7 +182,7 @@ def section(size: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
         f"median of {rounds} rounds, with the smallest and the largest.",
         "",
         *table(
-            ["", "real step, s", "floor, s", *PARTS, "threads", "ratio", "responses (tokens)", "samples trained"],
+            ["", "real step, s", "floor, s", *PARTS, "variant", "ratio", "responses (tokens)", "samples trained"],
             ratios,
         ),
         "Where the time goes, in seconds a step: the real stack's part minus the floor's.",
@@ -196,9 +197,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         "# The floor of a step",
         "",
         f"A run records its steps. The floor does the work of {math.lcm(V, M)} of them, after the first "
-        f"{steps.WARM_UP}, in one process. The number of threads ({', '.join(map(str, THREADS))}) is the fastest one "
-        "for each part (generation/forward/training). The ratio is a step of the real stack over its floor, within a "
-        "round. "
+        f"{steps.WARM_UP}, in one process. The variant is the fastest one for each part (generation; forward; "
+        f"training): the number of threads ({', '.join(map(str, THREADS))}) and the kind of attention. The ratio is a "
+        "step of the real stack over its floor, within a round. "
         f"{result['machine']}; commit {result['commit']}.",
         "",
         f"`{result['command']}`",

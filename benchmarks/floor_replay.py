@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,7 @@ class Trained:
         import torch
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         self.model, self.weight = model, model.lm_head.weight
         trained = list((model.model if critic else model).parameters())
         if critic:
@@ -135,20 +135,17 @@ class Floor:
             model=folder, dtype="bfloat16", enforce_eager=True, max_model_len=settings["max_len"], seed=0,
             gpu_memory_utilization=0.5, skip_tokenizer_init=True,
         )  # fmt: skip
-        self.actor = Trained(folder, critic=False)
-        self.critic: Trained | None = None
-        self.settings = settings
-        self.reference = Trained(folder, critic=False)
+        self.actor, self.reference = Trained(folder, critic=False), Trained(folder, critic=False)
+        self.critic = Trained(folder, critic=True)
         self.seconds: Counter[str] = Counter()
 
-    def replay(self, step: Step) -> None:
-        """Do what a step did, and add the seconds of each part."""
-        if "critic" in step.train and self.critic is None:
-            self.critic = Trained(self.settings["model"], critic=True)
+    def replay(self, step: Step, parts: Sequence[str]) -> None:
+        """Do these parts of what a step did, and add the seconds of each."""
         self.llm.reset_prefix_cache()
-        for part, work in zip(PARTS, (self.generate, self.forward, self.train, self.copy), strict=True):
+        work = dict(zip(PARTS, (self.generate, self.forward, self.train, self.copy), strict=True))
+        for part in parts:
             start = time.perf_counter()
-            work(step)
+            work[part](step)
             self.seconds[part] += time.perf_counter() - start
 
     def generate(self, step: Step) -> None:
@@ -210,33 +207,36 @@ class Floor:
             self.llm.apply_model(lambda model, weights=weights: model.load_weights(weights) and None)
 
 
-def timed(floor: Floor, steps: Sequence[Step], threads: Sequence[int]) -> dict[str, float]:
-    """Seconds of each part, per step, with the number of threads that is fastest for the part."""
+def timed(floor: Floor, steps: Sequence[Step], threads: Sequence[int]) -> dict[str, Any]:
+    """Seconds of each part per step, in the fastest of the variants: numbers of threads, and kinds of attention."""
     import torch
 
-    found = []
-    for count in threads:
-        torch.set_num_threads(count)
-        floor.replay(steps[0])  # not timed: first calls allocate and choose kernels
-        floor.seconds.clear()
-        for step in steps:
-            floor.replay(step)
-        found.append(dict(floor.seconds))
-    return fastest(found, threads, len(steps))
+    found = {}
+    for attention in ("eager", "sdpa"):
+        parts = PARTS if not found else PARTS[1:3]  # vLLM has its own attention
+        for model in (floor.actor, floor.reference, floor.critic):
+            model.model.set_attn_implementation(attention)
+        for count in threads:
+            torch.set_num_threads(count)
+            floor.replay(steps[0], parts)  # not timed: first calls allocate and choose kernels
+            floor.seconds.clear()
+            for step in steps:
+                floor.replay(step, parts)
+            found[f"{count} {attention}"] = dict(floor.seconds)
+    return fastest(found, len(steps))
 
 
-def fastest(found: Sequence[dict[str, float]], threads: Sequence[int], steps: int) -> dict[str, float]:
-    """The least seconds of each part per step, and `PART_threads`, the number of threads that takes them.
+def fastest(found: Mapping[str, Mapping[str, float]], steps: int) -> dict[str, Any]:
+    """The least seconds of each part per step, and as `PART_variant` the variant that takes them.
 
     Args:
-        found: seconds of each part with each of the numbers of threads, over all steps.
-        threads: the numbers of threads.
+        found: seconds of each part over all steps, by variant. A variant need not have all parts.
         steps: number of steps.
     """
-    result = {}
+    result: dict[str, Any] = {}
     for part in PARTS:
-        seconds, count = min((one[part], count) for one, count in zip(found, threads, strict=True))
-        result |= {part: seconds / steps, f"{part}_threads": count}
+        seconds, variant = min((parts[part], variant) for variant, parts in found.items() if part in parts)
+        result |= {part: seconds / steps, f"{part}_variant": variant}
     return result
 
 

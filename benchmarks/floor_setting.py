@@ -31,7 +31,7 @@ SETTING = steps.SETTING | {
     "vllm.enforce_eager": "",
     "vllm.sync_backend": "gloo",
     "vllm.gpu_memory_utilization": 0.5,
-    "ds.attn_implementation": "sdpa",
+    "ds.attn_implementation": "eager",
     "ds.zero_stage": 2,
     "data.input_key": "input",
     "data.label_key": "label",

@@ -60,12 +60,12 @@ def test_events_belong_to_the_step_in_which_they_happen(replay):
     assert steps[1].forward["critic"] == [first] and not steps[1].train and steps[2].train["actor"] == [third]
 
 
-def test_each_part_has_the_threads_that_are_fastest_for_it(replay):
+def test_each_part_has_its_fastest_variant(replay):
     one = {"generation": 8.0, "forward": 2.0, "training": 4.0, "weights": 1.0}
-    two = {"generation": 6.0, "forward": 3.0, "training": 2.0, "weights": 1.0}
-    found = replay.fastest([one, two], [1, 2], 4)
-    assert [found[part] for part in replay.PARTS] == [1.5, 0.5, 0.5, 0.25]
-    assert [found[f"{part}_threads"] for part in replay.PARTS] == [2, 1, 2, 1]
+    two = {"generation": 6.0, "forward": 3.0, "training": 2.0, "weights": 1.5}
+    found = replay.fastest({"1 eager": one, "2 eager": two, "1 sdpa": {"forward": 1.0, "training": 3.0}}, 4)
+    assert [found[part] for part in replay.PARTS] == [1.5, 0.25, 0.5, 0.25]
+    assert [found[f"{part}_variant"] for part in replay.PARTS] == ["2 eager", "1 sdpa", "2 eager", "1 eager"]
 
 
 def test_log_probs_and_entropies_are_those_of_all_positions(replay, tmp_path):
@@ -88,13 +88,13 @@ def test_log_probs_and_entropies_are_those_of_all_positions(replay, tmp_path):
     torch.testing.assert_close(entropy, torch.stack(spread))
 
 
-def entry(total, floor, threads=2):
+def entry(total, floor, variant="2 eager"):
     real = {"generation": 0.5, "forward": 0.25, "training": 1.0, "weights": 0.125, "adapt": 0.01}
     parts = {"generation": floor / 2, "forward": 0.0, "training": floor / 2, "weights": 0.0}
     return {
         "real": real | {"between": total - sum(real.values()), "total": total},
         "work": {"responses": 40.0, "tokens": 2560.0, "trained": 32.0, "syncs": 0.5},
-        "floor": parts | {f"{part}_threads": threads for part in parts},
+        "floor": parts | {f"{part}_variant": variant for part in parts},
     }
 
 
@@ -102,7 +102,7 @@ def test_ratios_are_within_a_round(floor):
     rounds = [entry(3.0, 2.0), entry(8.0, 4.0), entry(2.5, 2.0)]
     about = {"machine": "a machine", "commit": "abc", "command": "python"}
     page = floor.markdown(about | {"runs": {"25m": {"grpo": rounds, "ppo": []}, "smollm2": {"grpo": []}}})
-    row = "| GRPO | 3.00 (2.50 to 8.00) | 2.00 (2.00 to 4.00) | 1.000 | 0.000 | 1.000 | 0.000 | 2/2/2 |"
+    row = "| GRPO | 3.00 (2.50 to 8.00) | 2.00 (2.00 to 4.00) | 1.000 | 0.000 | 1.000 | 0.000 | 2; 2 eager; 2 eager |"
     assert f"{row} **1.50 (1.25 to 2.00)** | 40 (2560) | 32 |" in page
     assert "| GRPO | 0.500 - 1.000 | 0.250 - 0.000 | 1.000 - 1.000 | 0.125 - 0.000 | 0.010 | 1.115 | 1.000 |" in page
     assert "PPO" not in page.replace("GRPO", "") and "SmolLM2" not in page
