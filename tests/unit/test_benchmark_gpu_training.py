@@ -9,7 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import one_process
@@ -48,7 +48,9 @@ def script():
 # ── Ray in one process ──
 
 
-def test_ray_and_vllm_are_imported_only_in_the_block():
+def test_ray_and_vllm_are_imported_only_in_the_block(monkeypatch):
+    for name in ("ray", "ray.data"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("ray", "vllm")}
     with one_process.stand_ins():
         import ray
