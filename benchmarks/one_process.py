@@ -80,7 +80,6 @@ def _absent(*_: Any, **__: Any) -> None:
 _SERVICES = SimpleNamespace(services=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"))
 MODULES: dict[str, dict[str, Any]] = {
     "ray": {"remote": remote, "get": get, "put": Ref, "_private": _SERVICES},
-    "ray.util": {},
     "ray.util.placement_group": {"PlacementGroup": object, "placement_group": _absent},
     "ray.util.scheduling_strategies": {"PlacementGroupSchedulingStrategy": _absent},
     "vllm": {},

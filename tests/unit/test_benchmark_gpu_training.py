@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import one_process
@@ -46,7 +48,9 @@ def script():
 # ── Ray in one process ──
 
 
-def test_ray_and_vllm_are_imported_only_in_the_block():
+def test_ray_and_vllm_are_imported_only_in_the_block(monkeypatch):
+    for name in ("ray", "ray.data"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("ray", "vllm")}
     with one_process.stand_ins():
         import ray
@@ -59,6 +63,31 @@ def test_ray_and_vllm_are_imported_only_in_the_block():
     for absent in (placement_group, random_uuid):
         with pytest.raises(RuntimeError, match="neither Ray's cluster nor vLLM"):
             absent()
+
+
+WITHOUT_RAY = """
+from importlib.util import find_spec
+import one_process
+from bapo_openrlhf.cpu import stack
+stack.prepare_environment()
+stack.install()
+assert find_spec("ray") is find_spec("vllm") is None
+with one_process.stand_ins():
+    from bapo_openrlhf.training import dealing, experience, workers
+assert find_spec("ray") is find_spec("vllm") is None
+group = dealing.DealtActorGroup(1, 1, workers.ReferenceActor)
+(worker,) = group._actor_handlers
+assert type(worker.actor) is workers.ReferenceWorker
+assert one_process.get(worker.get_master_addr_port.remote())[0] == "127.0.0.1"
+"""
+
+
+def test_a_worker_without_ray_and_vllm():
+    places = [ROOT / "tests" / "without_ray", ROOT / "benchmarks", ROOT, os.environ.get("PYTHONPATH", "")]
+    words = [sys.executable, "-c", WITHOUT_RAY]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places)), cpu.SWITCH: "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("decorate", [one_process.remote, one_process.remote(num_gpus=1)])
