@@ -1,7 +1,7 @@
 """The quickstart's base model: a small Qwen3 that is made here and learns Countdown badly on purpose.
 
 Nothing is downloaded. A character-level tokenizer and a model with 0.8M parameters are made from a seed. The model is
-trained for about half a minute on two cores, on solutions of which a known share is wrong. It then writes well-formed
+trained for less than a minute on two cores, on solutions of which a known share is wrong. It then writes well-formed
 answers, nearly always solves easy problems, and seldom solves hard ones. So there are all-right, all-wrong and mixed
 groups, which batch adaptation needs, and reinforcement learning can still improve the model.
 """
@@ -204,7 +204,7 @@ def train(model: Qwen3ForCausalLM, settings: BaseModelSettings) -> list[float]:
             return (step + 1) / warmup
         return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, settings.steps - warmup)))
 
-    # Muon gets in a third of the steps to where AdamW gets. It is made for the matrices between embedding and output.
+    # Muon needs a third of AdamW's steps for about the same rewards. It is for the matrices of the layers only.
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     others = [weight for weight in model.parameters() if not any(weight is matrix for matrix in matrices)]
     both = {"lr": settings.learning_rate, "weight_decay": 0.01}
