@@ -32,6 +32,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/simulation.py
+	$(BIN)/python benchmarks/trainer_process.py
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

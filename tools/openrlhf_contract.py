@@ -42,6 +42,7 @@ REBOUND = {
         "RayActorGroup",
         "create_vllm_engines",
     ),
+    "openrlhf.trainer.ray.launcher": ("ray",),
     "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor",),
     "openrlhf.trainer.ray.ppo_actor": ("ActorPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
     "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
