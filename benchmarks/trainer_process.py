@@ -6,8 +6,8 @@
 
 The real classes run as in `AdaptedPPOTrainer.train_step`: samples to groups, BAPO's batch, samples again, dealing to
 the ranks, experience, metrics, the record. Responses are made up, and so are the answers of the models. Ray does not
-run: an object is pickled and copied into a buffer, as Ray does it, and the workers get nothing. It does
-not count how long it takes to make responses and answers up; their memory counts.
+run: an object is pickled and copied into a buffer, as Ray does it, and the workers get nothing. The time
+that it takes to make responses and answers up does not count; their memory does.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ CRITIC = {"grpo": False, "ppo": True}
 
 
 class Clock:
-    """Seconds by name. Time within `away` does not count."""
+    """Seconds by name, and the process's peak memory in GiB so far. Time within `away` does not count."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
+        self.peaks: dict[str, float] = {}
         self._away = 0.0
 
     @contextmanager
@@ -56,6 +57,7 @@ class Clock:
         start, away = time.perf_counter(), self._away
         yield
         self.seconds[name] += time.perf_counter() - start - (self._away - away)
+        self.peaks[name] = peak()
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -285,14 +287,23 @@ def markdown(result: Mapping[str, Any]) -> str:
     lasts = {one["algorithm"]: one["steps"][-1] for one in found}
     lines = ["# The trainer process at the size of a large cluster", "", (__doc__ or "").split("\n\n")[2].strip(), ""]
     lines += [f"| the last of {given['steps']} steps | " + " | ".join(lasts) + " |", "| --- |" + " ---: |" * len(lasts)]
-    for name in next(iter(lasts.values()))["seconds"]:
+    names = list(next(iter(lasts.values()))["seconds"])
+    for name in names:
         lines.append(f"| {name}, s | " + " | ".join(f"{last['seconds'][name]:.2f}" for last in lasts.values()) + " |")
+    whole = [sum(last["seconds"].values()) - last["seconds"]["put"] for last in lasts.values()]
     rows = {
-        "all of it, s": [f"{sum(last['seconds'].values()):.1f}" for last in lasts.values()],
+        "all of it, s": [f"{seconds:.1f}" for seconds in whole],
         "responses generated": [f"{last['generated']:,}" for last in lasts.values()],
         "responses trained on": [f"{last['trained']:,}" for last in lasts.values()],
         "put into the object store, GiB": [f"{last['bytes'] / 2**30:.2f}" for last in lasts.values()],
         "in so many objects": [f"{last['puts']:,}" for last in lasts.values()],
+        **{
+            f"peak of the memory until the end of: {name}, GiB": [
+                f"{one['steps'][0]['peaks'][name]:.1f}" for one in found
+            ]
+            for name in names
+            if name != "put"
+        },
         "peak of the memory in all steps, GiB": [f"{one['peak_gib']:.1f}" for one in found],
         "of it, after the imports, GiB": [f"{one['imported_gib']:.1f}" for one in found],
     }
@@ -301,9 +312,10 @@ def markdown(result: Mapping[str, Any]) -> str:
         "",
         f"{given['groups']:,} prompts x {SIZE} responses of up to {given['tokens']:,} tokens with their prompts, three "
         f"quarters of it at least; {given['ranks']} data-parallel ranks of each model, {given['micro']} sample(s) in a "
-        f"forward pass, v = m = {DELAY}. `ppo` has a critic and a reference model, `grpo` has neither. Dealing "
-        "includes `put`, which is also shown by itself. The made-up samples come with OpenRLHF's types, and take "
-        f"{28 * given['groups'] * SIZE * given['tokens'] / 2**30:.1f} GiB if all are of full length; the room into "
+        f"forward pass, v = m = {DELAY}. The peaks of the parts are those of the first step. `ppo` has a critic and a "
+        "reference model, `grpo` has neither. Dealing includes `put`, which is also shown by itself. The made-up "
+        "samples come with OpenRLHF's types, and take "
+        f"{28 * given['groups'] * SIZE * given['tokens'] / 2**30:.1f} GiB if all are of full length. The room into "
         "which objects are copied is in the memory too.",
         "",
         f"{result['machine']}; commit {result['commit']}.",

@@ -294,7 +294,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
                 reward_clip_range=self.args.reward.clip_range,
             )
             experience.returns = self.get_cumulative_returns(shaped, experience.action_mask, gamma=1.0)
-            experience.advantages = experience.returns.clone()
+            experience.advantages = experience.returns  # nothing changes one of them in place
             experience.info["return"] = shaped.sum(dim=-1)
             experience.info["group_reward_std"] = torch.from_numpy(spread[experience.index]).float()
             experience.kl = None
