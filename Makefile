@@ -36,6 +36,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/floor.py
 	$(BIN)/python benchmarks/simulation.py
+	$(BIN)/python benchmarks/trainer_process.py
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

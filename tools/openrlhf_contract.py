@@ -43,7 +43,7 @@ REBOUND = {
         "create_vllm_engines",
     ),
     "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "SingleTurnAgentExecutor"),
-    "openrlhf.trainer.ray.launcher": ("Actor",),
+    "openrlhf.trainer.ray.launcher": ("Actor", "ray"),
     "openrlhf.trainer.ray.ppo_actor": ("Actor", "ActorPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
     "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
 }

@@ -2,20 +2,29 @@
 
 The samples are dealt to the ranks of each model in shares that differ by at most one sample. Fillers exist only between
 this module and the workers. Rewards, advantages, whitening and the record never contain one.
+
+What a rank gets is put into Ray's object store once, for all models with equally many ranks. It travels as arrays,
+because Ray copies an array once and a tensor several times.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
+from openrlhf.trainer.ray import launcher
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.utils.seqlen_balancing import get_minimum_num_micro_batch_size, get_seqlen_balanced_partitions
 
 from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step
-from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.contract import extends, rebound
+
+WIDE = ("sequences", "attention_mask", "action_mask")  # int32 or bool in the trainer, and int64 in the workers
 
 Places = list[int]  # positions of samples in a batch
 Cut = Callable[[list[int], list[Places]], list[list[Places]]]  # see `dealt_batches`
@@ -79,23 +88,78 @@ def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int)
     filler = filler_of(samples[dealt[0][0]])  # the first rank's first sample is the shortest: its filler costs least
 
     def batch(part: Places) -> Experience:
+        if len(part) == 1:  # it has the tensors of its sample
+            return replace(samples[part[0]], info=dict(samples[part[0]].info))
         return Experience.concat_experiences([samples[place] for place in part], pad) if part else filler
 
     return [[batch(part) for part in own] for own in in_step(cut(lengths, dealt))]
 
 
+class Packed(dict):
+    """Inputs of a rank's calls, with numpy arrays in place of tensors."""
+
+
+def mapped(value: Any, change: Callable[[Any, str], Any], name: str = "") -> Any:
+    """The value with `change(array or tensor, name of the field or key that has it)` in place of each of these."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return change(value, name)
+    if isinstance(value, Experience):
+        return replace(value, **mapped(vars(value), change))
+    if isinstance(value, dict):
+        return {key: mapped(item, change, key) for key, item in value.items()}
+    return [mapped(item, change, name) for item in value] if isinstance(value, list) else value
+
+
+def packed(value: Any) -> Any:
+    """The value with arrays in place of its tensors, in the same memory. bfloat16 stays, because numpy has none."""
+    return mapped(value, lambda tensor, _: tensor if tensor.dtype == torch.bfloat16 else tensor.numpy())
+
+
+def unpacked(value: Any) -> Any:
+    """The inverse of `packed`, see WIDE. These tensors are copies, because the arrays are in Ray's memory."""
+
+    def tensor(array: Any, name: str) -> Any:
+        return torch.from_numpy(array.astype(np.int64 if name in WIDE else array.dtype))
+
+    return mapped(value, lambda array, name: tensor(array, name) if isinstance(array, np.ndarray) else array)
+
+
 class DealtActorGroup(RayActorGroup):
     """OpenRLHF's processes of one model. Its ranks train on shares that differ by at most one sample."""
 
+    _sent: ClassVar[dict[tuple, Any]] = {}  # what is in Ray's object store now; all models have the same dict
+
     @extends(RayActorGroup)
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
-        """Call a method on all ranks. A batch to train on is first dealt to the ranks."""
+        """Call a method on all ranks. A batch to train on is first dealt to the ranks.
+
+        What another model with equally many ranks has got is not put into Ray's object store again.
+        """
+        put = self._put
         if method_name == "append":
-            kwargs = shares(kwargs["experience"], ranks_of(self))
-        return super().async_run_method_batch(method_name, **kwargs)
+            ranks, experiences = ranks_of(self), kwargs["experience"]
+            parts = self._once((ranks, *map(id, experiences)), experiences[0], lambda: shares(experiences, ranks))
+            kwargs, put = {"parts": parts}, lambda chunk: chunk["parts"][0]
+        with rebound(launcher, ray=SimpleNamespace(put=put)):
+            return super().async_run_method_batch(method_name, **kwargs)
+
+    def _put(self, chunk: dict[str, list[Any]]) -> Any:
+        """Ray's reference to a rank's inputs."""
+        first = next(iter(chunk.values()))
+        return self._once((*chunk, *map(id, first)), first[0], lambda: [chunk])[0]
+
+    def _once(self, key: tuple, owner: Any, make: Callable[[], Iterable[dict]]) -> list[Any]:
+        """Ray's references to what `make` makes. They are kept for the other models, as long as the owner exists."""
+        if key not in self._sent:
+            refs = [ray.put(Packed(packed(part))) for part in make()]
+            if not isinstance(owner, (torch.Tensor, Experience)):
+                return refs
+            self._sent[key] = refs
+            weakref.finalize(owner, self._sent.pop, key, None)
+        return self._sent[key]
 
 
-def shares(experiences: Sequence[Experience], ranks: int) -> dict[str, list[Any]]:
+def shares(experiences: Sequence[Experience], ranks: int) -> Iterator[dict[str, list[Any]]]:
     """The arguments of each rank's `append`, by name: its share, a filler, and the number of samples of the batch.
 
     Args:
@@ -106,19 +170,18 @@ def shares(experiences: Sequence[Experience], ranks: int) -> dict[str, list[Any]
         ValueError: See `order_info`.
     """
     places = [place for experience in experiences for place in experience.index or []]
-    # OpenRLHF's function removes the index of what it gets. So it gets copies, because the critic's shares are made
-    # of the same batch.
+    # OpenRLHF's function removes the index of what it gets, so it gets copies.
     samples = [sample for experience in experiences for sample in split_experience_batch(replace(experience))]
     order_info(samples)
     if places:
         samples = [sample for _, sample in sorted(zip(places, samples, strict=True), key=lambda pair: pair[0])]
-    dealt = [[samples[place] for place in share] for share in deal(lengths_of(samples), ranks)]
-    filler = make_experience_batch([filler_of(dealt[0][0])])  # of the shortest sample, as in `dealt_batches`
-    return {
-        "experience": [make_experience_batch(share) if share else None for share in dealt],
-        "filler": [filler] * ranks,
-        "samples": [len(samples)] * ranks,
-    }
+    dealt = deal(lengths_of(samples), ranks)
+    filler = make_experience_batch([filler_of(samples[dealt[0][0]])])  # of the shortest sample, as in `dealt_batches`
+    for share in dealt:
+        own = make_experience_batch([samples[place] for place in share]) if share else None
+        for name, values in own.info.items() if own else ():
+            own.info[name] = torch.stack(values) if isinstance(values, list) else values
+        yield {"experience": [own], "filler": [filler], "samples": [len(samples)]}
 
 
 class DealtBatch:
@@ -146,7 +209,7 @@ class DealtBatch:
         for place, sample in enumerate(samples):
             sample.index = [place]
         self.samples, self._cut, self._pad = samples, cut, pad
-        self._passes: dict[int, list[Experience]] = {}  # passes of all samples, by number of ranks
+        self._passes: dict[Sequence[int], list[Experience]] = {}  # by number of ranks and positions of the samples
         self.batches = [batch for batch in self.passes(self.places, actor) if batch.index]
 
     @property
@@ -156,14 +219,12 @@ class DealtBatch:
 
     def passes(self, places: Places, group: RayActorGroup) -> list[Experience]:
         """Forward-pass batches of these samples for all ranks of a model, one rank after the other, with fillers."""
-        ranks = ranks_of(group)
-        if ranks in self._passes and len(places) == len(self.samples):
-            return self._passes[ranks]
-        samples = [self.samples[place] for place in places]
-        passes = [batch for own in dealt_batches(samples, ranks, self._cut, self._pad) for batch in own]
-        if len(places) == len(self.samples):
-            self._passes[ranks] = passes
-        return passes
+        key = (ranks_of(group), *places)
+        if key not in self._passes:
+            samples = [self.samples[place] for place in places]
+            dealt = dealt_batches(samples, key[0], self._cut, self._pad)
+            self._passes[key] = [batch for own in dealt for batch in own]
+        return self._passes[key]
 
     def in_batches(self, rows: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         """A model's answers for each batch of this process, shape (B, A).

@@ -20,6 +20,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.trainer.ray.launcher import RayActorGroup
+from scipy.signal import lfilter
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
@@ -28,7 +29,7 @@ from bapo_openrlhf.adapt.group import Response
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.adapt.vtrace import vtrace
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.dealing import DealtBatch, Places, forward_parts, rows_of
+from bapo_openrlhf.training.dealing import DealtBatch, Places, forward_parts, rows_of, unpacked
 from bapo_openrlhf.training.reference import ReferenceLogProbs
 from bapo_openrlhf.training.samples import samples_of
 
@@ -193,7 +194,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
     @extends(RemoteExperienceMaker)
     def _flatten_results(self, refs: Any, duplicate_factor: int) -> list[Any]:
         """Gather a model's answers, and bring them back to the batches of this process."""
-        answers = super()._flatten_results(refs, duplicate_factor)
+        answers = unpacked(super()._flatten_results(refs, duplicate_factor))
         if id(refs) not in self._asked:
             return answers  # there is no such model
         group, asked = self._asked.pop(id(refs))
@@ -213,9 +214,10 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         adapt = self.args.adapt
         external = torch.tensor([origin.external for origin in origins])
         on_policy = torch.tensor([origin.on_policy for origin in origins]) | external
-        # The log ratio of an on-policy sample is only the rounding of the engine. V-trace must not correct for it.
-        off_policy = token_log_ratios(experience).masked_fill(on_policy.unsqueeze(-1), 0.0)
-        self._token_log_ratios.append(off_policy.numpy())
+        if adapt.returns == "vtrace":
+            # The log ratio of an on-policy sample is only the rounding of the engine. V-trace must not correct for it.
+            off_policy = token_log_ratios(experience).masked_fill(on_policy.unsqueeze(-1), 0.0)
+            self._token_log_ratios.append(off_policy.numpy())
         if adapt.kl_target == "behaviour":
             self._pull_towards_behaviour(experience, external)
         if adapt.ratio == "behaviour":
@@ -292,25 +294,35 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
                 reward_clip_range=self.args.reward.clip_range,
             )
             experience.returns = self.get_cumulative_returns(shaped, experience.action_mask, gamma=1.0)
-            experience.advantages = experience.returns.clone()
+            experience.advantages = experience.returns  # nothing changes one of them in place
             experience.info["return"] = shaped.sum(dim=-1)
             experience.info["group_reward_std"] = torch.from_numpy(spread[experience.index]).float()
             experience.kl = None
         return experiences
+
+    @extends(RemoteExperienceMaker)
+    def get_cumulative_returns(self, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float) -> torch.Tensor:
+        """Discounted sums of the rewards of one experience, shape (B, A), without OpenRLHF's loop over the tokens."""
+        return discounted_sums(action_mask * rewards, gamma)
 
     @torch.no_grad()
     @extends(RemoteExperienceMaker)
     def get_advantages_and_returns(
         self, values: torch.Tensor, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float, lambd: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and returns of one experience by GAE or V-trace, shape (B, A) each."""
-        log_ratios = next(self._next_log_ratios)
+        """Advantages and returns of one experience by GAE or V-trace, shape (B, A) each.
+
+        OpenRLHF computes GAE in a loop over the tokens. Here the same numbers are computed without it.
+        """
         if self.args.adapt.returns == "gae":
-            return super().get_advantages_and_returns(values, rewards, action_mask, gamma, lambd)
+            values, rewards = action_mask * values, action_mask * rewards
+            following = torch.nn.functional.pad(values[:, 1:], (0, 1))
+            advantages = discounted_sums(rewards + gamma * following - values, gamma * lambd)
+            return advantages, advantages + values
         advantages, returns = vtrace(
             values.double().numpy(),
             rewards.double().numpy(),
-            log_ratios,
+            next(self._next_log_ratios),
             action_mask.numpy(),
             gamma=gamma,
             lambd=lambd,
@@ -318,6 +330,13 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             c_max=self.args.adapt.vtrace_c_max,
         )
         return torch.from_numpy(advantages).float(), torch.from_numpy(returns).float()
+
+
+def discounted_sums(numbers: torch.Tensor, factor: float) -> torch.Tensor:
+    """s_t = x_t + factor s_{t+1}, computed from the last token to the first in the dtype of x, shape (B, A)."""
+    weights = np.array([1, -factor], dtype=numbers.numpy().dtype)
+    sums = lfilter(weights[:1], weights, numbers.numpy()[:, ::-1], axis=-1)
+    return torch.from_numpy(sums[:, ::-1].copy())
 
 
 def token_log_ratios(experience: Experience) -> torch.Tensor:
@@ -364,6 +383,8 @@ def source_tokens(
     for experience, log_ratio in zip(experiences, log_ratios, strict=True):
         own = [origins[place] for place in experience.index]
         rows = torch.tensor([origin.source == source and not origin.external for origin in own])
+        if parts and not rows.any():
+            continue
         chosen = experience.action_mask.bool() & rows.unsqueeze(-1)
         numbers = [log_ratio, experience.advantages]
         if experience.values is not None:

@@ -12,7 +12,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Range, exact_reward, exact_sum, mean_reward
+from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Range, Response, exact_reward, exact_sum, mean_reward
 from bapo_openrlhf.training.samples import groups_of, in_groups, prompt_of
 
 logger = init_logger(__name__)
@@ -100,6 +100,9 @@ class GeneratedStep:
             of_step = {"first_uid": first, "step": step, "policy_step": policy}
             groups.append(groups_of(usable, size, **of_step, reward_range=reward_range))
             recorded += generated_groups(samples, size, source=source, first_uid=first, usable=is_usable)
+            for group, record in zip(groups[-1], recorded[first - first_uid :], strict=False):  # these are the usable
+                for sample, response in zip(record.samples, group.responses, strict=True):
+                    lighten(sample, response)
         return cls(*groups, recorded)
 
     @property
@@ -129,11 +132,17 @@ def generated_groups(
     return groups
 
 
+def lighten(sample: Experience, response: Response) -> None:
+    """Let a sample keep only what the record reads of it, because OpenRLHF holds it until the step ends."""
+    sample.sequences = torch.from_numpy(response.token_ids).unsqueeze(0)
+    sample.action_mask = sample.action_mask.bool()
+    sample.attention_mask = sample.rollout_log_probs = None
+
+
 def is_usable(sample: Experience) -> bool:
     """Whether a sample has a reward and finite behaviour log-probs."""
-    return sample.rewards is not None and bool(
-        torch.isfinite(sample.rollout_log_probs[sample.action_mask.bool()]).all()
-    )
+    finite = torch.isfinite(sample.rollout_log_probs)
+    return sample.rewards is not None and bool(finite.all() or finite[sample.action_mask.bool()].all())
 
 
 def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:

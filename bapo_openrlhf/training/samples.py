@@ -89,14 +89,16 @@ def groups_of(
 
 
 def sample_of(prompt: Prompt, response: Response) -> Experience:
-    """A sample with the prompt and the response. `response_of` is the inverse."""
-    tokens = torch.from_numpy(response.token_ids.astype(np.int64))
-    length = len(tokens)
-    mask = torch.zeros(length, dtype=torch.long)
-    log_probs = torch.zeros(length, dtype=torch.float32)
+    """A sample with the prompt and the response. `response_of` is the inverse.
+
+    OpenRLHF's tokens and masks are int64. Here tokens are int32, and masks are bool, until they are in the workers
+    (`dealing.WIDE`). A token then takes 10 bytes and not 28.
+    """
+    length = len(response.token_ids)
+    mask, log_probs = np.zeros(length, dtype=bool), np.zeros(length, dtype=np.float32)
     for start, end in response.action_spans:
-        mask[start:end] = 1
-    log_probs[mask.bool()] = torch.from_numpy(response.log_probs.copy())
+        mask[start:end] = True
+    log_probs[mask] = response.log_probs
     spans = response.action_spans or ((0, 0),)
     extras, info = response.extras, response.extras["info"]
     if response.external:  # its extras are copied from the generated response that it replaces
@@ -105,10 +107,10 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
         score = None if extras["score"] is None else response.reward
         extras = extras | {"score": score, "truncated": False}
     return Experience(
-        sequences=tokens.unsqueeze(0),
-        attention_mask=torch.ones(1, length, dtype=torch.long),
-        action_mask=mask[1:].unsqueeze(0),
-        rollout_log_probs=log_probs[1:].unsqueeze(0),
+        sequences=torch.from_numpy(response.token_ids.copy()).unsqueeze(0),
+        attention_mask=torch.ones(1, length, dtype=torch.bool),
+        action_mask=torch.from_numpy(mask[1:]).unsqueeze(0),
+        rollout_log_probs=torch.from_numpy(log_probs[1:]).unsqueeze(0),
         prompts=[prompt.text],
         labels=[prompt.label],
         images=[prompt.images],

@@ -29,6 +29,7 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
+from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.log_probs import SlicedActor
 from bapo_openrlhf.training.profiling import Trace, start_trace, stop_trace
 from bapo_openrlhf.training.samples import EXTERNAL
@@ -263,6 +264,13 @@ class _Worker:
         self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port_holder.bind(("", 0))
         return self._port_holder.getsockname()[1]
+
+    @extends(launcher.BaseModelActor)
+    def execute_batch(self, method_name: str, all_data: Any, start_idx: int, end_idx: int) -> list[Any]:
+        """Call a method for each item. The answers travel as the inputs did, as arrays or as tensors."""
+        if not isinstance(all_data, Packed):
+            return super().execute_batch(method_name, all_data, start_idx, end_idx)
+        return packed(super().execute_batch(method_name, unpacked(dict(all_data)), start_idx, end_idx))
 
     def start_trace(self) -> None:
         """Start torch's profiler."""

@@ -29,6 +29,7 @@ def _constant(default: Any, unit: str, meaning: str, source: str) -> Any:
 
 SHEET = "data sheet"
 ASSUMED = "assumption"
+SLICED = "training/log_probs.py"
 STUDY = "GRPO in the Countdown study, benchmarks/results/plan.md"
 
 
@@ -59,12 +60,9 @@ class Constants:
     activation_factor: float = _constant(
         34, "bytes per token, layer and hidden unit", "kept for the backward pass", "arXiv 2205.05198, Eq. 1, flash"
     )
-    logit_bytes: float = _constant(
-        10, "bytes per token and vocabulary entry", "logits in training: bf16, fp32, fp32 gradient", "OpenRLHF"
-    )
-    forward_logit_bytes: float = _constant(
-        6, "bytes per token and vocabulary entry", "logits in a forward pass: bf16, fp32", "OpenRLHF"
-    )
+    cut_logit_bytes: float = _constant(10, "bytes per token and vocabulary entry", "logits of a cut head", "OpenRLHF")
+    logit_block: float = _constant(2**27, "logits", "most that are held at a time, in bf16", SLICED)
+    logit_tile: float = _constant(2**26, "logits", "of these, most that are in fp32 at a time, in 2 arrays", SLICED)
     stored_token_bytes: float = _constant(
         7.5, "bytes", "size of a token in the replay buffer", "measured, benchmarks/results/adaptation.md"
     )

@@ -46,13 +46,21 @@ def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants
         if workload.args.actor.gradient_checkpointing_enable
         else layer * shape.layers
     )
-    return tokens * (kept + (constants.logit_bytes * shape.vocabulary if logits else 0.0))
+    samples = workload.args.train.micro_batch_size if logits else 0
+    return tokens * kept + logit_bytes(shape, workload, constants, samples)
 
 
-def forward_bytes(shape: ModelShape, workload: Workload, constants: Constants) -> float:
-    """Bytes of the logits of one forward micro-batch of the longest samples."""
-    tokens = workload.args.rollout.micro_batch_size * workload.sample_tokens / workload.copies
-    return tokens * constants.forward_logit_bytes * shape.vocabulary
+def logit_bytes(shape: ModelShape, workload: Workload, constants: Constants, samples: int) -> float:
+    """Bytes of the logits of a micro-batch of so many of the longest samples, on one GPU.
+
+    The output head takes only the responses' tokens, and holds a block of logits at a time, of which a tile is in fp32.
+    Tensor parallelism cuts the head. OpenRLHF then holds the logits of all tokens.
+    """
+    if workload.args.ds.tensor_parallel_size > 1:
+        tokens = samples * workload.sample_tokens / workload.copies
+        return tokens * constants.cut_logit_bytes * shape.vocabulary
+    logits = samples * workload.response_tokens / workload.copies * shape.vocabulary
+    return BYTES * min(logits, constants.logit_block) + 2 * 4 * min(logits, constants.logit_tile)
 
 
 def cache_tokens(shape: ModelShape, workload: Workload, constants: Constants, tensor_parallel: int) -> float:
@@ -119,7 +127,7 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     reference = weights("reference") if workload.has_reference(algorithm) and not args.ref.offload else 0.0
     trained = algorithm.trained
     activations = {model: activation_bytes(shape, workload, constants, logits=model == "actor") for model in trained}
-    forward = forward_bytes(shape, workload, constants)
+    forward = logit_bytes(shape, workload, constants, args.rollout.micro_batch_size)
     if args.train.colocate_all:
         idle = {model: weights(model) if args.ds.enable_sleep else state(model) for model in trained}
         resident = reference + (0.0 if args.vllm.enable_sleep else engine)

@@ -21,7 +21,7 @@ from PIL import Image  # noqa: E402
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.dealing import shares  # noqa: E402
+from bapo_openrlhf.training.dealing import packed, shares, unpacked  # noqa: E402
 from bapo_openrlhf.training.experience import row_of  # noqa: E402
 from bapo_openrlhf.training.samples import groups_of, samples_of  # noqa: E402
 from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer  # noqa: E402
@@ -137,11 +137,10 @@ def test_every_sample_reaches_the_actor_with_its_own_images(samples, kept, ranks
     assert [images_of(row) for row in rows] == [images_of(samples[index]) for index in kept]
     for place, row in enumerate(rows):
         row.index = [place]
-    dealt = shares([Experience.concat_experiences(rows, 0)], ranks)
     reached = []
-    for experience, filler in zip(dealt["experience"], dealt["filler"], strict=True):
+    for share in unpacked(packed(list(shares([Experience.concat_experiences(rows, 0)], ranks)))):
         buffer = WholeBatchReplayBuffer(1)
-        buffer.take(experience, filler, len(rows))
+        buffer.take(*share["experience"], *share["filler"], len(rows))
         for items in filter(None, (buffer.items, [buffer.filler])):
             trained = make_experience_batch(items)
             # by its tokens: the images of its prompt, and the number of the answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import pickle
 import weakref
 from dataclasses import fields
 from types import SimpleNamespace
@@ -36,9 +37,12 @@ from openrlhf.trainer.ray import launcher  # noqa: E402
 from bapo_openrlhf.training import dealing  # noqa: E402
 from bapo_openrlhf.training.dealing import (  # noqa: E402
     DealtActorGroup,
+    Packed,
     dealt_batches,
     filler_of,
+    packed,
     stacked,
+    unpacked,
 )
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer  # noqa: E402
@@ -205,6 +209,7 @@ class Calls(list):
 
     def process(self) -> SimpleNamespace:
         def remote(method: str, chunk: dict, start: int, end: int) -> int:
+            chunk = unpacked(dict(chunk)) if isinstance(chunk, Packed) else chunk
             inputs = {name: values[start:end] for name, values in chunk.items()}
             assert all(len(values) == end for values in chunk.values())
             self.append((method, copy.deepcopy(inputs)))  # a process of its own
@@ -378,6 +383,72 @@ class TestAppend:
         assert found[0] == found[1] and len(found[0][1]) == 2 * ranks * copies
 
 
+# --- what is in Ray's object store ------------------------------------------------------------------------------------
+
+
+class TestPacked:
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_a_share_arrives_as_it_was(self, batch):
+        """Tokens and masks arrive as int64, whatever they were. Nothing else changes its type."""
+        share = make_experience_batch([split_experience_batch(sample(number))[0] for number in range(batch)])
+        narrow = copy.copy(share)
+        narrow.sequences, narrow.action_mask = share.sequences.int(), share.action_mask.bool()
+        narrow.attention_mask = share.attention_mask.bool()
+        narrow.values = share.values.bfloat16()  # numpy has no such type
+        share.values = narrow.values
+        sent = packed({"experience": [narrow], "samples": [7]})
+        arrived = unpacked(pickle.loads(pickle.dumps(sent)))
+        assert arrived["samples"] == [7]
+        found, wanted = split_experience_batch(arrived["experience"][0]), split_experience_batch(share)
+        assert list(map(everything, found)) == list(map(everything, wanted))
+        held = tensors(sent["experience"][0])
+        assert len(held) == 1 and held[0] is narrow.values  # all the others are arrays
+        found[0].sequences += 1  # can be written to
+
+    @pytest.fixture
+    def puts(self, monkeypatch):
+        made: list[Any] = []
+        monkeypatch.setattr(ray, "put", lambda value: made.append(value) or value)
+        return made
+
+    @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
+    def test_models_with_equally_many_ranks_share_a_batch_to_train_on(self, puts, ranks, wanted):
+        experiences, calls = batched([[0, 1, 2], [3, 4]], dict.fromkeys(range(5), 5)), []
+        for count in ranks:
+            group, own = group_of(DealtActorGroup, count)
+            group.async_run_method_batch(method_name="append", experience=experiences)
+            calls.append([(method, plain([list(map(everything, c["experience"])), c["samples"]])) for method, c in own])
+        assert len(puts) == wanted and (calls[0] == calls[1]) is (ranks[0] == ranks[1])
+
+    @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
+    def test_models_with_equally_many_ranks_share_what_they_pass(self, puts, ranks, wanted):
+        made = maker(ranks, micro=1, kind=DealtActorGroup)
+        batches = passing(made, [sample(number, 4) for number in range(6)])
+        for of, answers in enumerate(asked(made, batches, made.actor_model_group, made.critic_model_group)):
+            assert_answered(answers, batches, of, dict.fromkeys(range(6), 4))
+        assert len(puts) == wanted
+
+    def test_other_inputs_are_not_shared(self, puts):
+        group, calls = group_of(DealtActorGroup, 1)
+        tokens = torch.tensor([[1, 2]])
+        for more in ({}, {"action_mask": [tokens]}):
+            group.async_run_method_batch("forward", sequences=[tokens], **more)
+        group.async_run_method_batch("forward", sequences=[tokens.clone()])
+        assert len(puts) == 3 and list(calls[1][1]) == ["sequences", "action_mask"]
+
+    def test_nothing_is_kept_longer_than_the_batch(self, puts):
+        group, _ = group_of(DealtActorGroup, 2)
+        experiences = batched([[0, 1], [2]], dict.fromkeys(range(3), 5))
+        group.async_run_method_batch(method_name="append", experience=experiences)
+        sequences = [experience.sequences for experience in experiences]
+        group.async_run_method_batch(method_name="forward", sequences=sequences)
+        assert len(DealtActorGroup._sent) == 3
+        puts.clear()
+        del experiences, sequences
+        gc.collect()
+        assert not DealtActorGroup._sent
+
+
 # --- batches of a forward pass ----------------------------------------------------------------------------------------
 
 
@@ -432,6 +503,7 @@ class Rank:
 
     def execute(self, method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
         assert method == "forward" and start == 0
+        chunk = unpacked(dict(chunk)) if isinstance(chunk, Packed) else chunk
         self.calls += [{name: values[place] for name, values in chunk.items()} for place in range(end)]
         return [answered(call["sequences"], self.of) for call in self.calls[-end:]]
 
@@ -440,14 +512,20 @@ def answered(sequences: torch.Tensor, of: int) -> torch.Tensor:
     return torch.sin(sequences.cumsum(-1)[:, 1:].double() * (of + 1)).float()
 
 
-def model(of: int, ranks: int, copies: int) -> launcher.RayActorGroup:
-    group = object.__new__(launcher.RayActorGroup)
+def model(of: int, ranks: int, copies: int, kind: type = launcher.RayActorGroup) -> launcher.RayActorGroup:
+    group = object.__new__(kind)
     group._actor_handlers, group.duplicate_actors = [Rank(of) for _ in range(ranks * copies)], copies
     return group
 
 
 def maker(
-    ranks: tuple[int, int], *, micro: int = 3, tokens: int | None = None, ring: int = 1, tensor: int = 1
+    ranks: tuple[int, int],
+    *,
+    micro: int = 3,
+    tokens: int | None = None,
+    ring: int = 1,
+    tensor: int = 1,
+    kind: type = launcher.RayActorGroup,
 ) -> AdaptedExperienceMaker:
     """An experience maker with actor and critic on so many ranks.
 
@@ -460,7 +538,7 @@ def maker(
         ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor),
         algo=SimpleNamespace(advantage=SimpleNamespace(estimator="gae")),
     )
-    actor, critic = (model(of, count, ring * tensor) for of, count in enumerate(ranks))
+    actor, critic = (model(of, count, ring * tensor, kind) for of, count in enumerate(ranks))
     return AdaptedExperienceMaker(
         actor, critic, None, None, None, SimpleNamespace(args=args), SimpleNamespace(pad_token_id=PAD)
     )

@@ -268,6 +268,24 @@ class TestCritic:
             assert by_sample(ours, name) == by_sample(theirs, name)
 
 
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 30)),
+    gamma=st.sampled_from([1.0, 0.99, 0.5]),
+    lambd=st.sampled_from([1.0, 0.95, 0.0]),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, derandomize=True, database=None, max_examples=100)
+def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, seed):
+    rng = torch.Generator().manual_seed(seed)
+    values, rewards = torch.randn(2, *shape, generator=rng)
+    mask, made = torch.rand(shape, generator=rng) < 0.7, maker("gae")
+    theirs = RemoteExperienceMaker.get_advantages_and_returns(made, values, rewards, mask.long(), gamma, lambd)
+    for ours, wanted in zip(made.get_advantages_and_returns(values, rewards, mask, gamma, lambd), theirs, strict=True):
+        assert torch.equal(ours, wanted)
+    wanted = RemoteExperienceMaker.get_cumulative_returns(made, rewards, mask.long(), gamma)
+    assert torch.equal(made.get_cumulative_returns(rewards, mask, gamma), wanted)
+
+
 # --- make_experience --------------------------------------------------------------------------------------------------
 
 PARTS = [[2, 0], [3, 1]]  # micro-batches of a batch of four samples

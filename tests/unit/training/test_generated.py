@@ -91,6 +91,20 @@ class TestGeneratedStep:
         ]
         assert made.failed == 1
 
+    def test_samples_keep_only_what_the_record_reads(self, make_group):
+        """Their tokens lie in the memory of the layer's responses. A group that cannot be used keeps everything."""
+        fresh = self.samples(make_group, 2)
+        fresh[0].rewards = None
+        before = [group.row("used") for group in rows(fresh, 2)]
+        made = GeneratedStep.of(fresh, [], 2, first_uid=0, step=0, policy_step=0)
+        assert [group.row("used") for group in made.recorded] == before
+        usable, failed = made.recorded
+        for kept, response in zip(usable.samples, made.fresh[0].responses, strict=True):
+            assert kept.sequences.data_ptr() == response.token_ids.ctypes.data
+            assert kept.sequences.tolist() == [response.token_ids.tolist()]
+            assert kept.attention_mask is None and kept.rollout_log_probs is None
+        assert all(kept.attention_mask is not None for kept in failed.samples)
+
     @pytest.mark.parametrize("broken", [0, 1])
     def test_samples_that_are_not_whole_groups(self, make_group, broken):
         samples = [self.samples(make_group, 1, size=3 + (source == broken)) for source in (1, 0)]

@@ -538,12 +538,13 @@ def test_memory_by_hand():
     """BA-PPO with Qwen2.5-7B and ZeRO-3 on 8 GPUs of 80 GiB. Engines and models sleep."""
     n, tokens = 7_615_616_512, 6144
     state, weights = 16 * n / 8, 2 * n / 8
-    trained = tokens * (2 * 3584 * 28 + 34 * 3584 + 10 * 152064)  # inputs of the layers, one layer, logits
+    logits = 2 * 2**27 + 8 * 2**26  # a block in bf16, a tile in two fp32 arrays
+    trained = tokens * (2 * 3584 * 28 + 34 * 3584) + logits  # inputs of the layers, one layer
     found = memory.gpu_memory(SHAPES["7B"], WORKLOAD, CONSTANTS, BA_PPO, 8)
     assert found.word == "fits"
     assert found.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
     assert found.training == pytest.approx(state + trained + 2 * weights)  # the critic's and the reference's are there
-    assert found.experience == pytest.approx(2 * tokens * 6 * 152064 + 3 * weights)
+    assert found.experience == pytest.approx(logits + 3 * weights)
     awake = with_flags(WORKLOAD, {"vllm.enable_sleep": False, "ds.enable_sleep": False})
     found = memory.gpu_memory(SHAPES["7B"], awake, CONSTANTS, BA_PPO, 8)
     assert found.generation == pytest.approx(0.6 * 80 * GIB + 2 * state + weights)
@@ -554,7 +555,8 @@ def test_memory_by_hand():
 def test_memory_of_roles_apart():
     """Each role has one GPU, so ZeRO-2 shares nothing: 16 bytes per parameter, and activations of all layers."""
     shape, tokens = SHAPES["1.5B"], 16 * 48
-    trained = 16 * shape.parameters + tokens * (34 * 1536 * 28 + 10 * 151936)
+    logits = 16 * 24 * 151936  # less than a tile
+    trained = 16 * shape.parameters + tokens * 34 * 1536 * 28 + 10 * logits
     found = memory.gpu_memory(shape, APART, CONSTANTS, BA_PPO, 4)
     assert found.training == pytest.approx(trained) and found.generation == 0.5 * 80 * GIB
     beside = with_flags(APART, BESIDE)
@@ -618,6 +620,18 @@ def test_checkpointing_saves_activations():
         for which in (False, True)
     )
     assert kept == 6144 * 34 * 3584 * 28 and again == 6144 * (2 * 3584 * 28 + 34 * 3584)
+
+
+def test_logits_are_those_of_the_code():
+    log_probs = (ROOT / "bapo_openrlhf" / "training" / "log_probs.py").read_text(encoding="utf-8")
+    for name, constant in (("BLOCK", CONSTANTS.logit_block), ("TILE_ON_GPU", CONSTANTS.logit_tile)):
+        assert f"\n{name} = 2**{math.log2(constant):.0f}" in log_probs
+
+
+def test_logits_of_a_head_that_tensor_parallelism_cuts():
+    """OpenRLHF holds those of all tokens, and each of the two processes has half of them."""
+    cut = with_flags(WORKLOAD, {"ds.tensor_parallel_size": 2})
+    assert memory.logit_bytes(SHAPES["7B"], cut, CONSTANTS, 3) == pytest.approx(3 * 6144 / 2 * 10 * 152064)
 
 
 @pytest.mark.parametrize("reference", [False, True])
