@@ -34,7 +34,6 @@ class _HelpAll(argparse.Action):
 
 
 def _short_help(prog: str) -> str:
-    """The help of this project's flags."""
     ours = argparse.ArgumentParser(
         prog, "%(prog)s --config YAML [flags]", add_help=False, epilog="The flags of OpenRLHF, such as "
         "--actor.model_name_or_path, --data.prompt_dataset, --rollout.batch_size and --actor.adam.lr, can be given "
@@ -98,10 +97,7 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
 def _meaning(algorithm: config.Algorithm, settings: dict[str, Any], *, switched: bool) -> Iterator[str]:
     """The flags that the algorithm stands for, unless the YAML files chose another variant of it.
 
-    Args:
-        algorithm: The chosen algorithm.
-        settings: Flags of the YAML files.
-        switched: Whether the algorithm overrules that of a file, from the command line or from a later file.
+    `switched`: whether the algorithm overrules that of a file, from the command line or from a later file.
     """
     estimator, method = settings.get("algo.advantage.estimator"), settings.get("adapt.method")
     if estimator is None or (switched and estimator not in algorithm.estimators):
@@ -219,8 +215,7 @@ def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
 
 def _opposite(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
     """The flag that turns off a switch which is on by default; None if the switch is off unless it is given."""
-    if action.default == action.const:
-        for other in parser._actions:
-            if other.dest == action.dest and other.const == (not action.const):
-                return other.option_strings[0]
-    return None
+    if action.default != action.const:
+        return None
+    others = (other for other in parser._actions if other.dest == action.dest and other.const == (not action.const))
+    return next((other.option_strings[0] for other in others), None)

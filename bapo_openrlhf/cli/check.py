@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, epoch_steps
+from bapo_openrlhf.adapt.arithmetic import epoch_steps
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import Checked
@@ -33,7 +33,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
 
     if mine.prompts is not None and mine.prompts < 1:
         raise ConfigError(f"prompts is {mine.prompts}; it must be at least 1")
-    data = mine.prompts is None or _is_here(args.data.prompt_dataset)
+    datasets = (args.data.prompt_dataset or "").split(",")
+    data = mine.prompts is None or all(Path(dataset.strip().split("@")[0]).exists() for dataset in datasets)
     checked = check_inputs(args, data=data, prepared=False)
     if checked.prompts is None:
         checked = replace(checked, prompts=mine.prompts)
@@ -45,10 +46,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
         print(f"warning: {found}")
     print("configuration is valid")
     return 0
-
-
-def _is_here(datasets: str | None) -> bool:
-    return all(Path(dataset.strip().split("@")[0]).exists() for dataset in (datasets or "").split(","))
 
 
 def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
@@ -64,6 +61,10 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         rows.append(("critic", _model(args.critic, args.critic.model_name_or_path)))
     target = adapt.kl_target if adapt.enabled else "reference"
     has_reference = kl.init_coef > 0 and target == "reference"
+    response = args.rollout.max_new_tokens
+    limit = "" if response is None else f", response at most {response}"
+    samples = arithmetic.capacity * arithmetic.group_size
+    batch = f"any number of groups up to B {arithmetic.capacity} (= {samples} samples)"
     if has_reference:
         rows.append(("reference", _model(args.ref, args.actor.model_name_or_path)))
     rows += [
@@ -72,9 +73,9 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         ("rollout engines", f"{args.vllm.num_engines} x tensor parallel {args.vllm.tensor_parallel_size}"),
         ("GPUs", _gpus(args, has_reference)),
         ("learning rates", _learning_rates(args)),
-        ("lengths", _lengths(args)),
+        ("lengths", f"prompt and response at most {args.data.max_len} tokens{limit}"),
         ("rollout batch", f"{args.rollout.batch_size} prompts x G {arithmetic.group_size} responses"),
-        ("training batch", _batch(arithmetic, adapt.enabled)),
+        ("training batch", batch if adapt.enabled else f"{arithmetic.capacity} groups = {samples} samples"),
         ("optimizer steps", f"{arithmetic.optimizer_steps(arithmetic.capacity)} per epoch of a full batch, each of "
                             f"{arithmetic.train_batch} samples; the last of a smaller batch takes what is left"),
     ]  # fmt: skip
@@ -127,26 +128,12 @@ def _learning_rates(args: SimpleNamespace) -> str:
     return ", ".join(parts)
 
 
-def _lengths(args: SimpleNamespace) -> str:
-    response = args.rollout.max_new_tokens
-    limit = "" if response is None else f", response at most {response}"
-    return f"prompt and response at most {args.data.max_len} tokens{limit}"
-
-
-def _batch(arithmetic: BatchArithmetic, adapted: bool) -> str:
-    size = arithmetic.capacity * arithmetic.group_size
-    if not adapted:
-        return f"{arithmetic.capacity} groups = {size} samples"
-    return f"any number of groups up to B {arithmetic.capacity} (= {size} samples)"
-
-
 def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     adapt, arithmetic = args.adapt, checked.arithmetic
     c1, c2, c3 = adapt.thresholds()
     response = args.rollout.max_new_tokens or args.data.max_len
     prompt = max(args.data.max_len - response, 0)
-    groups = adapt.replay_buffer_size or adapt.buffer_size
-    groups = min(groups, adapt.replay_steps * args.rollout.batch_size)
+    groups = min(adapt.replay_buffer_size or adapt.buffer_size, adapt.replay_steps * args.rollout.batch_size)
     per_token = BYTES_PER_RESPONSE_TOKEN + BYTES_OF_REFERENCE * ("reference" in arithmetic.ranks)
     most = groups * arithmetic.group_size * (response * per_token + prompt * BYTES_PER_PROMPT_TOKEN)
     again = (
@@ -175,16 +162,11 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     rows += [("importance ratio", adapt.ratio)]
     if args.critic.model_name_or_path:
         rows += [("returns", adapt.returns + truncated)]
-    return [
-        *rows,
-        ("maximum TV distance", ", ".join(limits) or "none"),
-        ("reward function", _verifier(args)),
-    ]
+    return [*rows, ("maximum TV distance", ", ".join(limits) or "none"), ("reward function", _verifier(args))]
 
 
 def _verifier(args: SimpleNamespace) -> str:
-    verifier, endpoints = args.verifier, args.reward.remote_url
-    agent = args.train.agent_func_path
+    verifier, endpoints, agent = args.verifier, args.reward.remote_url, args.train.agent_func_path
     if not agent and not (endpoints and endpoints[0].endswith(".py")):
         return "not a Python file: it runs where it is"
     if not verifier.processes:

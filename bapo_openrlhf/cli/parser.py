@@ -8,58 +8,35 @@ from typing import Any
 
 from bapo_openrlhf.errors import ConfigError, refuse
 
-# Names that users of TRL, verl or older versions of OpenRLHF type, by the last part of the name. A name that is the
-# last part of one of the known flags needs no line here.
-ALIASES = {
-    "actor_learning_rate": "actor.adam.lr",
-    "bapo": "bapo_grpo or ba_ppo",  # --algorithm
-    "beta": "algo.kl.init_coef",
-    "cliprange": "actor.eps_clip",
-    "critic_learning_rate": "critic.adam.lr",
-    "data": "data.prompt_dataset",
-    "dataset": "data.prompt_dataset",
-    "epochs": "train.num_episodes",
-    "epsilon": "actor.eps_clip",
-    "eps_clip_high": "actor.eps_clip_low_high",
-    "generate_max_len": "rollout.max_new_tokens",
-    "group_size": "rollout.n_samples_per_prompt",
-    "init_kl_coef": "algo.kl.init_coef",
-    "kl_coef": "algo.kl.init_coef",
-    "kl_loss_coef": "algo.kl.init_coef",
-    "learning_rate": "actor.adam.lr",
-    "lr": "actor.adam.lr",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_grad_norm": "actor.max_norm",
-    "max_response_length": "rollout.max_new_tokens",
-    "max_steps": "data.max_samples or train.num_episodes",
-    "max_tokens": "rollout.max_new_tokens",
-    "micro_rollout_batch_size": "rollout.micro_batch_size",
-    "micro_train_batch_size": "train.micro_batch_size",
-    "model": "actor.model_name_or_path",
-    "model_name": "actor.model_name_or_path",
-    "model_path": "actor.model_name_or_path",
-    "n": "rollout.n_samples_per_prompt",
-    "num_epochs": "train.num_episodes",
-    "num_generations": "rollout.n_samples_per_prompt",
-    "num_train_epochs": "train.num_episodes",
-    "per_device_train_batch_size": "train.micro_batch_size",
-    "ppo_epochs": "train.max_epochs",
-    "ppo_mini_batch_size": "train.batch_size",
-    "pretrain": "actor.model_name_or_path",
-    "prompt_data": "data.prompt_dataset",
-    "prompt_max_len": "data.max_len",
-    "resume": "ckpt.load_enable",
-    "resume_from_checkpoint": "ckpt.load_enable",
-    "reward_fn": "reward.remote_url",
-    "reward_function": "reward.remote_url",
-    "rollout_batch_size": "rollout.batch_size",
-    "rollout_n": "rollout.n_samples_per_prompt",
-    "save_path": "ckpt.output_dir",
-    "total_epochs": "train.num_episodes",
-    "train_batch_size": "train.batch_size",
-    "vllm_num_engines": "vllm.num_engines",
-    "warmup_ratio": "actor.lr_warmup_ratio",
+# The last parts of names that users of TRL, verl or older versions of OpenRLHF type, by the flag that they mean. A name
+# that is the last part of one of the known flags need not be here.
+MEANT = {
+    "actor.adam.lr": "actor_learning_rate learning_rate lr",
+    "actor.eps_clip": "cliprange epsilon",
+    "actor.eps_clip_low_high": "eps_clip_high",
+    "actor.lr_warmup_ratio": "warmup_ratio",
+    "actor.max_norm": "max_grad_norm",
+    "actor.model_name_or_path": "model model_name model_path pretrain",
+    "algo.kl.init_coef": "beta init_kl_coef kl_coef kl_loss_coef",
+    "bapo_grpo or ba_ppo": "bapo",  # --algorithm
+    "ckpt.load_enable": "resume resume_from_checkpoint",
+    "ckpt.output_dir": "save_path",
+    "critic.adam.lr": "critic_learning_rate",
+    "data.max_len": "prompt_max_len",
+    "data.max_samples or train.num_episodes": "max_steps",
+    "data.prompt_dataset": "data dataset prompt_data",
+    "reward.remote_url": "reward_fn reward_function",
+    "rollout.batch_size": "rollout_batch_size",
+    "rollout.max_new_tokens": "generate_max_len max_completion_length max_response_length max_tokens",
+    "rollout.micro_batch_size": "micro_rollout_batch_size",
+    "rollout.n_samples_per_prompt": "group_size n num_generations rollout_n",
+    "train.batch_size": "ppo_mini_batch_size train_batch_size",
+    "train.max_epochs": "ppo_epochs",
+    "train.micro_batch_size": "micro_train_batch_size per_device_train_batch_size",
+    "train.num_episodes": "epochs num_epochs num_train_epochs total_epochs",
+    "vllm.num_engines": "vllm_num_engines",
 }
+ALIASES = {alias: flag for flag, aliases in MEANT.items() for alias in aliases.split()}
 NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # argparse's own takes -1e-6 for a flag
 
 

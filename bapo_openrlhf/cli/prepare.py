@@ -83,7 +83,6 @@ def _limits(words: Sequence[str]) -> dict[str, int]:
 
 
 def _token_counter(name: str) -> Callable[[str], int]:
-    """A function that counts the tokens of a prompt for a model."""
     from transformers import AutoTokenizer
 
     try:

@@ -91,11 +91,7 @@ def _naming(arm: str) -> Iterator[None]:
 
 
 def _check(planned: Sequence) -> tuple[dict[str, int], int]:
-    """Check every arm; return the number of trainer steps of each run by name, and the most devices that a run takes.
-
-    Raises:
-        ConfigError: The flags or inputs of an arm are not valid. The message names the arm.
-    """
+    """Check every arm; return the number of trainer steps of each run by name, and the most devices that a run takes."""
     from bapo_openrlhf.adapt.arithmetic import epoch_steps
     from bapo_openrlhf.cli import arguments
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
@@ -130,7 +126,6 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
 
 
 def _write(study, planned: Sequence, out: Path) -> int:
-    """Write the table, the summary and the page, and print the verdict on each claim."""
     from bapo_openrlhf.cli.report import charts_bar
     from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.workbench.report.runs import read_run

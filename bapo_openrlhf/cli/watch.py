@@ -38,7 +38,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     try:
         follower = Follower(run_folder(args.run))
         if args.once:
-            _once(follower, console)
+            follower.poll()
+            if follower.problem:
+                raise RunError(follower.problem)
+            console.print(_picture(follower, console, whole=True))
         elif is_plain(console):
             _lines(follower, console)
         else:
@@ -75,13 +78,6 @@ def is_plain(console: Console) -> bool:
 def _picture(follower: Follower, console: Console, *, whole: bool) -> Text:
     signs = ASCII if is_plain(console) or console.options.ascii_only else UNICODE
     return picture(follower, console.width, None if whole else console.height - 1, signs)
-
-
-def _once(follower: Follower, console: Console) -> None:
-    follower.poll()
-    if follower.problem:
-        raise RunError(follower.problem)
-    console.print(_picture(follower, console, whole=True))
 
 
 def _live(follower: Follower, console: Console) -> None:

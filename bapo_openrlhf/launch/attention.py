@@ -4,8 +4,10 @@ Without flash-attn, sdpa, eager and flex_attention work, but samples cannot be p
 """
 
 import argparse
+from collections.abc import Mapping
 from importlib.util import find_spec
 from types import SimpleNamespace
+from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
@@ -16,9 +18,9 @@ _HUB = {"kernels": "kernels"}  # transformers gets the attention from the model 
 _NEEDS = {"flash_attention_2": _FLASH | _HUB, "flash_attention_3": {"flash_attn_interface": "flash-attn-3"} | _HUB}
 
 
-def packing_flag(flat: argparse.Namespace) -> str | None:
+def packing_flag(flags: Mapping[str, Any]) -> str | None:
     """The flag that makes OpenRLHF pack samples."""
-    return next((flag for flag in PACKS if vars(flat)[flag] > (flag == "ds.ring_attn_size")), None)
+    return next((flag for flag in PACKS if flags[flag] > (flag == "ds.ring_attn_size")), None)
 
 
 def check_flags(flat: argparse.Namespace) -> None:
@@ -27,7 +29,7 @@ def check_flags(flat: argparse.Namespace) -> None:
     Raises:
         ConfigError: The message names both flags.
     """
-    flag, asked = packing_flag(flat), vars(flat)["ds.attn_implementation"]
+    flag, asked = packing_flag(vars(flat)), vars(flat)["ds.attn_implementation"]
     if flag and "flash_attention" not in asked:
         raise ConfigError(
             f"ds.attn_implementation is {asked}, and {flag} packs samples; packed samples need flash_attention_2"

@@ -77,7 +77,9 @@ def choose_checkpoint(args: SimpleNamespace) -> str | None:
         store = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
         if args.ckpt.load_enable:
             return _choose(args, store)
-        if (tags := store.tags()) and not _is_replaced(args):
+        # With --run.overwrite, checkpoints in the run's folder are deleted together with the earlier run.
+        replaced = args.run.overwrite and store.path == run_folder(args) / record.CHECKPOINTS
+        if (tags := store.tags()) and not replaced:
             raise ConfigError(
                 f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); continue "
                 "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
@@ -85,11 +87,6 @@ def choose_checkpoint(args: SimpleNamespace) -> str | None:
         return None
     except CheckpointError as error:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
-
-
-def _is_replaced(args: SimpleNamespace) -> bool:
-    """Whether the checkpoints are deleted together with the rest of an earlier run."""
-    return args.run.overwrite and Path(args.ckpt.path) == run_folder(args) / record.CHECKPOINTS
 
 
 def _choose(args: SimpleNamespace, store: CheckpointStore) -> str | None:

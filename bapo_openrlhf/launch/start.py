@@ -121,7 +121,6 @@ def _absolute(name: str) -> str:
 
 
 def _check_device(args: SimpleNamespace) -> None:
-    """Raise ConfigError for a flag that needs a GPU if the machine has none."""
     if not cpu.active():
         return
     given = flags_of(args)

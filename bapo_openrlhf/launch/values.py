@@ -10,98 +10,72 @@ from typing import Any
 
 from bapo_openrlhf.config import ALLOWED
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.attention import packing_flag
 
 MODELS = ("actor", "critic", "ref", "reward")
 NEEDS_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 FILTERING = "algo.dynamic_filtering_enable"
-STEPS = "at least 1, or -1 for never"
-RATE = "in [0, 1)"
 
-# What a flag must be: words of `ALLOWED`, with a reason after a colon if it is not plain, or the choices.
+# The ranges of flags: words of `ALLOWED`, with a reason after a colon if they are not plain.
+RANGES = {
+    "at least 1": """
+        rollout.batch_size rollout.n_samples_per_prompt rollout.micro_batch_size rollout.vllm_generate_batch_size
+        rollout.max_new_tokens rollout.max_tokens_per_gpu eval.n_samples_per_prompt algo.kl.horizon
+        train.batch_size train.micro_batch_size train.num_episodes train.max_epochs train.max_tokens_per_gpu
+        train.async_queue_size data.max_samples vllm.tensor_parallel_size ckpt.max_num logger.logging_steps
+        ds.zpg ds.tensor_parallel_size ds.ring_attn_size ds.ring_attn_head_stride ds.lora.alpha
+    """,
+    "at least 2": "data.max_len",
+    "at least 0": """
+        algo.advantage.is_correction_threshold data.max_images_per_prompt data.dataloader_num_workers
+        vllm.num_engines ds.lora.rank
+    """,
+    "at least -1": "critic.freezing_steps local_rank",
+    "at least 1, or -1 for never": "eval.steps ckpt.save_steps",
+    "above 0": "critic.value_clip ckpt.max_mem",
+    "above 1": "actor.dual_clip",
+    "in (0, 1]": "actor.eps_clip rollout.top_p vllm.gpu_memory_utilization",
+    "in [0, 1]": "algo.advantage.lambd algo.advantage.gamma train.ema_beta",
+    "in [0, 1)": "ds.lora.dropout",
+    "in [-1, 1]": "actor.entropy_coef",
+    "in [0, 3]": "ds.zero_stage",
+    "in [0, 10]": "eval.temperature",
+    "in [0, 4294967295]": "train.seed",
+    "in [0.01, 10]: vLLM raises a lower one to 0.01, and the actor divides by it": "rollout.temperature",
+    "a number": "reward.clip_range algo.dynamic_filtering_range",
+    "finite and above 0": "actor.eps_clip_low_high reward.overlong_buffer_len algo.kl.target",
+    "finite and at least 0": "actor.aux_loss_coef reward.overlong_penalty_factor algo.kl.init_coef",
+    "finite and at most 1": "reward.stop_properly_penalty_coef",
+}
+# The same for flags of the actor and of the critic.
+TRAINED = {
+    "at least 0": "max_norm",
+    "at least 1": "muon.ns_steps",
+    "in (0, 1]": "adam.eps",
+    "in [0, 1]": "adam.weight_decay lr_warmup_ratio min_lr_ratio",
+    "in [0, 1)": "adam.lr adam.betas muon.lr muon.momentum",
+}
 # A schedule of transformers is left out if OpenRLHF does not give it what it needs.
+SCHEDULES = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "cosine_with_min_lr", "cosine_warmup_with_min_lr",
+)  # fmt: skip
+# What each flag must be: a range, or the choices.
 RULES: dict[str, str | tuple[str, ...]] = {
     **{f"{model}.{flag}": "at least 1" for model in MODELS for flag in ("num_nodes", "num_gpus_per_node")},
     **{
         f"{model}.{flag}": rule
         for model in ("actor", "critic")
-        for flag, rule in {
-            "adam.lr": RATE,
-            "adam.betas": RATE,
-            "adam.eps": "in (0, 1]",
-            "adam.weight_decay": "in [0, 1]",
-            "muon.lr": RATE,
-            "muon.momentum": RATE,
-            "muon.ns_steps": "at least 1",
-            "lr_scheduler": (
-                "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",
-                "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr",
-            ),
-            "lr_warmup_ratio": "in [0, 1]",
-            "min_lr_ratio": "in [0, 1]",
-            "max_norm": "at least 0",
-        }.items()
+        for rule, flags in TRAINED.items()
+        for flag in flags.split()
     },
-    "actor.eps_clip": "in (0, 1]",
-    "actor.eps_clip_low_high": "finite and above 0",
-    "actor.dual_clip": "above 1",
-    "actor.aux_loss_coef": "finite and at least 0",
-    "actor.entropy_coef": "in [-1, 1]",
-    "critic.value_clip": "above 0",
-    "critic.freezing_steps": "at least -1",
-    "reward.clip_range": "a number",
-    "reward.overlong_buffer_len": "finite and above 0",
-    "reward.overlong_penalty_factor": "finite and at least 0",
-    "reward.stop_properly_penalty_coef": "finite and at most 1",
-    "algo.advantage.lambd": "in [0, 1]",
-    "algo.advantage.gamma": "in [0, 1]",
-    "algo.advantage.is_correction_threshold": "at least 0",
-    "algo.dynamic_filtering_range": "a number",
-    "algo.kl.init_coef": "finite and at least 0",
-    "algo.kl.target": "finite and above 0",
-    "algo.kl.horizon": "at least 1",
-    "rollout.batch_size": "at least 1",
-    "rollout.n_samples_per_prompt": "at least 1",
-    "rollout.micro_batch_size": "at least 1",
-    "rollout.vllm_generate_batch_size": "at least 1",
-    "rollout.max_new_tokens": "at least 1",
-    "rollout.max_tokens_per_gpu": "at least 1",
-    "rollout.top_p": "in (0, 1]",
-    "rollout.temperature": "in [0.01, 10]: vLLM raises a lower one to 0.01, and the actor divides by it",
-    "eval.steps": STEPS,
-    "eval.temperature": "in [0, 10]",
-    "eval.n_samples_per_prompt": "at least 1",
-    "train.batch_size": "at least 1",
-    "train.micro_batch_size": "at least 1",
-    "train.num_episodes": "at least 1",
-    "train.max_epochs": "at least 1",
-    "train.max_tokens_per_gpu": "at least 1",
-    "train.async_queue_size": "at least 1",
-    "train.ema_beta": "in [0, 1]",
-    "train.seed": "in [0, 4294967295]",
-    "data.max_len": "at least 2",
-    "data.max_samples": "at least 1",
-    "data.max_images_per_prompt": "at least 0",
-    "data.dataloader_num_workers": "at least 0",
-    "vllm.num_engines": "at least 0",
-    "vllm.tensor_parallel_size": "at least 1",
-    "vllm.gpu_memory_utilization": "in (0, 1]",
+    **{flag: rule for rule, flags in RANGES.items() for flag in flags.split()},
+    "actor.lr_scheduler": SCHEDULES,
+    "critic.lr_scheduler": SCHEDULES,
     "vllm.sync_backend": ("nccl", "gloo", "mpi", "ucc", "xccl", "hccl"),
-    "ckpt.save_steps": STEPS,
-    "ckpt.max_num": "at least 1",
-    "ckpt.max_mem": "above 0",
-    "logger.logging_steps": "at least 1",
-    "local_rank": "at least -1",
-    "ds.zero_stage": "in [0, 3]",
-    "ds.zpg": "at least 1",
     "ds.param_dtype": ("bf16",),  # OpenRLHF's engines hold bfloat16, and take no other weights
     "ds.grad_accum_dtype": ("bf16", "bfloat16", "fp16", "float16", "fp32", "float32"),
-    "ds.tensor_parallel_size": "at least 1",
-    "ds.ring_attn_size": "at least 1",
-    "ds.ring_attn_head_stride": "at least 1",
-    "ds.lora.rank": "at least 0",
-    "ds.lora.alpha": "at least 1",
-    "ds.lora.dropout": RATE,
-}  # fmt: skip
+}
 
 
 def check_values(flags: Mapping[str, Any]) -> None:
@@ -132,7 +106,6 @@ def check_values(flags: Mapping[str, Any]) -> None:
 
 
 def _sizes(f: Mapping[str, Any]) -> Iterator[str]:
-    """Contradictions between sizes and lengths."""
     size, batch = f["rollout.n_samples_per_prompt"], f["rollout.batch_size"]
     estimator, filtering = f["algo.advantage.estimator"], f["algo.dynamic_filtering_enable"]
     if size < 2 and (filtering or estimator in NEEDS_GROUPS):
@@ -165,7 +138,6 @@ def _sizes(f: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _options(f: Mapping[str, Any]) -> Iterator[str]:
-    """Contradictions between other flags."""
     name = f["run.name"]
     if name.strip() in ("", ".", "..") or "/" in name or not name.isprintable():
         yield f"run.name is {name!r}; it must be the name of one folder, not empty and without /"
@@ -217,9 +189,8 @@ def _placement(f: Mapping[str, Any]) -> Iterator[str]:
     """What OpenRLHF's placement of models on GPUs refuses, in part only when a run starts."""
     engines, parallel = f["vllm.num_engines"] or 0, f["vllm.tensor_parallel_size"]
     ring, tensor = f["ds.ring_attn_size"], f["ds.tensor_parallel_size"]
-    for flag in ("ds.packing_samples", "train.dynamic_batch_enable", "ds.ring_attn_size"):
-        if f[flag] > (flag == "ds.ring_attn_size") and not engines:
-            yield f"{flag} is {f[flag]}; it packs samples and so needs engines, and vllm.num_engines is {engines}"
+    if not engines and (flag := packing_flag(f)):
+        yield f"{flag} is {f[flag]}; it packs samples and so needs engines, and vllm.num_engines is {engines}"
     everything, models, actor = f["train.colocate_all"], _loaded(f), _gpus(f, "actor")
     for model in models:
         count = _gpus(f, model)

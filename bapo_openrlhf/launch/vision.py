@@ -34,7 +34,7 @@ def check_flags(flat: argparse.Namespace) -> None:
     if values["algo.advantage.estimator"] == "gae":
         algorithm = f" (algorithm {flat.algorithm})" if flat.algorithm else ""
         raise ConfigError(f"{asked}, and algo.advantage.estimator gae{algorithm} needs a critic; {NO_CRITIC}")
-    if flag := packing_flag(flat):
+    if flag := packing_flag(values):
         raise ConfigError(f"{asked}, and {flag} packs samples; images and packed samples cannot be combined")
 
 

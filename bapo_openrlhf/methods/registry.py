@@ -88,7 +88,6 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
 
 
 def _options(kind: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's own options with their defaults."""
     own = {name: parameter.default for name, parameter in kind.parameters().items() if name not in given}
     without = [name for name, default in own.items() if default is inspect.Parameter.empty]
     if without:

@@ -130,11 +130,7 @@ class RePO(FilteredMethod):
         return [group_of([responses[position] for position in self._chosen(rewards)])]
 
     def _chosen(self, rewards: Sequence[Fraction]) -> list[int]:
-        """Positions of the G responses to replay, in order.
-
-        Args:
-            rewards: Rewards of the cached responses of a prompt, oldest first, at least G.
-        """
+        """Positions of the G responses to replay, in order. `rewards` are those of all cached ones, oldest first."""
         count, size = len(rewards), self.group_size
         if self.strategy == "recent":
             return list(range(count - size, count))

@@ -273,7 +273,6 @@ class CheckpointStore:
 
 
 def _empty(folder: Path, *, but: str) -> None:
-    """Delete everything in the folder except the entry `but`."""
     for path in sorted(folder.iterdir()):
         if path.name == but:
             continue

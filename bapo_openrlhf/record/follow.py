@@ -190,7 +190,6 @@ class _File:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """The row in a line, or None."""
     try:
         row = json.loads(line.decode("utf-8"), object_pairs_hook=_shared_keys)
     except (ValueError, RecursionError):

@@ -41,7 +41,6 @@ DECLARED = {
 
 
 def _metrics(table: dict[str, Any]) -> tuple[Metric, ...]:
-    """The metrics of one table of the file."""
     if wrong := [f"{key}: {value}" for key, value in table.items() if not isinstance(value, KEYS.get(key, ()))]:
         raise ValueError(f"no such key, or its value is of another kind: {'; '.join(wrong)}")
     given = dict(table)
@@ -60,11 +59,7 @@ def _metrics(table: dict[str, Any]) -> tuple[Metric, ...]:
 
 
 def _read(path: Path) -> dict[str, tuple[Metric, ...]]:
-    """The sections of a file.
-
-    Raises:
-        ValueError: A table is not as the head of metrics.yaml says.
-    """
+    """The sections of a file. A table that is not as the head of metrics.yaml says is a ValueError."""
     content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     sections: dict[str, tuple[Metric, ...]] = {}
     for section, tables in content.items():

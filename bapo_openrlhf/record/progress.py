@@ -3,9 +3,10 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -70,7 +71,6 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
 
 
 def _watch(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
-    """Show the steps until `stop` is set."""
     console = Console(file=terminal)
     if not console.is_terminal:
         _print_lines(folder, total, title, terminal, stop)
@@ -86,33 +86,31 @@ def _watch(folder: Path, total: int | None, title: str, terminal, stop: threadin
     )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(title, total=total, note="starting Ray, DeepSpeed and vLLM")
-        follower = Follower(folder)
-        while True:
-            last = stop.wait(0.5)
-            follower.poll()
-            if follower.rows:
-                bar.update(task, completed=len(follower.rows), note=_note(follower.rows[-1]))
-            if last:
-                return
+        for rows, _ in _looks(folder, stop, 0.5):
+            if rows:
+                bar.update(task, completed=len(rows), note=_note(rows[-1]))
 
 
 def _print_lines(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
     every = max((total or 100) // 10, 1)
     print(f"{title}: starting Ray, DeepSpeed and vLLM", file=terminal, flush=True)
     shown = 0
-    follower = Follower(folder)
-    while True:
-        last = stop.wait(1.0)
-        follower.poll()
-        rows = follower.rows
+    for rows, last in _looks(folder, stop, 1.0):
         if len(rows) >= shown + every or (last and len(rows) > shown):
             shown = len(rows)
             print(f"{title}: step {shown}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)
-        if last:
-            return
 
 
-def _note(row: dict) -> str:
+def _looks(folder: Path, stop: threading.Event, seconds: float) -> Iterator[tuple[Sequence[Mapping[str, Any]], bool]]:
+    """The rows of a run every few seconds, and whether this is the last look, because `stop` is set."""
+    follower, last = Follower(folder), False
+    while not last:
+        last = stop.wait(seconds)
+        follower.poll()
+        yield follower.rows, last
+
+
+def _note(row: Mapping[str, Any]) -> str:
     """Reward and batch composition of one step."""
     counts = [int(row.get(f"groups/{source}") or 0) for source in SOURCES]
     return f"reward {row.get(REWARD) or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"

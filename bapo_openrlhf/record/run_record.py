@@ -277,7 +277,6 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Convert `value` into what JSON can hold."""
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, numbers.Integral):

@@ -273,14 +273,7 @@ class _Encoder:
 
 
 def _decoded(value: Any, loaded: Mapping[str, Any], path: Path, *, tensors: bool) -> Any:
-    """Inverse of `_Encoder.value`.
-
-    Args:
-        value: What JSON holds.
-        loaded: The arrays by their running numbers.
-        path: The file of the arrays.
-        tensors: Whether torch tensors are wanted. Otherwise they are None.
-    """
+    """Inverse of `_Encoder.value`. `loaded` has the arrays by their running numbers, `path` is their file."""
     decoded = partial(_decoded, loaded=loaded, path=path, tensors=tensors)
     if isinstance(value, list):
         return [decoded(item) for item in value]

@@ -56,7 +56,6 @@ def problem(row: Mapping[str, Any]) -> Problem:
 
 
 def _content(image: Any) -> bytes:
-    """The content of an image file."""
     if isinstance(image, Mapping):
         image = image.get("path") if image.get("bytes") is None else image["bytes"]
     if image is None:
@@ -214,9 +213,8 @@ def draw(figure: Figure, turned: float) -> bytes:
         labels.append(((here + after) / 2 + 1j * across * 20, side))
         labels.append((here + (inside - here) / abs(inside - here) * 44, angle))
     for place, label in labels:
-        if not label:
-            continue
-        brush.text((place.real, place.imag), label, fill="black", font=font, anchor="mm")
+        if label:
+            brush.text((place.real, place.imag), label, fill="black", font=font, anchor="mm")
     return _png(image)
 
 

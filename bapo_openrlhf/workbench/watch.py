@@ -29,7 +29,9 @@ def picture(seen: Seen, width: int, height: int | None = None, signs: Signs = UN
         height: Number of lines. Below about 35 the last numbers are left out. None: no limit.
         signs: `UNICODE` or `ASCII`.
     """
-    lines = [*_head(seen, width, signs), *_warnings(seen, width)]
+    lines = _head(seen, width, signs)
+    for text in warnings(seen):
+        lines += flow("!", [printable(text)], width, " ", style=WARNING, label=2)
     if seen.rows:
         numbers = [Text(), *_numbers(seen, width, signs)]
         room = 21 if height is None else height - len(lines) - len(numbers)
@@ -116,12 +118,6 @@ def _progress(seen: Seen, width: int, signs: Signs) -> Text:
     filled = cells * min(done, total) // total
     bar = Text(signs.filled * filled, style=LINE).append(signs.empty * (cells - filled), style=FAINT)
     return bar.append(f"  {words}", style="default")
-
-
-def _warnings(seen: Seen, width: int) -> list[Text]:
-    return [
-        line for text in warnings(seen) for line in flow("!", [printable(text)], width, " ", style=WARNING, label=2)
-    ]
 
 
 def _reward(seen: Seen, width: int, height: int, signs: Signs) -> list[Text]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from bapo_openrlhf.workbench.pages.colours import CARD, GRID, INK, MUTED
@@ -150,9 +151,8 @@ def _stacked_bars(amounts: pd.DataFrame, colours: Sequence[str]) -> alt.Chart:
 
 def _long(wide: pd.DataFrame) -> pd.DataFrame:
     """A row for each cell: the places of its row and its part, and the amount."""
-    rows, parts = wide.shape
-    cells = [(row, part) for row in range(rows) for part in range(parts)]
-    return pd.DataFrame(cells, columns=["row", "part"]).assign(amount=wide.to_numpy().ravel())
+    row, part = np.indices(wide.shape).reshape(2, -1)
+    return pd.DataFrame({"row": row, "part": part, "amount": wide.to_numpy().ravel()})
 
 
 def intervals(
@@ -232,9 +232,8 @@ def _x_axis(title: str, **more: Any) -> alt.Axis:
 def _y_axis(title: str, **more: Any) -> alt.Axis:
     """The title stands level above the axis. There it is easy to read and takes no width."""
     place = {"titleAngle": 0, "titleAlign": "left", "titleX": -34, "titleY": -10}
-    return alt.Axis(
-        **{"title": title, "tickCount": 5, "domain": False, "ticks": False, "labelExpr": NUMBERS, **place, **more}
-    )
+    line = {"tickCount": 5, "domain": False, "ticks": False, "labelExpr": NUMBERS}
+    return alt.Axis(**{"title": title, **line, **place, **more})
 
 
 def _colour(field: str, domain: Sequence[Any], colours: Sequence[str]) -> alt.Color:

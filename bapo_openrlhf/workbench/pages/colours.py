@@ -64,20 +64,17 @@ def phase_colour(place: int) -> str:
 
 def accuracy_colours(size: int) -> list[str]:
     """Colours of the bins 0..G: none right in red, all right in green, and blues from light to dark between them."""
-    low, high = (0xCF, 0xE6, 0xF5), (0x00, 0x5A, 0x8F)
+    parts = ((0xCF, 0x00), (0xE6, 0x5A), (0xF5, 0x8F))  # red, green and blue: of the lightest, and of the darkest
     shares = [k / max(size - 2, 1) for k in range(size - 1)]
-    blues = [
-        "#" + "".join(f"{round(a + share * (b - a)):02X}" for a, b in zip(low, high, strict=True)) for share in shares
-    ]
+    blues = ["#" + "".join(f"{round(low + share * (high - low)):02X}" for low, high in parts) for share in shares]
     return [NONE_RIGHT, *blues, ALL_RIGHT]
 
 
 def css() -> str:
     """The definitions of the colour variables, light and dark."""
     light, dark = ("".join(f" --{name}: {colour};" for name, colour in theme.items()) for theme in (LIGHT, DARK))
-    return (
-        f":root {{ color-scheme: light dark;{light} }}\n@media (prefers-color-scheme: dark) {{ :root {{{dark} }} }}\n"
-    )
+    in_the_dark = f"@media (prefers-color-scheme: dark) {{ :root {{{dark} }} }}"
+    return f":root {{ color-scheme: light dark;{light} }}\n{in_the_dark}\n"
 
 
 def without_variables(text: str) -> str:

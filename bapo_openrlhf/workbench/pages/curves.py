@@ -45,14 +45,9 @@ class Curve:
 def in_words(curves: Sequence[Curve], x_name: str = "step") -> str:
     """The beginning, the end and the extremes of each curve."""
     parts = []
-    for curve in curves:
-        if curve.values.empty or curve.faint:
-            continue
-        values, (first, last) = curve.values, (number(curve.values.index[place]) for place in (0, -1))
-        parts.append(
-            f"{curve.key.name}: {number(values.iloc[0])} at {x_name} {first}, {number(values.iloc[-1])} at {x_name} "
-            f"{last}; between {number(values.min())} and {number(values.max())}"
-        )
+    for values, name in ((curve.values, curve.key.name) for curve in curves if len(curve.values) and not curve.faint):
+        first, last = (f"{number(values.iloc[place])} at {x_name} {number(values.index[place])}" for place in (0, -1))
+        parts.append(f"{name}: {first}, {last}; between {number(values.min())} and {number(values.max())}")
     return ". ".join(parts) + "." if parts else "Nothing to show."
 
 

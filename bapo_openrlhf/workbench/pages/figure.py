@@ -20,22 +20,15 @@ NARROW, WIDE = (330, 235), (700, 245)  # pixels that a chart is laid out for; th
 PIXELS = 1.5  # pixels of a PNG file for each pixel of the layout
 
 AnyChart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.ConcatChart
+LETTERS = {"labelFontSize": 12, "titleFontSize": 12}
+AXIS = {**dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), MUTED), "gridColor": GRID}
 THEME: dict[str, Any] = {
     "aria": False,  # the page describes the chart in words
     "background": None,
     "font": "sans-serif",
     "view": {"stroke": None},
-    "axis": {
-        "labelColor": MUTED,
-        "titleColor": MUTED,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "gridColor": GRID,
-        "domainColor": MUTED,
-        "tickColor": MUTED,
-    },
-    "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 400},
+    "axis": {**AXIS, **LETTERS, "titleFontWeight": "normal"},
+    "legend": {**LETTERS, "labelColor": INK, "titleColor": INK, "labelLimit": 400},
 }
 
 

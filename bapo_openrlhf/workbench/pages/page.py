@@ -121,20 +121,8 @@ def render(
     """
     todo = [figure for section in sections for figure in section.figures if figure.chart is not None]
     drawings = {id(figure): drawings_of(figure) for figure in (progress(todo, len(todo)) if progress else todo)}
-    return (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            names=names,
-            command=command,
-            lead=lead,
-            sections=sections,
-            drawings=drawings,
-            style=Markup(css()) + _text("page.css"),
-            script=_text("page.js"),
-            policy=_policy(),
-        )
-    )
+    page = _environment().get_template("page.html.jinja")
+    return page.render(names=names, command=command, lead=lead, sections=sections, drawings=drawings)
 
 
 def rows_of(figures: Sequence[Figure]) -> list[list[Figure]]:
@@ -164,22 +152,15 @@ def step_ranges(steps: Iterable[int], most: int = 8) -> str:
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader(PACKAGE, "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_final,
-    )
-    environment.filters |= {
-        "id": id,
-        "number": number,
-        "swatch": swatch,
-        "steps": step_ranges,
-        "rows": rows_of,
-        "lacking": lacking,
-    }
-    environment.globals["MAX_OPEN"] = MAX_OPEN
+        loader=PackageLoader(PACKAGE, "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, finalize=_final,
+    )  # fmt: skip
+    environment.filters.update(id=id, number=number, swatch=swatch, steps=step_ranges, rows=rows_of, lacking=lacking)
+    style, script = Markup(css()) + _text("page.css"), _text("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    environment.globals.update(MAX_OPEN=MAX_OPEN, style=style, script=script, policy=policy)
     return environment
 
 
@@ -189,9 +170,3 @@ def _final(value: Any) -> Any:
 
 def _text(name: str) -> Markup:
     return Markup(files(PACKAGE).joinpath(name).read_text(encoding="utf-8"))
-
-
-def _policy() -> str:
-    digest = base64.b64encode(hashlib.sha256(_text("page.js").encode()).digest()).decode()
-    script = f"script-src 'sha256-{digest}'"
-    return f"default-src 'none'; style-src 'unsafe-inline'; {script}; base-uri 'none'; form-action 'none'"

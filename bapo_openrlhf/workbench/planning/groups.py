@@ -37,12 +37,9 @@ class Groups:
 
 def kept_share(workload: Workload, constants: Constants) -> float:
     """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1]."""
-    return {
-        "range": constants.signal_share,
-        "gaussian": constants.signal_share * constants.gaussian_share,
-        "uniform": workload.args.adapt.uniform_fraction,
-        "none": 1.0,
-    }[workload.args.adapt.filter]
+    signal, adapt = constants.signal_share, workload.args.adapt
+    shares = {"range": signal, "gaussian": signal * constants.gaussian_share, "uniform": adapt.uniform_fraction}
+    return {**shares, "none": 1.0}[adapt.filter]
 
 
 def hard_prompts(workload: Workload, constants: Constants) -> float:
@@ -125,8 +122,7 @@ def happenings(schedule: RolloutSchedule, steps: int) -> Happenings:
 
 def keeps_delayed_weights(schedule: RolloutSchedule) -> bool:
     """Whether the engines keep a host copy of the delayed weights after any sync (`RolloutSchedule.must_keep`)."""
-    period = math.lcm(schedule.delay, schedule.reevaluate_every or 1)
-    period = math.lcm(period, schedule.evaluate_every or 1)
+    period = math.lcm(schedule.delay, schedule.reevaluate_every or 1, schedule.evaluate_every or 1)
     return any(schedule.must_keep(step) for step in range(0, period + 1, schedule.delay))
 
 

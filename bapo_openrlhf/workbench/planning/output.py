@@ -15,15 +15,9 @@ from bapo_openrlhf.workbench.planning.plan import Plan, as_json
 from bapo_openrlhf.workbench.planning.times import PHASES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
-# Each algorithm has a colour and a shape of its own.
-STYLES = {
-    "GRPO": (INK, "circle"),
-    "PPO": (PALETTE[0], "square"),
-    "DAPO": (PALETTE[4], "triangle-up"),
-    "BAPO-GRPO": (PALETTE[1], "diamond"),
-    "BA-PPO": (PALETTE[2], "triangle-down"),
-}
 NAMES = tuple(algorithm.name for algorithm in ALGORITHMS)
+COLOURS = (INK, PALETTE[0], PALETTE[4], PALETTE[1], PALETTE[2])  # of ALGORITHMS
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down")  # of ALGORITHMS
 ACROSS = 3  # Panels in a row of the picture.
 
 
@@ -39,6 +33,7 @@ def gib(value: float) -> str:
 
 def page(plan: Plan) -> str:
     """The whole plan as Markdown. It can also be read in a terminal."""
+    words = dict.fromkeys(f"- {e.fits}: {e.why}\n" for e in plan.entries if e.fits != "fits")
     constants = pd.DataFrame(plan.constants.rows(), dtype=object)
     constants["value"] = constants["value"].map("{:g}".format)
     parts = [
@@ -50,7 +45,7 @@ def page(plan: Plan) -> str:
         _groups(plan),
         "## Predicted time of a step\n",
         *(_times(plan, shape.name) for shape in plan.shapes),
-        _words(plan),
+        "".join(words),
         "## Predicted time of a step by phase, on the fewest GPUs that fit\n",
         _phases(plan),
         "## Predicted GiB on the fullest GPU: while generating / while training\n",
@@ -85,11 +80,6 @@ def _times(plan: Plan, model: str) -> str:
         cells = [duration(e.step_seconds) if e.step_seconds is not None else e.fits for e in found]
         rows.append((model, str(gpus), str(found[0].tensor_parallel or "-"), *cells))
     return Table.of(("model", "GPUs", "GPUs per engine", *NAMES), rows).markdown()
-
-
-def _words(plan: Plan) -> str:
-    words = dict.fromkeys((e.fits, e.why) for e in plan.entries if e.fits != "fits")
-    return "".join(f"- {word}: {why}\n" for word, why in words)
 
 
 def _phases(plan: Plan) -> str:
@@ -136,10 +126,8 @@ def figure(plan: Plan) -> alt.ConcatChart:
 
     All panels have the same scale. A line has a gap if the model does not fit.
     """
-    data = pd.DataFrame(
-        [(e.model, e.gpus, e.method, e.step_seconds) for e in plan.entries],
-        columns=["model", "gpus", "algorithm", "seconds"],
-    )
+    rows = [(e.model, e.gpus, e.method, e.step_seconds) for e in plan.entries]
+    data = pd.DataFrame(rows, columns=["model", "gpus", "algorithm", "seconds"])
     panels = [_panel(data[data["model"] == shape.name], plan.gpu, data["seconds"]) for shape in plan.shapes]
     title = alt.Title("Time per trainer step, predicted", fontSize=16, offset=14)
     return alt.concat(*panels, columns=ACROSS, title=title, spacing=25)
@@ -148,20 +136,13 @@ def figure(plan: Plan) -> alt.ConcatChart:
 def _panel(data: pd.DataFrame, gpu: str, all_seconds: pd.Series) -> alt.LayerChart:
     gpus = sorted(data["gpus"].unique().tolist())
     ends = [all_seconds.min() / 1.2, all_seconds.max() * 1.2] if all_seconds.notna().any() else [1, 10]
-    colours, shapes = ([style[place] for style in STYLES.values()] for place in (0, 1))
     legend = alt.Legend(orient="bottom", title=None)
-    colour = alt.Color("algorithm:N", scale=alt.Scale(domain=list(STYLES), range=colours), legend=legend)
-    shape = alt.Shape("algorithm:N", scale=alt.Scale(domain=list(STYLES), range=shapes), legend=legend)
-    x = alt.X(
-        "gpus:Q",
-        scale=alt.Scale(type="log", base=2, domain=[gpus[0] / 1.3, gpus[-1] * 1.3], nice=False),
-        axis=alt.Axis(title=f"GPUs ({gpu})", values=gpus, format="d", grid=False),
-    )
-    y = alt.Y(
-        "seconds:Q",
-        scale=alt.Scale(type="log", domain=ends, nice=False),
-        axis=alt.Axis(title="seconds per step", format="~g", tickCount=5),
-    )
+    colour = alt.Color("algorithm:N", scale=alt.Scale(domain=NAMES, range=COLOURS), legend=legend)
+    shape = alt.Shape("algorithm:N", scale=alt.Scale(domain=NAMES, range=SHAPES), legend=legend)
+    scale = alt.Scale(type="log", base=2, domain=[gpus[0] / 1.3, gpus[-1] * 1.3], nice=False)
+    x = alt.X("gpus:Q", scale=scale, axis=alt.Axis(title=f"GPUs ({gpu})", values=gpus, format="d", grid=False))
+    axis = alt.Axis(title="seconds per step", format="~g", tickCount=5)
+    y = alt.Y("seconds:Q", scale=alt.Scale(type="log", domain=ends, nice=False), axis=axis)
     base = alt.Chart(data).encode(x=x, y=y, color=colour)
     layers = [base.mark_line(strokeWidth=1.5), base.mark_point(filled=True, opacity=1, size=35).encode(shape=shape)]
     if data["seconds"].isna().all():

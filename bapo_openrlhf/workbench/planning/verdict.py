@@ -6,6 +6,7 @@ from itertools import combinations
 from operator import attrgetter
 from typing import Any
 
+from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
@@ -34,20 +35,17 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
     """
     found = {count: memory.gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
     own = workload.gpus if workload.gpus in gpus else min(gpus)
-    one, name = found[own], f"{shape.name} with {workload.algorithm.name}"
+    one, name, asked = found[own], f"{shape.name} with {workload.algorithm.name}", many(own, f"{gpu} GPU")
     fitting = [count for count in gpus if found[count].word == "fits"]
     if one.word == "fits":
-        others = sorted(set(gpus) - set(fitting))
-        but = (
-            f" It does not fit on {_words([str(count) for count in others], 'or')}; the tables below say why."
-            if others
-            else ""
-        )
-        return f"Predicted: {name} fits on {_gpus(own, gpu)}. {_tightest(one, constants)}{but}"
+        others = [str(count) for count in sorted(set(gpus) - set(fitting))]
+        but = f" It does not fit on {_or(others)}; the tables below say why." if others else ""
+        return f"Predicted: {name} fits on {asked}. {_tightest(one, constants)}{but}"
     remedies = [f"with {change}" for change in _changes(shape, own, workload, constants)]
-    remedies += [f"on {_gpus(min(larger), gpu)}"] if (larger := [count for count in fitting if count > own]) else []
-    advice = f"It would fit {_words(remedies, 'or')}." if remedies else NO_FLAG
-    return f"Predicted: {name} does not fit on {_gpus(own, gpu)}. {_why(one, shape, workload, constants)} {advice}"
+    if larger := [count for count in fitting if count > own]:
+        remedies.append(f"on {many(min(larger), f'{gpu} GPU')}")
+    advice = f"It would fit {_or(remedies)}." if remedies else NO_FLAG
+    return f"Predicted: {name} does not fit on {asked}. {_why(one, shape, workload, constants)} {advice}"
 
 
 def _tightest(found: memory.Memory, constants: Constants) -> str:
@@ -86,11 +84,7 @@ def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
                 return
 
 
-def _gpus(count: int, gpu: str) -> str:
-    return f"{count} {gpu} GPU{'' if count == 1 else 's'}"
-
-
-def _words(parts: Sequence[str], last: str) -> str:
+def _or(parts: Sequence[str]) -> str:
     """a, b or c."""
     *first, end = parts
-    return f"{', '.join(first)} {last} {end}" if first else end
+    return f"{', '.join(first)} or {end}" if first else end

@@ -204,7 +204,6 @@ def _answers(endpoint: str) -> bool:
 
 @contextmanager
 def _offline(*settings: Any) -> Iterator[None]:
-    """Let the libraries use only their cache."""
     before = [one.HF_HUB_OFFLINE for one in settings]
     for one in settings:
         one.HF_HUB_OFFLINE = True

@@ -82,7 +82,7 @@ def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]
         }
     return changes | {
         "vllm.num_engines": (max(args.vllm.num_engines // args.actor.num_nodes, 1), ONE_MACHINE),
-        "data.max_samples": (_first(args, args.rollout.batch_size * candidates), FIRST),
+        "data.max_samples": (min(args.data.max_samples, args.rollout.batch_size * candidates), FIRST),
         "train.num_episodes": (STEPS + 1, SHORT),
         "eval.dataset": (None, NO_EVALUATION),
         "eval.steps": (-1, NO_EVALUATION),
@@ -92,10 +92,6 @@ def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]
         "ckpt.max_num": (max(ckpt.max_num, STEPS), "a kill must leave a checkpoint"),
         "logger.wandb.key": (None, "the numbers of a random model belong nowhere"),
     }
-
-
-def _first(args: SimpleNamespace, prompts: int) -> int:
-    return min(args.data.max_samples, prompts)
 
 
 def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]:
@@ -120,7 +116,7 @@ def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, 
         "ds.zpg": (min(args.ds.zpg, ranks["actor"]), few),
         "rollout.batch_size": (prompts, SLOW),
         "rollout.vllm_generate_batch_size": (prompts, SLOW),
-        "data.max_samples": (_first(args, prompts * candidates), FIRST),
+        "data.max_samples": (min(args.data.max_samples, prompts * candidates), FIRST),
         "rollout.micro_batch_size": (min(args.rollout.micro_batch_size, MICRO, max(samples // MOST, 1)), SLOW),
         "train.batch_size": (max(min(args.train.batch_size, samples // 2) // unit * unit, unit), SLOW),
         "train.micro_batch_size": (micro, SLOW),

@@ -93,8 +93,12 @@ class Smoke:
         with stages.stage("checks"):
             on_cpu = cpu.active()
             checked = check_inputs(args)
-            if not on_cpu:
-                _require_gpus(args)
+            if not on_cpu and not os.environ.get("RAY_ADDRESS"):
+                import torch
+
+                needed, found = reduce.gpus_needed(args), torch.cuda.device_count()
+                if needed > found:
+                    raise RunError(f"the configuration takes {needed} GPUs of a machine; this one has {found}")
             self._empty_folder()
         changes = reduce.reductions(args, cpu=on_cpu, candidates=checked.candidates)
         with stages.stage("small model"):
@@ -124,7 +128,6 @@ class Smoke:
         return list(findings(args, self.folder / RUN, last, (self.folder / "model1", self.folder / "saved")))
 
     def _empty_folder(self) -> None:
-        """Delete an earlier smoke run of this name."""
         if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / CONFIG).exists():
             raise ConfigError(f"the folder {self.folder} holds no smoke run; delete it, or give another --run.name")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -155,7 +158,6 @@ class Smoke:
         return [reduce.Reduction("reward.remote_url", given, str(path), f"a hash of the response is the reward: {why}")]
 
     def _places(self) -> dict[str, str]:
-        """Flags that say where files lie."""
         folder, args = self.folder, self.args
         places = {"run.dir": folder, "run.name": RUN, "run.logs": "full"}
         places |= {"ckpt.path": folder / "checkpoints", "ckpt.output_dir": folder / "saved"}
@@ -200,7 +202,6 @@ class Smoke:
             self.stages.ended(now - seconds, now, ", ".join(parts))
 
     def _row(self, step: int) -> dict[str, Any] | None:
-        """The metrics of a step; None if there are none yet."""
         return next((row for row in record.read_metrics(self.folder / RUN) if row["step"] == step), None)
 
     def _saved(self) -> int:
@@ -213,14 +214,6 @@ class Smoke:
             with suppress(OSError):
                 tags.append((path / model / "latest").read_text().strip())
         return min((int(tag.rpartition("global_step")[2]) for tag in tags), default=0)
-
-
-def _require_gpus(args: SimpleNamespace) -> None:
-    import torch
-
-    needed, found = reduce.gpus_needed(args), torch.cuda.device_count()
-    if needed > found and not os.environ.get("RAY_ADDRESS"):
-        raise RunError(f"the configuration takes {needed} GPUs of a machine; this one has {found}")
 
 
 def smoke(

@@ -132,7 +132,7 @@ def test_picture(capsys, monkeypatch):
         expected = [seen["plan"].entry("Qwen2.5-1.5B", gpus, name).step_seconds for gpus in (8, 16, 32)]
         assert list(data[name]) == expected
     assert right.data.query("gpus == 8")["seconds"].isna().all()  # 70B does not fit on 8: a gap in each line
-    assert len(set(output.STYLES.values())) == 5 and list(output.STYLES) == NAMES
+    assert len(set(output.COLOURS)) == len(set(output.SHAPES)) == 5 and list(output.NAMES) == NAMES
 
 
 def test_numbers_have_three_digits():
