@@ -34,12 +34,10 @@ class Request:
         style: Name of one of the task's prompts. None means the first.
         seed: Seed of the order in which shuffled parts are divided, and of generated problems.
         limits: The most problems by part. Other parts have the number of the paper or of the generator.
-        fail_on_bad: Whether a bad row is an error. Otherwise it is skipped and counted.
         drop_overlap: Whether training problems that are in a benchmark are left out. Otherwise they are only reported.
         tokens: Counts the tokens of a prompt with chat markup. None means that they are not counted.
         max_tokens: The most tokens of a prompt if they are counted.
         tokenizer: Name of the tokenizer that `tokens` uses, for the manifest.
-        refresh: Whether existing files are made again.
     """
 
     out: Path
@@ -49,12 +47,10 @@ class Request:
     style: str | None = None
     seed: int = 0
     limits: Mapping[str, int] = field(default_factory=dict)
-    fail_on_bad: bool = False
     drop_overlap: bool = False
     tokens: Callable[[str], int] | None = None
     max_tokens: int = 0
     tokenizer: str | None = None
-    refresh: bool = False
 
 
 def prepare(task: Task, request: Request) -> dict[str, Any]:
@@ -68,8 +64,7 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
         The manifest.
 
     Raises:
-        ConfigError: A part, prompt or generator is unknown, data cannot be read, no row can be used, or there is a bad
-            row and `fail_on_bad`.
+        ConfigError: A part, prompt or generator is unknown, data cannot be read, or no row can be used.
     """
     _check(task, request)
     request.out.mkdir(parents=True, exist_ok=True)
@@ -130,7 +125,7 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
     made = manifest["parts"].get(name)
     path = request.out / f"{name}.jsonl"
     asked = _asked(task, name, request, manifest)
-    same = made is not None and not request.refresh and made["asked"] == asked and digest(path) == made["sha256"]
+    same = made is not None and made["asked"] == asked and digest(path) == made["sha256"]
     copy = request.local.get(name)
     # The hub is asked only if the part must be made. A local copy is always read for its digest.
     if same and (request.generator is not None or (copy is None and made["origin"]["from"] == asked["hub"])):
@@ -219,7 +214,7 @@ class _Build:
                     raise row
                 problem = self.task.problem(row)
             except BadRow as error:
-                self._bad(number, str(error))
+                self._reject(number, str(error))
                 continue
             if problem.key in seen:
                 first, label = seen[problem.key]
@@ -261,7 +256,7 @@ class _Build:
     def _row(self, number: int, problem: Problem, text: str) -> dict[str, Any] | None:
         """The row that OpenRLHF reads. None means that the prompt is too long."""
         if self.request.tokens is not None and (count := self.request.tokens(text)) > self.request.max_tokens:
-            self._bad(number, f"prompt too long: {count} tokens, at most {self.request.max_tokens}")
+            self._reject(number, f"prompt too long: {count} tokens, at most {self.request.max_tokens}")
             return None
         key = hashlib.blake2b(problem.key.encode(), digest_size=8).hexdigest()
         row = {
@@ -275,11 +270,6 @@ class _Build:
             images = enumerate(problem.images)
             row["images"] = [str(_image(self.request.out, f"{row['id']}-{place}", image)) for place, image in images]
         return row
-
-    def _bad(self, number: int, reason: str) -> None:
-        if self.request.fail_on_bad:
-            raise ConfigError(f"{self.name}, row {number}: {reason}; --bad-rows skip leaves such rows out")
-        self._reject(number, reason)
 
     def _reject(self, number: int, reason: str) -> None:
         """Record a rejected row. The reason up to the colon is its kind. Kinds are counted."""

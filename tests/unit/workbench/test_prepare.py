@@ -1,6 +1,5 @@
 """`prepare` turns published rows into the files of a task. The task is made for these tests."""
 
-import csv
 import itertools
 import json
 import random
@@ -111,7 +110,7 @@ def test_prompt_and_limits(tmp_path, shared, other):
     assert len(lines(tmp_path / "out" / "held_out.jsonl")) == 5
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
 def test_formats_give_the_same_rows(tmp_path, other, kind):
     rows = [{"question": f"wie viel ist {i}, ü?\n{i}", "gold": str(i)} for i in range(30)]
     path = tmp_path / f"rows.{kind}"
@@ -119,26 +118,11 @@ def test_formats_give_the_same_rows(tmp_path, other, kind):
         jsonl(path, rows)
     elif kind == "json":
         path.write_text(json.dumps(rows))
-    elif kind == "csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["question", "gold"])
-            writer.writeheader()
-            writer.writerows(rows)
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
     found = lines(tmp_path / "out" / "other.jsonl")
     assert [(row["input"], row["label"]) for row in found] == [(row["question"], row["gold"]) for row in rows]
-
-
-def test_odd_files_that_spreadsheets_write(tmp_path):
-    """The file has a byte order mark, a row with too many cells, and a cell with 200,000 characters."""
-    path = tmp_path / "rows.csv"
-    text = f"question,gold\none,1\ntwo,2,3\n{'x' * 200_000},4\n"
-    path.write_text(text, encoding="utf-8-sig")
-    manifest = prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
-    assert manifest["parts"]["other"]["rejected"] == {"more cells than columns": 1}
-    assert [len(row["input"]) for row in lines(tmp_path / "out" / "other.jsonl")] == [3, 200_000]
 
 
 def test_saved_folder_of_datasets(tmp_path):
@@ -209,14 +193,12 @@ def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
     assert numbers == list(range(1, len(rows) + 1))
 
 
-def test_bad_row_is_named_and_can_be_fatal(tmp_path, shared, other):
+def test_bad_row_is_named(tmp_path, shared, other):
     with other.open("a") as file:
         file.write(json.dumps({"question": "odd", "gold": "many"}) + "\n")
     prepare(TASK, request(tmp_path, shared, other))
     (rejected,) = lines(tmp_path / "out" / "other.rejected.jsonl")
     assert rejected == {"row": 5, "kind": "label is no number", "reason": "label is no number: 'many'"}
-    with pytest.raises(ConfigError, match=r"other, row 5: label is no number: 'many'; --bad-rows skip"):
-        prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "strict", fail_on_bad=True))
 
 
 def test_long_prompts_are_left_out(tmp_path, shared, other):
@@ -455,11 +437,10 @@ def test_files_that_cannot_be_read(tmp_path):
             prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
 
     fails("none.jsonl", None, "other: local copy is .*none.jsonl; it must be a file that exists")
-    fails("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .csv, .parquet")
+    fails("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .parquet")
     fails("rows.json", b"{", "rows.json cannot be read")
     fails("rows.json", b"{}", "it is a dict and must be a list of objects")
     fails("rows.parquet", b"PAR1", "rows.parquet cannot be read")
-    fails("rows.csv", b"question,gold\n\xff,1\n", "rows.csv, after line")
     wrong = json.dumps({"prompt": "a", "gold": 1}).encode()
     fails("rows.jsonl", wrong, "has the columns prompt, gold; it must have question, gold, as in someone/other")
 
@@ -508,7 +489,7 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
         assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
         assert str(error.value) == (
             "held_out: someone/shared cannot be read from the model hub (it does not answer): ConnectionError: "
-            "Couldn't reach it. Without the hub, give copies, each a file (.jsonl, .json, .csv, .parquet) or a folder: "
+            "Couldn't reach it. Without the hub, give copies, each a file (.jsonl, .json, .parquet) or a folder: "
             "--local held_out=PATH (columns question, gold) --local other=PATH (columns question, gold)"
         )
 
@@ -534,8 +515,6 @@ def test_hub_rows_and_commit(tmp_path, monkeypatch):
     assert len(lines(tmp_path / "out" / "other.jsonl")) == 5
     prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
     assert len(asked) == 1  # kept without asking the hub
-    prepare(TASK, Request(out=tmp_path / "out", parts=("other",), refresh=True))
-    assert len(asked) == 2
 
 
 def test_manifest_of_another_task(tmp_path):
@@ -564,11 +543,6 @@ def test_command(tmp_path, capsys):
     local = ["--local", f"train={shared}", "--local", f"held_out={shared}"]
     (out / "train.rejected.jsonl").unlink()
     assert run([*words, *local, "--limit", "train=4"]) == 0 and not (out / "train.rejected.jsonl").exists()
-    assert run([*words, *local, "--limit", "train=4", "--refresh"]) == 0 and (out / "train.rejected.jsonl").exists()
-    jsonl(shared, [*rows, {"question": "odd", "gold": "many"}])
-    assert run([*words, *local, "--bad-rows", "fail"]) == 2
-    assert "row 31: label is no number" in capsys.readouterr().err
-    jsonl(shared, rows)
     other = jsonl(tmp_path / "other.jsonl", [rows[3]])
     words[-1] = "other,train"
     everything = ["--local", f"train={shared}", "--local", f"other={other}", "--seed", "3"]
