@@ -115,10 +115,10 @@ def _overlap_lines(manifest: Mapping[str, Any], request: Request) -> list[str]:
         lines.append(f"rejected rows, each with its reason: {request.out}/PART.rejected.jsonl")
     for part, counts in manifest["overlap"]["benchmarks"].items():
         total = manifest["parts"][part]["written"]
-        if counts["same"] or counts["near"]:
+        if counts["same"]:
             lines.append(
-                f"[bold]overlap[/]: {counts['same']} of {total} problems of {part} are in the training data, and "
-                f"{counts['near']} more nearly are ({request.out}/overlap.jsonl); --overlap drop leaves them out there"
+                f"[bold]overlap[/]: {counts['same']} of {total} problems of {part} are in the training data "
+                f"({request.out}/overlap.jsonl); --overlap drop leaves them out there"
             )
         else:
             lines.append(f"overlap: no problem of {part} is in the training data")

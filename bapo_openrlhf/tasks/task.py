@@ -86,8 +86,6 @@ class Task:
         generate: Makes problems from (generator, part, number, seed), for tasks that need no published data.
         generators: The names of generators, each with a description.
         sizes: The default number of generated problems by generator and part.
-        compare_texts: Whether different problems have different words. Then training problems with nearly the words of
-            a test problem are searched for.
     """
 
     name: str
@@ -99,7 +97,6 @@ class Task:
     generate: Callable[[str, str, int, int], Iterator[Problem]] | None = None
     generators: Mapping[str, str] | None = None
     sizes: Mapping[str, Mapping[str, int]] | None = None
-    compare_texts: bool = False
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -15,7 +15,6 @@ from tqdm import tqdm
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.state_file import write_atomically
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
-from bapo_openrlhf.workbench.prepare.overlap import TestIndex
 from bapo_openrlhf.workbench.prepare.source_rows import HubError, SourceRows, digest, local_copies, open_source
 
 FORMAT = 1
@@ -80,7 +79,7 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
         _write_json(request.out / MANIFEST, manifest)
     compared = {part: entry["sha256"] for part, entry in manifest["parts"].items()}
     if manifest["overlap"].get("of") != compared:
-        manifest["overlap"] = {"of": compared, "benchmarks": _overlap(task, request.out, list(compared))}
+        manifest["overlap"] = {"of": compared, "benchmarks": _overlap(request.out, list(compared))}
         _write_json(request.out / MANIFEST, manifest)
     return manifest
 
@@ -231,9 +230,9 @@ class _Build:
 
     def write(self, problems: Iterable[tuple[int, Problem]], style: str) -> int:
         """Write the rows of the part and the rejected rows. Returns the number of rows of the part."""
-        prompt, tests = self.task.prompts[style], None
+        prompt, tests = self.task.prompts[style], dict[str, list[str]]()
         if self.name == "train" and self.request.drop_overlap:
-            tests = _index(self.task, self.request.out, list(self.task.benchmarks))
+            tests = _tests(self.request.out, self.task.benchmarks)
         path, written = self.request.out / f"{self.name}.jsonl", 0
         unfinished = path.with_name(path.name + ".tmp")
         with unfinished.open("w", encoding="utf-8") as file:
@@ -241,8 +240,8 @@ class _Build:
                 row = self._row(number, problem, prompt(problem))
                 if row is None:
                     continue
-                if tests is not None and (matches := tests.matches(row)):
-                    self._reject(number, f"in a benchmark: {matches[0].test}")
+                if same := tests.get(row["key"]):
+                    self._reject(number, f"in a benchmark: {same[0]}")
                     continue
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 written += 1
@@ -288,25 +287,25 @@ def _image(out: Path, name: str, content: bytes) -> Path:
 # ── overlap ──
 
 
-def _overlap(task: Task, out: Path, parts: Sequence[str]) -> dict[str, Any]:
+def _overlap(out: Path, parts: Sequence[str]) -> dict[str, Any]:
     """Numbers of test problems that are also in the training data, by benchmark. Writes the pairs to overlap.jsonl."""
     if "train" not in parts:
         return {}
     benchmarks = [part for part in parts if part != "train"]
-    index = _index(task, out, benchmarks)
-    pairs = [pair for row in _rows(out / "train.jsonl") for pair in index.matches(row)]
-    _write_lines(
-        out / "overlap.jsonl",
-        [{"train": pair.train, "test": pair.test, "share": round(pair.share, 3)} for pair in pairs],
-    )
-    tests = {(pair.test, pair.same) for pair in pairs}
-    counts = Counter((test.rpartition("-")[0], same) for test, same in tests)  # An id is PART-NUMBER.
-    return {part: {"same": counts[part, True], "near": counts[part, False]} for part in benchmarks}
+    tests = _tests(out, benchmarks)
+    pairs = [(row["id"], test) for row in _rows(out / "train.jsonl") for test in tests.get(row["key"], ())]
+    _write_lines(out / "overlap.jsonl", [{"train": train, "test": test} for train, test in pairs])
+    counts = Counter(test.rpartition("-")[0] for test in {test for _, test in pairs})  # An id is PART-NUMBER.
+    return {part: {"same": counts[part]} for part in benchmarks}
 
 
-def _index(task: Task, out: Path, benchmarks: Sequence[str]) -> TestIndex:
-    rows = (row for part in benchmarks for row in _rows(out / f"{part}.jsonl"))
-    return TestIndex(rows, texts=task.compare_texts)
+def _tests(out: Path, benchmarks: Iterable[str]) -> dict[str, list[str]]:
+    """The ids of the test problems by key."""
+    ids: dict[str, list[str]] = {}
+    for part in benchmarks:
+        for row in _rows(out / f"{part}.jsonl"):
+            ids.setdefault(row["key"], []).append(row["id"])
+    return ids
 
 
 # ── files ──

@@ -20,7 +20,6 @@ from bapo_openrlhf.tasks import get_task, task_of
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key
 from bapo_openrlhf.workbench.prepare import build, source_rows
 from bapo_openrlhf.workbench.prepare.build import Request, prepare, read_manifest
-from bapo_openrlhf.workbench.prepare.overlap import COMMON, NEAR, SHINGLE, TestIndex, shingles
 
 BASE_MODEL = Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py"
 SHARED = Source("someone/shared", ("question", "gold"), rows=30)
@@ -51,7 +50,6 @@ TASK = Task(
     generate=generate,
     generators={"counting": "numbers"},
     sizes={"counting": {"train": 20, "held_out": 4, "other": 3}},
-    compare_texts=True,
 )
 
 
@@ -299,87 +297,29 @@ def test_interrupted_call_goes_on_to_the_same_files(tmp_path, shared, other, mon
 
 
 def test_overlap_is_counted_and_can_be_dropped(tmp_path, shared):
-    words = "the quick brown fox jumps over the lazy dog while seven tired cats look on"
-    rows = [{"question": f"question number {i}", "gold": i} for i in range(29)] + [{"question": words, "gold": 1}]
-    jsonl(shared, rows)
+    jsonl(shared, [{"question": f"question number {i}", "gold": i} for i in range(30)])
     other = jsonl(
         tmp_path / "other.jsonl",
         [
             {"question": "Question  number 3.", "gold": 3},
-            {"question": words.replace("look on", "look away"), "gold": 1},
+            {"question": "question number 30", "gold": 30},
             {"question": "something else altogether", "gold": 1},
         ],
     )
     task = Task(**{**vars(TASK), "train": Part("train", SHARED), "benchmarks": {"other": Part("Other", OTHER)}})
     local = {"train": shared, "other": other}
     manifest = prepare(task, Request(out=tmp_path / "out", local=local))
-    assert manifest["overlap"]["benchmarks"] == {"other": {"same": 1, "near": 1}}
+    assert manifest["overlap"]["benchmarks"] == {"other": {"same": 1}}
     pairs = lines(tmp_path / "out" / "overlap.jsonl")
-    assert [(pair["train"], pair["test"]) for pair in pairs] == [("train-4", "other-1"), ("train-30", "other-2")]
-    assert pairs[0]["share"] == 1 and 0.5 <= pairs[1]["share"] < 1
+    assert pairs == [{"train": "train-4", "test": "other-1"}]
     assert len(lines(tmp_path / "out" / "train.jsonl")) == 30
     dropped = prepare(task, Request(out=tmp_path / "out", local=local, drop_overlap=True))
-    assert dropped["overlap"]["benchmarks"] == {"other": {"same": 0, "near": 0}}
-    assert dropped["parts"]["train"]["rejected"] == {"in a benchmark": 2}
+    assert dropped["overlap"]["benchmarks"] == {"other": {"same": 0}}
+    assert dropped["parts"]["train"]["rejected"] == {"in a benchmark": 1}
     assert list(dropped["parts"]) == ["other", "train"]  # in one call: the benchmarks come first
     at_once = prepare(task, Request(out=tmp_path / "at_once", local=local, drop_overlap=True))
-    assert at_once["parts"]["train"]["rejected"] == {"in a benchmark": 2}
+    assert at_once["parts"]["train"]["rejected"] == {"in a benchmark": 1}
     assert at_once["parts"]["other"]["rejected"] == {}
-    # without comparing texts only the same problem is found
-    exact = Task(**{**vars(task), "compare_texts": False})
-    assert prepare(exact, Request(out=tmp_path / "exact", local=local))["overlap"]["benchmarks"] == {
-        "other": {"same": 1, "near": 0}
-    }
-
-
-WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=14).map(" ".join)
-
-
-@settings(max_examples=200, deadline=None)
-@given(tests=st.lists(WORDS, max_size=5), train=WORDS)
-def test_near_problems_by_brute_force(tests, train):
-    def runs(text):
-        words = text.split()
-        return {tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1))}
-
-    rows = [{"id": f"t{i}", "key": text_key(text), "input": text} for i, text in enumerate(tests)]
-    found = TestIndex(rows, texts=True).matches({"id": "x", "key": text_key(train), "input": train})
-    common = Counter(run for text in tests for run in runs(text))
-    expected = set()
-    for i, text in enumerate(tests):
-        mine = {run for run in runs(text) if common[run] <= COMMON}
-        if text_key(text) == text_key(train):
-            expected.add((f"t{i}", True))
-        elif mine and len(mine & runs(train)) >= NEAR * len(mine):
-            expected.add((f"t{i}", False))
-    assert {(pair.test, pair.same) for pair in found} == expected
-    assert len(found) == len(expected)
-
-
-def near(train, *tests):
-    """The numbers of the tests that a training problem is near."""
-    rows = [{"id": str(i), "key": f"test {i}", "input": text} for i, text in enumerate(tests)]
-    return [int(pair.test) for pair in TestIndex(rows, texts=True).matches({"id": "x", "key": "x", "input": train})]
-
-
-def test_half_of_the_runs_is_near_and_less_is_not():
-    letters = [chr(ord("a") + i) for i in range(15)]  # 15 words: 8 runs of 8
-    text = " ".join(letters)
-    assert near(" ".join(letters[:11]), text) == [0]  # 4 of them
-    assert near(" ".join(letters[:10]), text) == []  # 3
-    assert near(" ".join(letters[:8]), " ".join(letters[:8])) == [0]  # one run
-    assert near(" ".join(letters[:9]), " ".join(letters[:8])) == [0]
-    assert near(" ".join(letters[1:9]), " ".join(letters[:9])) == [0]  # the second of two
-    assert near(text.upper(), text) == [0]
-
-
-def test_phrases_of_the_prompt_are_no_overlap():
-    phrase = "please think step by step and put the final answer into a box"
-    rows = [{"id": str(i), "key": str(i), "input": f"problem {i} {phrase}"} for i in range(COMMON + 1)]
-    assert TestIndex(rows, texts=True).matches({"id": "x", "key": "x", "input": f"unrelated {phrase}"}) == []
-    phrases = [f"problem {phrase}"] * COMMON
-    assert near(f"unrelated {phrase}", *phrases) == list(range(COMMON))  # one test problem fewer: it may be a problem
-    assert shingles("") == set()
 
 
 # ── generated problems, images, tokens ──
