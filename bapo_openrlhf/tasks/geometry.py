@@ -282,6 +282,5 @@ TASK = Task(
     problem=problem,
     prompts={"boxed": boxed_prompt},
     generate=generate,
-    generators={"drawn": "right triangles, rectangles and angle sums, drawn with their numbers"},
     sizes={"drawn": {"train": 1024, "geo3k_val": 128, "geo3k_test": 128}},
 )

@@ -86,7 +86,7 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
 
 def _check(task: Task, request: Request) -> None:
     asked = [("part", part, task.parts) for part in (*(request.parts or ()), *request.local, *request.limits)]
-    asked += [("prompt", request.style, task.prompts), ("generator", request.generator, task.generators or {})]
+    asked += [("prompt", request.style, task.prompts), ("generator", request.generator, task.sizes or {})]
     for kind, name, known in asked:
         if name is not None and name not in known:
             raise ConfigError(f"{kind} is {name!r}; {task.name} has {', '.join(known) or 'none'}")

@@ -48,7 +48,6 @@ TASK = Task(
     problem=problem,
     prompts={"plain": lambda problem: problem.text, "loud": lambda problem: f"Solve: {problem.text}"},
     generate=generate,
-    generators={"counting": "numbers"},
     sizes={"counting": {"train": 20, "held_out": 4, "other": 3}},
 )
 
