@@ -43,12 +43,10 @@ def _parser(prog: str) -> Parser:
         "times (default: the number of the paper, or of the generator)")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of the order in which one data set is divided into parts, and of "
         "generated problems (default: 0)")  # fmt: skip
-    add("--bad-rows", choices=["skip", "fail"], default="skip", help="skip and count bad rows, or stop (default: skip)")
     add("--overlap", choices=["report", "drop"], default="report",
         help="report training problems that are in a benchmark, or leave them out (default: report)")  # fmt: skip
     add("--tokenizer", help="model whose tokenizer counts the tokens of prompts, with its chat template if it has one")
     add("--max-prompt-tokens", type=int, default=2048, help="longer prompts are left out (default: 2048)")
-    add("--refresh", action="store_true", help="make existing files again")
     return parser
 
 
@@ -63,12 +61,10 @@ def _request(task: Task, given: argparse.Namespace) -> Request:
         style=given.prompt,
         seed=given.seed,
         limits=_limits(given.limit),
-        fail_on_bad=given.bad_rows == "fail",
         drop_overlap=given.overlap == "drop",
         tokens=_token_counter(given.tokenizer) if given.tokenizer else None,
         max_tokens=given.max_prompt_tokens,
         tokenizer=given.tokenizer,
-        refresh=given.refresh,
     )
 
 
@@ -119,10 +115,10 @@ def _overlap_lines(manifest: Mapping[str, Any], request: Request) -> list[str]:
         lines.append(f"rejected rows, each with its reason: {request.out}/PART.rejected.jsonl")
     for part, counts in manifest["overlap"]["benchmarks"].items():
         total = manifest["parts"][part]["written"]
-        if counts["same"] or counts["near"]:
+        if counts["same"]:
             lines.append(
-                f"[bold]overlap[/]: {counts['same']} of {total} problems of {part} are in the training data, and "
-                f"{counts['near']} more nearly are ({request.out}/overlap.jsonl); --overlap drop leaves them out there"
+                f"[bold]overlap[/]: {counts['same']} of {total} problems of {part} are in the training data "
+                f"({request.out}/overlap.jsonl); --overlap drop leaves them out there"
             )
         else:
             lines.append(f"overlap: no problem of {part} is in the training data")

@@ -1,7 +1,6 @@
 """`bapo-openrlhf watch`: shows a run in the terminal while it goes on."""
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,15 +27,17 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
         "The command ends with the run, or with Ctrl-C. If the output is not a terminal, if TERM is dumb, or if "
         "NO_COLOR is set, it prints one picture in ASCII, then one line per step.",
     )
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run on this machine")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     args = parser.parse_args(argv)
+    if args.run.is_dir() and not any((args.run / name).exists() for name in (RUN, METRICS)):
+        raise ConfigError(no_run(args.run))
 
     console = Console(highlight=False)
     if is_plain(console):
         console = Console(highlight=False, color_system=None)
     try:
-        follower = Follower(run_folder(args.run))
+        follower = Follower(args.run)
         if args.once:
             follower.poll()
             if follower.problem:
@@ -49,25 +50,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     except KeyboardInterrupt:
         pass
     return 0
-
-
-def run_folder(run: str) -> Path:
-    """The folder that RUN names.
-
-    Raises:
-        ConfigError: The folder has no run. Or there is no such folder, and RUN looks like HOST:FOLDER.
-    """
-    remote = re.fullmatch(r"([^\s:/-][^\s:/]*):(\S+)", run)
-    if remote and not Path(run).exists():
-        host, folder = remote.groups()
-        raise ConfigError(
-            f"run {run!r} is on another machine, but watch reads only folders of this machine; "
-            f"type: ssh -t {host} bapo-openrlhf watch {folder}"
-        )
-    folder = Path(run)
-    if folder.is_dir() and not any((folder / name).exists() for name in (RUN, METRICS)):
-        raise ConfigError(no_run(folder))
-    return folder
 
 
 def is_plain(console: Console) -> bool:

@@ -7,6 +7,7 @@ and Rollout Replay". Details follow its authors' code (ASTRAL-Group/data-efficie
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -61,11 +62,6 @@ class HistoryPredictor:
         self.right, self.responses = state["right"], state["responses"]
 
 
-# By the name in the option `predictor`. Another predictor is a class with these four methods, such as the paper's:
-# attention over reference prompts, which needs their embeddings.
-PREDICTORS = {"history": HistoryPredictor}
-
-
 class LatestGroups(ReplayBuffer):
     """The last group of each prompt if it is informative, first in, first out, without a limit of age.
 
@@ -82,6 +78,7 @@ class LatestGroups(ReplayBuffer):
             super().add(group)
 
 
+@dataclass(eq=False, kw_only=True)
 class DOTS(Method):
     """Generates for prompts that should be of medium difficulty, and fills the rest of the batch with stored groups.
 
@@ -108,7 +105,6 @@ class DOTS(Method):
             almost draws uniformly.
         fresh_share: Share of the batch that is fresh, above 0, at most 1. 1 means no replay.
         buffer_groups: Most groups stored. Beyond them, the oldest is evicted.
-        predictor: Where p comes from: history.
         decay: Decay of the predictor, within [0, 1]: each new group of a prompt multiplies the weight of the earlier
             ones by it.
 
@@ -120,36 +116,28 @@ class DOTS(Method):
     STATE = ("rng", "predictor", "replay")
     METRICS = (CAPACITY, *ReplayBuffer.METRICS, *FORECAST_METRICS)
 
-    def __init__(
-        self,
-        *,
-        capacity: int,
-        seed: int = 0,
-        candidates: int = 8,
-        temperature: float = 1e-3,
-        fresh_share: Fraction = Fraction(1, 2),
-        buffer_groups: int = 512,
-        predictor: str = "history",
-        decay: float = 0.5,
-    ) -> None:
-        for name, count in (("candidates", candidates), ("buffer_groups", buffer_groups)):
+    capacity: int
+    seed: int = 0
+    candidates: int = 8
+    temperature: float = 1e-3
+    fresh_share: Fraction = Fraction(1, 2)
+    buffer_groups: int = 512
+    decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, count in (("candidates", self.candidates), ("buffer_groups", self.buffer_groups)):
             if count < 1:
                 raise ValueError(f"{name} is {count}; it must be at least 1")
-        if not (temperature > 0 and math.isfinite(temperature)):
-            raise ValueError(f"temperature is {temperature}; it must be a finite number above 0")
-        if not 0 < fresh_share <= 1:
-            raise ValueError(f"fresh_share is {fresh_share}; it must be above 0 and at most 1")
-        if predictor not in PREDICTORS:
-            raise ValueError(f"predictor is {predictor!r}; it must be one of {', '.join(PREDICTORS)}")
-        if not 0 <= decay <= 1:
-            raise ValueError(f"decay is {decay}; it must be within [0, 1]")
-        self.capacity = capacity
-        self.candidates = candidates
-        self.temperature = temperature
-        self.replay_places = math.floor((1 - fresh_share) * self.capacity)
-        self.rng = np.random.Generator(np.random.PCG64(seed))
-        self.predictor = PREDICTORS[predictor](decay)
-        self.replay = LatestGroups(buffer_groups)
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature is {self.temperature}; it must be a finite number above 0")
+        if not 0 < self.fresh_share <= 1:
+            raise ValueError(f"fresh_share is {self.fresh_share}; it must be above 0 and at most 1")
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay is {self.decay}; it must be within [0, 1]")
+        self.replay_places = math.floor((1 - self.fresh_share) * self.capacity)
+        self.rng = np.random.Generator(np.random.PCG64(self.seed))
+        self.predictor = HistoryPredictor(self.decay)
+        self.replay = LatestGroups(self.buffer_groups)
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """`count` candidates drawn without replacement, in the order in which they were given."""

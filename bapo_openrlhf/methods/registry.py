@@ -65,14 +65,8 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
         options: The method's options, each as NAME=VALUE.
 
     Raises:
-        ConfigError: The method has no such option or refuses its value, or its constructor still asks for `quantum`.
+        ConfigError: The method has no such option or refuses its value.
     """
-    if "quantum" in kind.parameters():
-        raise ConfigError(
-            f"adapt.method {kind.__name__}: its constructor asks for `quantum`; a batch may hold any number of groups "
-            "now, so delete the parameter and everything that rounds to it (for example `total - total % self.quantum` "
-            "becomes `total`)"
-        )
     own = _options(kind, given)
     chosen: dict[str, Any] = {}
     for word in options:

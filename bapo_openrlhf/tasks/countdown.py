@@ -406,10 +406,6 @@ TASK = Task(
     problem=problem,
     prompts={"words": words_prompt, "short": short_prompt},
     generate=generate,
-    generators={
-        "published": "as the published data: 3 or 4 numbers of 1 to 99, targets of 10 to 99",
-        "small": "2 to 4 small numbers, for the quickstart's model",
-    },
     sizes={
         "published": {"train": 10_000, "cd34": HELD_OUT, "cd4": HELD_OUT},
         # The train part is 48 steps of 32 prompts. There are about 2850 different problems.

@@ -84,10 +84,7 @@ class Task:
         problem: Makes a Problem from a published row. It raises BadRow if that is impossible.
         prompts: Functions that make a prompt without chat markup, by name. The first is the default.
         generate: Makes problems from (generator, part, number, seed), for tasks that need no published data.
-        generators: The names of generators, each with a description.
-        sizes: The default number of generated problems by generator and part.
-        compare_texts: Whether different problems have different words. Then training problems with nearly the words of
-            a test problem are searched for.
+        sizes: The default number of generated problems by generator and part. It names the generators.
     """
 
     name: str
@@ -97,9 +94,7 @@ class Task:
     problem: Callable[[Mapping[str, Any]], Problem]
     prompts: Mapping[str, Callable[[Problem], str]]
     generate: Callable[[str, str, int, int], Iterator[Problem]] | None = None
-    generators: Mapping[str, str] | None = None
     sizes: Mapping[str, Mapping[str, int]] | None = None
-    compare_texts: bool = False
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -95,7 +95,6 @@ PRINTED = {
     "not prepared": ["train", "--config", "configs/ba_ppo_qwen3_4b.yaml"],
     "columns of a copy": ["prepare", "math", "--parts", "train", "--local", "train=other.jsonl"],
     "no usable row": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl"],
-    "bad rows": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl", "--bad-rows", "fail"],
     "unknown flag": ["check", "--config", "quickstart.yaml"],
     "contradiction": [*CHECK, "--algo.advantage.estimator", "group_norm"],
     "batch size": [*CHECK, "--train.batch_size", "100"],

@@ -15,7 +15,6 @@ from tqdm import tqdm
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.state_file import write_atomically
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
-from bapo_openrlhf.workbench.prepare.overlap import TestIndex
 from bapo_openrlhf.workbench.prepare.source_rows import HubError, SourceRows, digest, local_copies, open_source
 
 FORMAT = 1
@@ -34,12 +33,10 @@ class Request:
         style: Name of one of the task's prompts. None means the first.
         seed: Seed of the order in which shuffled parts are divided, and of generated problems.
         limits: The most problems by part. Other parts have the number of the paper or of the generator.
-        fail_on_bad: Whether a bad row is an error. Otherwise it is skipped and counted.
         drop_overlap: Whether training problems that are in a benchmark are left out. Otherwise they are only reported.
         tokens: Counts the tokens of a prompt with chat markup. None means that they are not counted.
         max_tokens: The most tokens of a prompt if they are counted.
         tokenizer: Name of the tokenizer that `tokens` uses, for the manifest.
-        refresh: Whether existing files are made again.
     """
 
     out: Path
@@ -49,12 +46,10 @@ class Request:
     style: str | None = None
     seed: int = 0
     limits: Mapping[str, int] = field(default_factory=dict)
-    fail_on_bad: bool = False
     drop_overlap: bool = False
     tokens: Callable[[str], int] | None = None
     max_tokens: int = 0
     tokenizer: str | None = None
-    refresh: bool = False
 
 
 def prepare(task: Task, request: Request) -> dict[str, Any]:
@@ -68,8 +63,7 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
         The manifest.
 
     Raises:
-        ConfigError: A part, prompt or generator is unknown, data cannot be read, no row can be used, or there is a bad
-            row and `fail_on_bad`.
+        ConfigError: A part, prompt or generator is unknown, data cannot be read, or no row can be used.
     """
     _check(task, request)
     request.out.mkdir(parents=True, exist_ok=True)
@@ -85,14 +79,14 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
         _write_json(request.out / MANIFEST, manifest)
     compared = {part: entry["sha256"] for part, entry in manifest["parts"].items()}
     if manifest["overlap"].get("of") != compared:
-        manifest["overlap"] = {"of": compared, "benchmarks": _overlap(task, request.out, list(compared))}
+        manifest["overlap"] = {"of": compared, "benchmarks": _overlap(request.out, list(compared))}
         _write_json(request.out / MANIFEST, manifest)
     return manifest
 
 
 def _check(task: Task, request: Request) -> None:
     asked = [("part", part, task.parts) for part in (*(request.parts or ()), *request.local, *request.limits)]
-    asked += [("prompt", request.style, task.prompts), ("generator", request.generator, task.generators or {})]
+    asked += [("prompt", request.style, task.prompts), ("generator", request.generator, task.sizes or {})]
     for kind, name, known in asked:
         if name is not None and name not in known:
             raise ConfigError(f"{kind} is {name!r}; {task.name} has {', '.join(known) or 'none'}")
@@ -130,7 +124,7 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
     made = manifest["parts"].get(name)
     path = request.out / f"{name}.jsonl"
     asked = _asked(task, name, request, manifest)
-    same = made is not None and not request.refresh and made["asked"] == asked and digest(path) == made["sha256"]
+    same = made is not None and made["asked"] == asked and digest(path) == made["sha256"]
     copy = request.local.get(name)
     # The hub is asked only if the part must be made. A local copy is always read for its digest.
     if same and (request.generator is not None or (copy is None and made["origin"]["from"] == asked["hub"])):
@@ -219,7 +213,7 @@ class _Build:
                     raise row
                 problem = self.task.problem(row)
             except BadRow as error:
-                self._bad(number, str(error))
+                self._reject(number, str(error))
                 continue
             if problem.key in seen:
                 first, label = seen[problem.key]
@@ -236,9 +230,9 @@ class _Build:
 
     def write(self, problems: Iterable[tuple[int, Problem]], style: str) -> int:
         """Write the rows of the part and the rejected rows. Returns the number of rows of the part."""
-        prompt, tests = self.task.prompts[style], None
+        prompt, tests = self.task.prompts[style], dict[str, list[str]]()
         if self.name == "train" and self.request.drop_overlap:
-            tests = _index(self.task, self.request.out, list(self.task.benchmarks))
+            tests = _tests(self.request.out, self.task.benchmarks)
         path, written = self.request.out / f"{self.name}.jsonl", 0
         unfinished = path.with_name(path.name + ".tmp")
         with unfinished.open("w", encoding="utf-8") as file:
@@ -246,8 +240,8 @@ class _Build:
                 row = self._row(number, problem, prompt(problem))
                 if row is None:
                     continue
-                if tests is not None and (matches := tests.matches(row)):
-                    self._reject(number, f"in a benchmark: {matches[0].test}")
+                if same := tests.get(row["key"]):
+                    self._reject(number, f"in a benchmark: {same[0]}")
                     continue
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 written += 1
@@ -261,7 +255,7 @@ class _Build:
     def _row(self, number: int, problem: Problem, text: str) -> dict[str, Any] | None:
         """The row that OpenRLHF reads. None means that the prompt is too long."""
         if self.request.tokens is not None and (count := self.request.tokens(text)) > self.request.max_tokens:
-            self._bad(number, f"prompt too long: {count} tokens, at most {self.request.max_tokens}")
+            self._reject(number, f"prompt too long: {count} tokens, at most {self.request.max_tokens}")
             return None
         key = hashlib.blake2b(problem.key.encode(), digest_size=8).hexdigest()
         row = {
@@ -275,11 +269,6 @@ class _Build:
             images = enumerate(problem.images)
             row["images"] = [str(_image(self.request.out, f"{row['id']}-{place}", image)) for place, image in images]
         return row
-
-    def _bad(self, number: int, reason: str) -> None:
-        if self.request.fail_on_bad:
-            raise ConfigError(f"{self.name}, row {number}: {reason}; --bad-rows skip leaves such rows out")
-        self._reject(number, reason)
 
     def _reject(self, number: int, reason: str) -> None:
         """Record a rejected row. The reason up to the colon is its kind. Kinds are counted."""
@@ -298,25 +287,25 @@ def _image(out: Path, name: str, content: bytes) -> Path:
 # ── overlap ──
 
 
-def _overlap(task: Task, out: Path, parts: Sequence[str]) -> dict[str, Any]:
+def _overlap(out: Path, parts: Sequence[str]) -> dict[str, Any]:
     """Numbers of test problems that are also in the training data, by benchmark. Writes the pairs to overlap.jsonl."""
     if "train" not in parts:
         return {}
     benchmarks = [part for part in parts if part != "train"]
-    index = _index(task, out, benchmarks)
-    pairs = [pair for row in _rows(out / "train.jsonl") for pair in index.matches(row)]
-    _write_lines(
-        out / "overlap.jsonl",
-        [{"train": pair.train, "test": pair.test, "share": round(pair.share, 3)} for pair in pairs],
-    )
-    tests = {(pair.test, pair.same) for pair in pairs}
-    counts = Counter((test.rpartition("-")[0], same) for test, same in tests)  # An id is PART-NUMBER.
-    return {part: {"same": counts[part, True], "near": counts[part, False]} for part in benchmarks}
+    tests = _tests(out, benchmarks)
+    pairs = [(row["id"], test) for row in _rows(out / "train.jsonl") for test in tests.get(row["key"], ())]
+    _write_lines(out / "overlap.jsonl", [{"train": train, "test": test} for train, test in pairs])
+    counts = Counter(test.rpartition("-")[0] for test in {test for _, test in pairs})  # An id is PART-NUMBER.
+    return {part: {"same": counts[part]} for part in benchmarks}
 
 
-def _index(task: Task, out: Path, benchmarks: Sequence[str]) -> TestIndex:
-    rows = (row for part in benchmarks for row in _rows(out / f"{part}.jsonl"))
-    return TestIndex(rows, texts=task.compare_texts)
+def _tests(out: Path, benchmarks: Iterable[str]) -> dict[str, list[str]]:
+    """The ids of the test problems by key."""
+    ids: dict[str, list[str]] = {}
+    for part in benchmarks:
+        for row in _rows(out / f"{part}.jsonl"):
+            ids.setdefault(row["key"], []).append(row["id"])
+    return ids
 
 
 # ── files ──

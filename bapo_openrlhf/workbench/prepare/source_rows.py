@@ -1,6 +1,5 @@
 """The rows of published data sets, from the model hub or from a local copy in a usual format."""
 
-import csv
 import hashlib
 import importlib
 import json
@@ -20,7 +19,7 @@ from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks.task import BadRow, Source
 
 PATIENCE = 5  # seconds in which the hub must answer
-FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+FORMATS = (".jsonl", ".json", ".parquet")
 ROWS_AT_A_TIME = 256
 
 
@@ -102,7 +101,7 @@ def _local(part: str, source: Source, path: Path) -> SourceRows:
     if not path.is_file():
         raise ConfigError(f"{part}: local copy is {path}; it must be a file that exists")
     origin = {"from": str(path), "sha256": digest(path)}
-    read = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}[path.suffix]
+    read = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}[path.suffix]
     try:
         rows, size = read(path)
     except (OSError, ValueError) as error:  # The JSON, UTF-8 or parquet (ArrowInvalid) is broken.
@@ -128,21 +127,6 @@ def _json(path: Path) -> tuple[Iterator[dict[str, Any] | BadRow], int | None]:
     if not isinstance(rows, list):
         raise ValueError(f"it is a {type(rows).__name__} and must be a list of objects")
     return (row if isinstance(row, dict) else BadRow("no JSON object") for row in rows), len(rows)
-
-
-def _csv(path: Path) -> tuple[Iterator[dict[str, Any] | BadRow], int | None]:
-    def rows() -> Iterator[dict[str, Any] | BadRow]:
-        csv.field_size_limit(2**27)  # The default of 128 KiB is less than a long solution needs.
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = csv.DictReader(file)
-            try:
-                for row in lines:
-                    # Under the key None DictReader stores the cells that have no column.
-                    yield BadRow("more cells than columns") if None in row else row
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise ConfigError(f"{path}, after line {lines.line_num}: {error}") from None
-
-    return rows(), None
 
 
 def _parquet(path: Path) -> tuple[Iterator[dict[str, Any]], int | None]:

@@ -75,10 +75,6 @@ class TestOptions:
         with pytest.raises(ValueError, match=f"{name} is {value}; it must be {allowed}"):
             dots(**{name: value})
 
-    def test_unknown_predictor(self):
-        with pytest.raises(ValueError, match="predictor is 'attention'; it must be one of history"):
-            dots(predictor="attention")
-
     def test_bounds_are_in_range(self):
         for name, value in (("candidates", 1), ("buffer_groups", 1), ("fresh_share", F(1)), ("decay", 0.0)):
             dots(**{name: value})

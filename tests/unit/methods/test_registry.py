@@ -46,13 +46,6 @@ SOURCE = """
         def __init__(self, seed, strength): pass
     class Other: pass
     number = 3
-
-    class Rounds(Complete):  # as the documentation once had it
-        def __init__(self, capacity: int, quantum: int = 1, memory: int = 64) -> None:
-            self.capacity, self.quantum = capacity, quantum
-    class Insists(Complete):
-        def __init__(self, *, quantum, capacity): pass
-    class Inherits(Rounds): pass
 """
 
 
@@ -189,18 +182,6 @@ def test_a_method_without_options_says_so(file):
         build(method_class(f"{file}:Plain"), GIVEN, ["a=1"])
     with pytest.raises(ConfigError, match="strength must have a default, or be one of capacity, group_size"):
         build(method_class(f"{file}:Demanding"), GIVEN, [])
-
-
-@pytest.mark.parametrize("name", ["Rounds", "Insists", "Inherits"])
-def test_a_method_that_rounds_to_a_quantum_is_told_what_to_delete(file, name):
-    adapt = AdaptConfig(method=f"{file}:{name}")
-    with pytest.raises(ConfigError) as error:
-        adapt.make_method(BatchArithmetic(8, 32, 32, 128, {"actor": 2}, 8, 8), seed=1)
-    assert str(error.value) == (
-        f"adapt.method {name}: its constructor asks for `quantum`; a batch may hold any number of groups now, so "
-        "delete the parameter and everything that rounds to it (for example `total - total % self.quantum` becomes "
-        "`total`)"
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`prepare` turns published rows into the files of a task. The task is made for these tests."""
 
-import csv
 import itertools
 import json
 import random
@@ -21,7 +20,6 @@ from bapo_openrlhf.tasks import get_task, task_of
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key
 from bapo_openrlhf.workbench.prepare import build, source_rows
 from bapo_openrlhf.workbench.prepare.build import Request, prepare, read_manifest
-from bapo_openrlhf.workbench.prepare.overlap import COMMON, NEAR, SHINGLE, TestIndex, shingles
 
 BASE_MODEL = Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py"
 SHARED = Source("someone/shared", ("question", "gold"), rows=30)
@@ -50,9 +48,7 @@ TASK = Task(
     problem=problem,
     prompts={"plain": lambda problem: problem.text, "loud": lambda problem: f"Solve: {problem.text}"},
     generate=generate,
-    generators={"counting": "numbers"},
     sizes={"counting": {"train": 20, "held_out": 4, "other": 3}},
-    compare_texts=True,
 )
 
 
@@ -111,7 +107,7 @@ def test_prompt_and_limits(tmp_path, shared, other):
     assert len(lines(tmp_path / "out" / "held_out.jsonl")) == 5
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
 def test_formats_give_the_same_rows(tmp_path, other, kind):
     rows = [{"question": f"wie viel ist {i}, ü?\n{i}", "gold": str(i)} for i in range(30)]
     path = tmp_path / f"rows.{kind}"
@@ -119,26 +115,11 @@ def test_formats_give_the_same_rows(tmp_path, other, kind):
         jsonl(path, rows)
     elif kind == "json":
         path.write_text(json.dumps(rows))
-    elif kind == "csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["question", "gold"])
-            writer.writeheader()
-            writer.writerows(rows)
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
     found = lines(tmp_path / "out" / "other.jsonl")
     assert [(row["input"], row["label"]) for row in found] == [(row["question"], row["gold"]) for row in rows]
-
-
-def test_odd_files_that_spreadsheets_write(tmp_path):
-    """The file has a byte order mark, a row with too many cells, and a cell with 200,000 characters."""
-    path = tmp_path / "rows.csv"
-    text = f"question,gold\none,1\ntwo,2,3\n{'x' * 200_000},4\n"
-    path.write_text(text, encoding="utf-8-sig")
-    manifest = prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
-    assert manifest["parts"]["other"]["rejected"] == {"more cells than columns": 1}
-    assert [len(row["input"]) for row in lines(tmp_path / "out" / "other.jsonl")] == [3, 200_000]
 
 
 def test_saved_folder_of_datasets(tmp_path):
@@ -209,14 +190,12 @@ def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
     assert numbers == list(range(1, len(rows) + 1))
 
 
-def test_bad_row_is_named_and_can_be_fatal(tmp_path, shared, other):
+def test_bad_row_is_named(tmp_path, shared, other):
     with other.open("a") as file:
         file.write(json.dumps({"question": "odd", "gold": "many"}) + "\n")
     prepare(TASK, request(tmp_path, shared, other))
     (rejected,) = lines(tmp_path / "out" / "other.rejected.jsonl")
     assert rejected == {"row": 5, "kind": "label is no number", "reason": "label is no number: 'many'"}
-    with pytest.raises(ConfigError, match=r"other, row 5: label is no number: 'many'; --bad-rows skip"):
-        prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "strict", fail_on_bad=True))
 
 
 def test_long_prompts_are_left_out(tmp_path, shared, other):
@@ -317,87 +296,29 @@ def test_interrupted_call_goes_on_to_the_same_files(tmp_path, shared, other, mon
 
 
 def test_overlap_is_counted_and_can_be_dropped(tmp_path, shared):
-    words = "the quick brown fox jumps over the lazy dog while seven tired cats look on"
-    rows = [{"question": f"question number {i}", "gold": i} for i in range(29)] + [{"question": words, "gold": 1}]
-    jsonl(shared, rows)
+    jsonl(shared, [{"question": f"question number {i}", "gold": i} for i in range(30)])
     other = jsonl(
         tmp_path / "other.jsonl",
         [
             {"question": "Question  number 3.", "gold": 3},
-            {"question": words.replace("look on", "look away"), "gold": 1},
+            {"question": "question number 30", "gold": 30},
             {"question": "something else altogether", "gold": 1},
         ],
     )
     task = Task(**{**vars(TASK), "train": Part("train", SHARED), "benchmarks": {"other": Part("Other", OTHER)}})
     local = {"train": shared, "other": other}
     manifest = prepare(task, Request(out=tmp_path / "out", local=local))
-    assert manifest["overlap"]["benchmarks"] == {"other": {"same": 1, "near": 1}}
+    assert manifest["overlap"]["benchmarks"] == {"other": {"same": 1}}
     pairs = lines(tmp_path / "out" / "overlap.jsonl")
-    assert [(pair["train"], pair["test"]) for pair in pairs] == [("train-4", "other-1"), ("train-30", "other-2")]
-    assert pairs[0]["share"] == 1 and 0.5 <= pairs[1]["share"] < 1
+    assert pairs == [{"train": "train-4", "test": "other-1"}]
     assert len(lines(tmp_path / "out" / "train.jsonl")) == 30
     dropped = prepare(task, Request(out=tmp_path / "out", local=local, drop_overlap=True))
-    assert dropped["overlap"]["benchmarks"] == {"other": {"same": 0, "near": 0}}
-    assert dropped["parts"]["train"]["rejected"] == {"in a benchmark": 2}
+    assert dropped["overlap"]["benchmarks"] == {"other": {"same": 0}}
+    assert dropped["parts"]["train"]["rejected"] == {"in a benchmark": 1}
     assert list(dropped["parts"]) == ["other", "train"]  # in one call: the benchmarks come first
     at_once = prepare(task, Request(out=tmp_path / "at_once", local=local, drop_overlap=True))
-    assert at_once["parts"]["train"]["rejected"] == {"in a benchmark": 2}
+    assert at_once["parts"]["train"]["rejected"] == {"in a benchmark": 1}
     assert at_once["parts"]["other"]["rejected"] == {}
-    # without comparing texts only the same problem is found
-    exact = Task(**{**vars(task), "compare_texts": False})
-    assert prepare(exact, Request(out=tmp_path / "exact", local=local))["overlap"]["benchmarks"] == {
-        "other": {"same": 1, "near": 0}
-    }
-
-
-WORDS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=14).map(" ".join)
-
-
-@settings(max_examples=200, deadline=None)
-@given(tests=st.lists(WORDS, max_size=5), train=WORDS)
-def test_near_problems_by_brute_force(tests, train):
-    def runs(text):
-        words = text.split()
-        return {tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1))}
-
-    rows = [{"id": f"t{i}", "key": text_key(text), "input": text} for i, text in enumerate(tests)]
-    found = TestIndex(rows, texts=True).matches({"id": "x", "key": text_key(train), "input": train})
-    common = Counter(run for text in tests for run in runs(text))
-    expected = set()
-    for i, text in enumerate(tests):
-        mine = {run for run in runs(text) if common[run] <= COMMON}
-        if text_key(text) == text_key(train):
-            expected.add((f"t{i}", True))
-        elif mine and len(mine & runs(train)) >= NEAR * len(mine):
-            expected.add((f"t{i}", False))
-    assert {(pair.test, pair.same) for pair in found} == expected
-    assert len(found) == len(expected)
-
-
-def near(train, *tests):
-    """The numbers of the tests that a training problem is near."""
-    rows = [{"id": str(i), "key": f"test {i}", "input": text} for i, text in enumerate(tests)]
-    return [int(pair.test) for pair in TestIndex(rows, texts=True).matches({"id": "x", "key": "x", "input": train})]
-
-
-def test_half_of_the_runs_is_near_and_less_is_not():
-    letters = [chr(ord("a") + i) for i in range(15)]  # 15 words: 8 runs of 8
-    text = " ".join(letters)
-    assert near(" ".join(letters[:11]), text) == [0]  # 4 of them
-    assert near(" ".join(letters[:10]), text) == []  # 3
-    assert near(" ".join(letters[:8]), " ".join(letters[:8])) == [0]  # one run
-    assert near(" ".join(letters[:9]), " ".join(letters[:8])) == [0]
-    assert near(" ".join(letters[1:9]), " ".join(letters[:9])) == [0]  # the second of two
-    assert near(text.upper(), text) == [0]
-
-
-def test_phrases_of_the_prompt_are_no_overlap():
-    phrase = "please think step by step and put the final answer into a box"
-    rows = [{"id": str(i), "key": str(i), "input": f"problem {i} {phrase}"} for i in range(COMMON + 1)]
-    assert TestIndex(rows, texts=True).matches({"id": "x", "key": "x", "input": f"unrelated {phrase}"}) == []
-    phrases = [f"problem {phrase}"] * COMMON
-    assert near(f"unrelated {phrase}", *phrases) == list(range(COMMON))  # one test problem fewer: it may be a problem
-    assert shingles("") == set()
 
 
 # ── generated problems, images, tokens ──
@@ -455,11 +376,10 @@ def test_files_that_cannot_be_read(tmp_path):
             prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
 
     fails("none.jsonl", None, "other: local copy is .*none.jsonl; it must be a file that exists")
-    fails("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .csv, .parquet")
+    fails("rows.xlsx", b"", "it must be a folder or a file of .jsonl, .json, .parquet")
     fails("rows.json", b"{", "rows.json cannot be read")
     fails("rows.json", b"{}", "it is a dict and must be a list of objects")
     fails("rows.parquet", b"PAR1", "rows.parquet cannot be read")
-    fails("rows.csv", b"question,gold\n\xff,1\n", "rows.csv, after line")
     wrong = json.dumps({"prompt": "a", "gold": 1}).encode()
     fails("rows.jsonl", wrong, "has the columns prompt, gold; it must have question, gold, as in someone/other")
 
@@ -508,7 +428,7 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
         assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
         assert str(error.value) == (
             "held_out: someone/shared cannot be read from the model hub (it does not answer): ConnectionError: "
-            "Couldn't reach it. Without the hub, give copies, each a file (.jsonl, .json, .csv, .parquet) or a folder: "
+            "Couldn't reach it. Without the hub, give copies, each a file (.jsonl, .json, .parquet) or a folder: "
             "--local held_out=PATH (columns question, gold) --local other=PATH (columns question, gold)"
         )
 
@@ -534,8 +454,6 @@ def test_hub_rows_and_commit(tmp_path, monkeypatch):
     assert len(lines(tmp_path / "out" / "other.jsonl")) == 5
     prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
     assert len(asked) == 1  # kept without asking the hub
-    prepare(TASK, Request(out=tmp_path / "out", parts=("other",), refresh=True))
-    assert len(asked) == 2
 
 
 def test_manifest_of_another_task(tmp_path):
@@ -564,11 +482,6 @@ def test_command(tmp_path, capsys):
     local = ["--local", f"train={shared}", "--local", f"held_out={shared}"]
     (out / "train.rejected.jsonl").unlink()
     assert run([*words, *local, "--limit", "train=4"]) == 0 and not (out / "train.rejected.jsonl").exists()
-    assert run([*words, *local, "--limit", "train=4", "--refresh"]) == 0 and (out / "train.rejected.jsonl").exists()
-    jsonl(shared, [*rows, {"question": "odd", "gold": "many"}])
-    assert run([*words, *local, "--bad-rows", "fail"]) == 2
-    assert "row 31: label is no number" in capsys.readouterr().err
-    jsonl(shared, rows)
     other = jsonl(tmp_path / "other.jsonl", [rows[3]])
     words[-1] = "other,train"
     everything = ["--local", f"train={shared}", "--local", f"other={other}", "--seed", "3"]

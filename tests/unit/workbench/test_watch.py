@@ -315,27 +315,6 @@ def test_no_run_there(tmp_path, capsys):
     assert capsys.readouterr().err.endswith("it has no run.json; these folders in it have one: a, b\n")
 
 
-@pytest.mark.parametrize(
-    ("run", "command"),
-    [("me@cluster:work/runs/a", "ssh -t me@cluster bapo-openrlhf watch work/runs/a"),
-     ("host:~/a:b", "ssh -t host bapo-openrlhf watch ~/a:b")],
-)  # fmt: skip
-def test_a_run_on_another_machine_is_refused_with_the_command_to_type(run, command, capsys):
-    assert cli.run(["watch", run]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: run {run!r} is on another machine") and error.endswith(f"; type: {command}\n")
-
-
-@pytest.mark.parametrize("run", [":runs/x", "-oProxyCommand=x:runs", "host:", "a b:runs/x", "host:a\nb", "runs/a:b"])
-def test_other_names_with_a_colon_are_folders(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.run(["watch", "--once", "--", run]) == 2
-    assert capsys.readouterr().err == f"error: run folder {run!r} does not exist; give the folder of a run, DIR/NAME\n"
-    for name in (run, "host:run"):
-        record.begin_run(tmp_path / name, {})
-    assert cli.run(["watch", "--once", "--", run]) == cli.run(["watch", "--once", "host:run"]) == 0
-
-
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert cli.run(["watch", str(tmp_path / "none")]) == 2
     assert cli.run(["watch"]) == 2
