@@ -240,7 +240,7 @@ def test_flags_are_flags_and_each_base_is_plain(gpu, dry):
 
 
 def test_what_does_not_fit(gpu):
-    """4B takes 16 bytes a parameter, 60 GiB, and on one GPU shares them with nobody."""
+    """4B takes 16 bytes a parameter, 60 GiB, and on one GPU shares them with no critic."""
 
     def plans(model, sheet):
         size = constants_of(sheet).gpu_bytes
@@ -250,7 +250,11 @@ def test_what_does_not_fit(gpu):
 
     assert {plan.word for plan in plans("1.7b", "H100").values()} == {"fits"}
     assert {plan.word for plan in plans("4b", "H200").values()} == {"fits"}
-    assert {plan.word for plan in plans("4b", "H100").values()} == {"together"}
+    words = {name: plan.word for name, plan in plans("4b", "H100").items()}
+    critic = {kind.name for kind in gpu.KINDS if kind.algorithm in ("ppo", "ba_ppo")}
+    assert {words[name] for name in critic} == {"together"} and {words[name] for name in words.keys() - critic} == {
+        "fits"
+    }
     one = plans("1.7b", "H100")
     assert one["BA-PPO"].training - one["BAPO-GRPO"].training == gpu.MODELS["1.7b"].weight_bytes  # of the idle critic
 

@@ -79,7 +79,7 @@ class Rank:
             assert attention.any(-1).all()  # no row is only padding
             self.calls.append([tokens[0] - 1000 for tokens in sequences.tolist()])
             self.masked.append(not mask.any())
-            self.pixels.append(item.get("mm_train_inputs_list"))
+            self.pixels.append(item.get("mm_train_inputs_list", [None] * len(sequences)))
             found.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
         return found
 
