@@ -186,12 +186,9 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         refs: Any = []
         if batches:
             # OpenRLHF names the inputs as the fields of an experience. One name ends in _list.
-            names = [name.removesuffix("_list") for name in inputs]
-            inputs = {
-                given: [getattr(batch, name) for batch in batches]
-                for given, name in zip(inputs, names, strict=True)
-                if name != "mm_train_inputs" or any(any(batch.mm_train_inputs) for batch in batches)
-            }  # without images, actor, critic and reference then get the same inputs
+            images = any(any(batch.mm_train_inputs) for batch in batches)
+            wanted = [name for name in inputs if images or name != "mm_train_inputs_list"]  # the critic takes no images
+            inputs = {name: [getattr(batch, name.removesuffix("_list")) for batch in batches] for name in wanted}
             refs = super()._dispatch_forward(group, sync_condition, **inputs)
         self._asked[id(refs)] = group, [batch.index for batch in batches]
         return refs

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
+import numpy as np
 from rich.text import Text
 
 LABEL = 11  # width of the labels at the left
@@ -46,13 +47,8 @@ def curve(values: Sequence[float], low: float, high: float, columns: int, height
         braille: Whether a character holds 2 x 4 dots. Otherwise it holds one.
     """
     wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
-    points = []
-    for x in range(wide):
-        place = x / max(wide - 1, 1) * (len(values) - 1)
-        left = min(int(place), max(len(values) - 2, 0))
-        right = min(left + 1, len(values) - 1)
-        value = values[left] + (values[right] - values[left]) * (place - left)
-        points.append(round((high - value) / (high - low) * (tall - 1)))
+    between = np.interp(np.linspace(0, len(values) - 1, wide), range(len(values)), values)
+    points = np.rint((high - between) / (high - low) * (tall - 1)).astype(int).tolist()
     cells = [[0] * columns for _ in range(height)]
     for x, y in enumerate(points):
         before = points[x - 1] if x else y

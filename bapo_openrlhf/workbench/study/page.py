@@ -108,11 +108,9 @@ def _targets(results: Results) -> Section:
 
 
 def _cost(results: Results) -> Section:
-    drawn = [
-        *figures.phases(results),
-        *figures.compared(results, ROLLOUTS),
-        *figures.compared(results, "tokens/generated_total"),
-    ]
+    drawn = figures.phases(results)
+    for metric in (ROLLOUTS, "tokens/generated_total"):
+        drawn += figures.compared(results, metric)
     return Section("cost", "What it cost", "Means over the seeds.", drawn, tables=[tables.seconds(results)])
 
 
