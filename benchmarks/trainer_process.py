@@ -262,9 +262,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             if profiler and number == given.steps - 1:
                 profiler.enable()
             handled = run.take_step()
-            steps.append(
-                {**handled, "bytes": run.store.bytes, "puts": run.store.puts, "seconds": dict(run.clock.seconds)}
-            )
+            clock, store = run.clock, run.store
+            handled |= {"seconds": dict(clock.seconds), "peaks": dict(clock.peaks)}
+            steps.append(handled | {"bytes": store.bytes, "puts": store.puts})
         if profiler:
             profiler.disable()
             profiler.dump_stats(given.profile)

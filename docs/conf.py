@@ -45,11 +45,14 @@ CONTENTS = {
     "Measured": [
         "benchmarks/results/adaptation",
         "benchmarks/results/delay",
+        "benchmarks/results/floor",
+        "benchmarks/results/kernels",
         "benchmarks/results/math_verifiers",
         "benchmarks/results/plan",
         "benchmarks/results/simulation",
         "benchmarks/results/start",
         "benchmarks/results/steps",
+        "benchmarks/results/trainer_process",
     ],
 }
 
