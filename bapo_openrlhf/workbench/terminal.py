@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-import numpy as np
 from rich.text import Text
 
 LABEL = 11  # width of the labels at the left
@@ -47,8 +46,11 @@ def curve(values: Sequence[float], low: float, high: float, columns: int, height
         braille: Whether a character holds 2 x 4 dots. Otherwise it holds one.
     """
     wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
-    between = np.interp(np.linspace(0, len(values) - 1, wide), range(len(values)), values)
-    points = np.rint((high - between) / (high - low) * (tall - 1)).astype(int).tolist()
+    points, ends = [], [*values, values[-1]]
+    for x in range(wide):
+        left, share = divmod(x / max(wide - 1, 1) * (len(values) - 1), 1)
+        value = ends[int(left)] + (ends[int(left) + 1] - ends[int(left)]) * share
+        points.append(round((high - value) / (high - low) * (tall - 1)))
     cells = [[0] * columns for _ in range(height)]
     for x, y in enumerate(points):
         before = points[x - 1] if x else y
