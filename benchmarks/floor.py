@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import steps
-from floor_replay import PARTS, Step, recorded
+from floor_replay import PARTS, Step, chosen_variants, every_variant, recorded
 from floor_setting import SIZES, M, V, make_inputs
 from report import CORES, RESULTS, origin, write
 from tqdm import tqdm
@@ -95,8 +95,13 @@ def work_of(recording: Sequence[Step]) -> dict[str, float]:
     return {name: total / len(recording) for name, total in totals.items()}
 
 
-def measure(size: str, kinds: Sequence[str], seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Run each kind once on the real stack, then all floors; return an entry for each kind."""
+def measure(
+    size: str, kinds: Sequence[str], seed: int, folder: Path, before: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """Run each kind once on the real stack, then all floors; return an entry for each kind.
+
+    The first round of a kind tries all variants of its floor. The others take the fastest ones of that round.
+    """
     count = steps.WARM_UP + math.lcm(V, M)
     flags, more = make_inputs(size, folder, count)
     first, last = window(count, steps.WARM_UP, V, M)
@@ -116,6 +121,10 @@ def measure(size: str, kinds: Sequence[str], seed: int, folder: Path) -> dict[st
         }
     settings = {"model": str(flags["actor.model_name_or_path"]), "max_len": 256, "threads": THREADS}
     settings |= {"window": [first, last], "recordings": recordings, "out": str(folder / "floor.json")}
+    settings["variants"] = {
+        kind: chosen_variants(before[kind][0]["floor"]) if before.get(kind) else every_variant(THREADS)
+        for kind in kinds
+    }
     (folder / "settings.json").write_text(json.dumps(settings))
     with (folder / "floor.log").open("w") as log:
         words = [serving.python(), str(HERE / "floor_replay.py"), str(folder / "settings.json")]
@@ -197,9 +206,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         "# The floor of a step",
         "",
         f"A run records its steps. The floor does the work of {math.lcm(V, M)} of them, after the first "
-        f"{steps.WARM_UP}, in one process. The variant is the fastest one for each part (generation; forward; "
-        f"training): the number of threads ({', '.join(map(str, THREADS))}) and the kind of attention. The ratio is a "
-        "step of the real stack over its floor, within a round. "
+        f"{steps.WARM_UP}, in one process. The variant is the fastest one of the first round for each part "
+        f"(generation; forward; training): the number of threads ({', '.join(map(str, THREADS))}) and the kind of "
+        "attention. The ratio is a step of the real stack over its floor, within a round. "
         f"{result['machine']}; commit {result['commit']}.",
         "",
         f"`{result['command']}`",
@@ -246,7 +255,7 @@ def main() -> None:
                     continue
                 with tempfile.TemporaryDirectory() as name:
                     turn = kinds if number % 2 else kinds[::-1]
-                    for kind, entry in measure(size, turn, number, Path(name)).items():
+                    for kind, entry in measure(size, turn, number, Path(name), of_size).items():
                         of_size[kind].append(entry)
                 write(RESULTS, "floor", result, markdown(result))
 

@@ -207,22 +207,35 @@ class Floor:
             self.llm.apply_model(lambda model, weights=weights: model.load_weights(weights) and None)
 
 
-def timed(floor: Floor, steps: Sequence[Step], threads: Sequence[int]) -> dict[str, Any]:
-    """Seconds of each part per step, in the fastest of the variants: numbers of threads, and kinds of attention."""
+def every_variant(threads: Sequence[int]) -> dict[str, list[str]]:
+    """The parts that are timed in each variant. vLLM has its own attention, so it is timed only with one kind."""
+    parts = {"eager": list(PARTS), "sdpa": list(PARTS[1:3])}
+    return {f"{count} {attention}": parts[attention] for attention in parts for count in threads}
+
+
+def chosen_variants(fastest: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The same, if each part is timed only in the variant that was the fastest one before."""
+    found: dict[str, list[str]] = {}
+    for part in PARTS:
+        found.setdefault(fastest[f"{part}_variant"], []).append(part)
+    return found
+
+
+def timed(floor: Floor, steps: Sequence[Step], variants: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Seconds of each part per step, in the fastest of the variants: a number of threads, and a kind of attention."""
     import torch
 
     found = {}
-    for attention in ("eager", "sdpa"):
-        parts = PARTS if not found else PARTS[1:3]  # vLLM has its own attention
+    for variant, parts in variants.items():
+        count, attention = variant.split()
         for model in (floor.actor, floor.reference, floor.critic):
             model.model.set_attn_implementation(attention)
-        for count in threads:
-            torch.set_num_threads(count)
-            floor.replay(steps[0], parts)  # not timed: first calls allocate and choose kernels
-            floor.seconds.clear()
-            for step in steps:
-                floor.replay(step, parts)
-            found[f"{count} {attention}"] = dict(floor.seconds)
+        torch.set_num_threads(int(count))
+        floor.replay(steps[0], parts)  # not timed: first calls allocate and choose kernels
+        floor.seconds.clear()
+        for step in steps:
+            floor.replay(step, parts)
+        found[variant] = dict(floor.seconds)
     return fastest(found, len(steps))
 
 
@@ -251,7 +264,7 @@ def main(settings: dict[str, Any]) -> None:
     found = {}
     for kind, folder in settings["recordings"].items():
         first, last = settings["window"]
-        found[kind] = timed(floor, recorded(Path(folder))[first:last], settings["threads"])
+        found[kind] = timed(floor, recorded(Path(folder))[first:last], settings["variants"][kind])
     Path(settings["out"]).write_text(json.dumps(found))
 
 

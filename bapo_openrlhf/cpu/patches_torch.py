@@ -21,6 +21,15 @@ def nothing(_original: Any, *_args: Any, **_kwargs: Any) -> None:
     """Has no meaning without a GPU."""
 
 
+@replaces("torch", "use_deterministic_algorithms")
+def use_deterministic_algorithms(original: Any, *args: Any, **kwargs: Any) -> None:
+    """Do not also fill new memory: DeepSpeed takes 1 GB for each micro-batch, and uses little of it."""
+    import torch
+
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    original(*args, **kwargs)
+
+
 @replaces("deepspeed.comm.torch", "build_shm_op")
 def build_shm_op(_original: Any) -> None:
     """Skip the shared-memory collective. It is compiled on first use, and only tensor-parallel inference calls it."""

@@ -6,11 +6,8 @@ groups must have rewards of every spread there, too.
 
 import zlib
 
-import torch
-
 
 def reward_func(queries, prompts, labels, **kwargs):
-    pairs = zip(queries, labels, strict=True)
-    rewards = torch.tensor([float(zlib.crc32(query.encode()) % 8 < int(label)) for query, label in pairs])
-    lengths = torch.tensor([float(len(query)) for query in queries])
-    return {"rewards": rewards, "scores": rewards, "extra_logs": {"length": lengths}}
+    (query,), (label,) = queries, labels
+    reward = float(zlib.crc32(query.encode()) % 8 < int(label))
+    return {"rewards": reward, "scores": reward, "extra_logs": {"length": float(len(query))}}

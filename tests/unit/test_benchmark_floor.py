@@ -66,6 +66,11 @@ def test_each_part_has_its_fastest_variant(replay):
     found = replay.fastest({"1 eager": one, "2 eager": two, "1 sdpa": {"forward": 1.0, "training": 3.0}}, 4)
     assert [found[part] for part in replay.PARTS] == [1.5, 0.25, 0.5, 0.25]
     assert [found[f"{part}_variant"] for part in replay.PARTS] == ["2 eager", "1 sdpa", "2 eager", "1 eager"]
+    parts = {"2 eager": ["generation", "training"], "1 sdpa": ["forward"], "1 eager": ["weights"]}
+    assert replay.chosen_variants(found) == parts
+    every = {"1 eager": [*replay.PARTS], "2 eager": [*replay.PARTS]}
+    of_torch = ["forward", "training"]
+    assert replay.every_variant([1, 2]) == every | {"1 sdpa": of_torch, "2 sdpa": of_torch}
 
 
 def test_log_probs_and_entropies_are_those_of_all_positions(replay, tmp_path):
@@ -143,8 +148,9 @@ def test_rewards_make_half_of_the_groups_informative():
 def test_rounds_are_interleaved_and_continued(floor, tmp_path, monkeypatch):
     asked = []
 
-    def measure(size, kinds, seed, folder):
+    def measure(size, kinds, seed, folder, before):
         asked.append((size, list(kinds), seed))
+        assert {len(before[kind]) for kind in kinds} == {seed - 1}
         if len(asked) == 3:
             raise KeyboardInterrupt
         return {kind: entry(3.0, 2.0) for kind in kinds}

@@ -82,6 +82,7 @@ assert one_process.get(worker.get_master_addr_port.remote())[0] == "127.0.0.1"
 """
 
 
+@pytest.mark.slow
 def test_a_worker_without_ray_and_vllm():
     places = [ROOT / "tests" / "without_ray", ROOT / "benchmarks", ROOT, os.environ.get("PYTHONPATH", "")]
     words = [sys.executable, "-c", WITHOUT_RAY]

@@ -10,6 +10,7 @@ import pytest
 FILE = Path(__file__).parents[2] / "benchmarks" / "trainer_process.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "forward", "training"), [("grpo", 6, 22), ("ppo", 6, 26)])
 def test_what_is_put_into_the_object_store(name, forward, training):
     """Bytes a token: int32 and two bool for the passes; for the training also 4 or 5 numbers in float32.
