@@ -236,7 +236,8 @@ def warm_up() -> server.Prepared:
         importlib.import_module(name)
     if "ray" in sys.modules:
         raise RuntimeError(f"one of {', '.join(_STACK)} imports Ray, which must not be loaded before a fork")
-    return server.Prepared(fixed=[name for name in _defaults() if name != "OMP_NUM_THREADS"], in_child=_in_forked_child)
+    fixed = _defaults().keys() - {"OMP_NUM_THREADS", threads.LIMIT}  # each process reads these two for itself
+    return server.Prepared(fixed=list(fixed), in_child=_in_forked_child)
 
 
 @contextmanager

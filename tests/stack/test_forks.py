@@ -19,7 +19,7 @@ def test_processes_fork_from_one_that_has_the_stack_and_not_ray():
     )
 
     def child():
-        environment = os.environ | {"OMP_NUM_THREADS": "3"}
+        environment = os.environ | {"OMP_NUM_THREADS": "3", "BAPO_OPENRLHF_THREADS": "3"}  # as of a run in a study
         done = subprocess.run([python(), "-c", program], env=environment, capture_output=True, text=True, check=True)
         return done.stdout.split()
 
