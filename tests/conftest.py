@@ -6,23 +6,20 @@ from typing import Any
 
 import pytest
 
-# They start a Ray for each run. The other tests of the stack share one, and both parts take about as long.
+# They start a Ray for each run. The other tests of the stack share one.
 OWN_RAY = ("test_faults.py", "test_first_hour.py", "test_smoke.py", "test_vision.py")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """First each of two processes gets one part of the tests of the real stack. Then they share the unit tests.
-
-    A run of the stack uses a core and a half, so that two of them at a time leave no core idle.
-    """
+    """The tests of the real stack come first: those that share a Ray in one process, and each other file in one."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class TwoStacks(LoadScopeScheduling):
+    class StackFirst(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            own_ray = file.endswith(OWN_RAY)
-            return f"stack {own_ray}" if file.startswith("tests/stack/") else file
+            shared = file.startswith("tests/stack/") and not file.endswith(OWN_RAY)
+            return "tests/stack" if shared else file
 
     config.option.loadscopereorder = False  # the stack first, because it takes longest
-    return TwoStacks(config, log)
+    return StackFirst(config, log)

@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]  # test_first_hour.py has a smoke run, too
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PRESETS = {path.stem: path for path in sorted((ROOT / "configs").glob("bapo*.yaml"))} | {
     "ba_ppo_qwen3_4b": ROOT / "configs" / "ba_ppo_qwen3_4b.yaml"
 }
-# It has the most parts: images, a chat template, a large vocabulary, eight devices. Other tests have critics.
-ALWAYS = ("bapo_grpo_geometry_qwen2.5_vl_3b",)
 STAGES = ["start", "step 1", "step 2", "save", "kill", "resume", "step 3", "end"]
 
 
@@ -57,9 +55,7 @@ def smoke(tmp_path):
     return start
 
 
-@pytest.mark.parametrize(
-    "preset", [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow) for name in PRESETS]
-)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_passes(smoke, preset):
     status, lines = smoke(preset)
     assert status == 0, lines
@@ -68,7 +64,6 @@ def test_a_preset_passes(smoke, preset):
     assert [name for name in said if name in STAGES] == STAGES
 
 
-@pytest.mark.slow
 def test_a_reward_function_that_fails_for_real_responses(smoke, tmp_path):
     """The checks call it with an empty response, which it can judge."""
     file = tmp_path / "reward.py"

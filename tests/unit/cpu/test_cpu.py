@@ -246,6 +246,7 @@ REAL_PATCHES = dict(patching.PATCHES)
 @pytest.mark.parametrize(
     ("patch", "missing"),
     [
+        ("torch", "use_deterministic_algorithms"),
         ("torch.cuda", "current_device"),
         ("deepspeed.comm.torch", "build_shm_op"),
         ("deepspeed.runtime.zero.partition_parameters", "Init"),
@@ -270,7 +271,7 @@ def test_a_missing_name_is_named(patch, missing):
 
 
 def test_every_patch_is_in_the_test_above():
-    assert len(REAL_PATCHES) == 14
+    assert len(REAL_PATCHES) == 15
     assert list(patching.AROUND) == ["openrlhf.models.ring_attn_utils"]
 
 
