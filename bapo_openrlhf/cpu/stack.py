@@ -5,13 +5,6 @@ vLLM over NCCL. The files `patches_*.py` replace these few names in every proces
 and each vLLM process. Everything else stays OpenRLHF's and DeepSpeed's own: the trainer, the losses, ZeRO, weight sync
 and checkpoints.
 
-The driver calls, in this order:
-
-    stack.prepare_environment()                       # before ray, deepspeed or vllm are imported
-    stack.install()
-    if stack.active():
-        ray.init(**stack.ray_init_kwargs(num_logical_gpus=8))
-
 The patches reach the other processes in two ways. Ray runs `set_up_ray_worker` in each worker
 (`worker_process_setup_hook`). vLLM's engine is a subprocess that Ray does not start, so vLLM runs `vllm_plugin` in each
 of its processes (entry point `vllm.general_plugins`). Both only set an import hook (`patching.py`), so a process that
@@ -25,12 +18,10 @@ it dynamic batching and ring attention, the sleep modes of vLLM and DeepSpeed, a
 of experts. vLLM repacks the weights of such models on the CPU, so they are refused when vLLM loads them.
 """
 
-import atexit
 import gc
 import importlib
 import multiprocessing
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,12 +120,7 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
 
     Raises:
         ConfigError: `RAY_ADDRESS` names a running cluster.
-        RuntimeError: The run is not `active()`.
     """
-    if not active():
-        raise RuntimeError(
-            f"ray_init_kwargs is only for runs on the CPU, but {SWITCH} or a GPU says that this run is not"
-        )
     if os.environ.get("RAY_ADDRESS"):
         raise ConfigError(
             f"RAY_ADDRESS is {os.environ['RAY_ADDRESS']!r}, but a run on the CPU starts a Ray of its own. Unset it, "
@@ -176,30 +162,16 @@ def install() -> None:
         return
     # Start-up is mostly imports, and a fifth of it would go to collecting garbage after every 700 new objects.
     gc.set_threshold(100_000, 20, 20)
-    for message in (
-        "'pin_memory' argument is set as true but no accelerator is found",  # OpenRLHF asks for it everywhere
-        "'set_vital' is deprecated",  # torchdata, on every import
-    ):
-        warnings.filterwarnings("ignore", message=message)
-
-
-def _leave() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    # OpenRLHF asks for pinned memory everywhere, and torchdata calls set_vital on every import.
+    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true|'set_vital' is deprecated")
 
 
 def set_up_ray_worker() -> None:
-    """Call `install` and prepare a fast exit. Ray runs this first in each worker.
-
-    Without the fast exit each worker would destroy thousands of modules for seconds after the driver has ended. Exit
-    handlers run in reverse order, so this handler is the last and ends the process after all others.
-    """
+    """Call `install`. Ray runs this first in each worker."""
     if not active():
         return
     install()
     multiprocessing.set_executable(serving.python())  # because vLLM starts its engine with multiprocessing
-    atexit.register(_leave)
 
 
 # What the processes of a run import, without Ray. Ray reads the settings of a worker when it is loaded, so a process
@@ -229,13 +201,11 @@ def _in_forked_child() -> None:
 
 
 def warm_up() -> server.Prepared:
-    """Import the stack in the process from which the others fork."""
+    """Import the stack in the process from which the others fork. A test sees if it imports Ray, too."""
     prepare_environment()
     install()
     for name in _STACK:
         importlib.import_module(name)
-    if "ray" in sys.modules:
-        raise RuntimeError(f"one of {', '.join(_STACK)} imports Ray, which must not be loaded before a fork")
     fixed = _defaults().keys() - {"OMP_NUM_THREADS", threads.LIMIT}  # each process reads these two for itself
     return server.Prepared(fixed=list(fixed), in_child=_in_forked_child)
 

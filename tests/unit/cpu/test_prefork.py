@@ -68,6 +68,32 @@ sys.exit(7)
 """
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print('said')",
+        "raise SystemExit",
+        "raise SystemExit('why')",
+        "raise SystemExit(300)",
+        "raise ValueError('no')",
+        "import atexit; atexit.register(print, 'at the end'); 1 / 0",
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('later'))).start()",
+        "import sys; sys.stdout.close()",
+    ],
+)
+def test_program_ends_as_in_python_itself(server, program):
+    found = python("-c", program)
+    wanted = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = [done.stderr.splitlines()[-1:] for done in (found, wanted)]  # a traceback also has frames of the server
+    assert (found.returncode, found.stdout, last[0]) == (wanted.returncode, wanted.stdout, last[1])
+
+
+def test_program_is_not_taken_apart_at_its_end(server):
+    """That would take seconds with a whole stack in memory."""
+    program = "class Late:\n    def __del__(self): print('taken apart')\nlate = Late(); print('ran')"
+    assert python("-c", program).stdout == "ran\n"
+
+
 @pytest.mark.parametrize("how", ["script", "module", "code"])
 def test_program_sees_what_it_was_started_with(server, tmp_path, how):
     (tmp_path / "program.py").write_text(PROGRAM)
