@@ -20,7 +20,7 @@ task=$folder/my_task
 
 echo "── a small model, and files to start from"
 PYTHONPATH="$project/examples/quickstart:${PYTHONPATH:-}" python -c \
-    'from base_model import *; build("base_model", BaseModelSettings(steps=100, batch_size=16, threads=1))'
+    'from base_model import *; build("base_model", BaseModelSettings(steps=50, batch_size=16, threads=1))'
 bapo-openrlhf init "$task"
 python -m pytest -q -p no:cacheprovider "$task"
 

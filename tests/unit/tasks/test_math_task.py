@@ -73,6 +73,7 @@ def judged_apart(cases, seconds=300):
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_huge_numbers_do_not_hang():
     cases = [case for case in CASES if case["category"] == "huge"]
     found = judged_apart([(case["response"], case["label"]) for case in cases])

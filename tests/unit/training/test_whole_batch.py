@@ -156,7 +156,7 @@ def real(buffer, part: list[int], share: list) -> list:
 
 
 class TestPlanByTokens:
-    @settings(UNHURRIED, max_examples=150)
+    @settings(UNHURRIED, max_examples=60)
     @given(batches())
     def test_every_sample_once_in_steps_that_all_ranks_share(self, batch):
         shares, args = batch
@@ -185,7 +185,7 @@ class TestPlanByTokens:
         )
         assert all(max(step) - min(step) <= 1 for step in trained)
 
-    @settings(UNHURRIED, max_examples=100)
+    @settings(UNHURRIED, max_examples=50)
     @given(batches())
     def test_says_what_is_in_each_micro_batch_and_its_step(self, batch):
         shares, args = batch
@@ -218,7 +218,7 @@ class TestPlanByTokens:
                     )
                     position += 1
 
-    @settings(UNHURRIED, max_examples=100)
+    @settings(UNHURRIED, max_examples=50)
     @given(batches())
     def test_a_full_batch_is_planned_as_openrlhf_plans_it(self, batch):
         shares, args = batch
@@ -275,7 +275,7 @@ class TestPlanByTokens:
 
 
 class TestMicroBatches:
-    @settings(UNHURRIED, max_examples=150)
+    @settings(UNHURRIED, max_examples=60)
     @given(
         total=st.integers(1, 80),
         ranks=st.integers(1, 5),

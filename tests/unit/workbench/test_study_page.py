@@ -532,6 +532,7 @@ def test_values_that_are_no_numbers(undrawn):
     assert "GRPO: no final accuracy of seed 2." in words and "nan" not in words.lower().split()
 
 
+@pytest.mark.slow
 def test_a_large_study_stays_small(undrawn):
     arms = make_arms()
     study = make_study(arms, seeds=(1, 2))
