@@ -1,4 +1,4 @@
-"""How `make test` shares the tests out to two processes."""
+"""How `make test` shares the tests out to its processes."""
 
 from __future__ import annotations
 

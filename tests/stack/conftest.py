@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,6 @@ import pytest
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork.serving import python
-from bapo_openrlhf.launch.cluster import shared_ray
 
 DEVICES = 16  # of the shared Ray; it only counts them
 HERE = Path(__file__).parent
@@ -78,11 +79,32 @@ def forked_processes():
         yield
 
 
+RAY = """
+import json, os, sys
+from bapo_openrlhf.launch.cluster import shared_ray
+with shared_ray(int(sys.argv[1]), 2) as environment:
+    with open("environment.part", "w") as file:
+        json.dump(environment, file)
+    os.rename("environment.part", "environment")
+    sys.stdin.read()
+"""
+
+
 @pytest.fixture(scope="session")
-def one_ray(forked_processes):
-    """The environment with which a run goes to a Ray that the tests share."""
-    with shared_ray(DEVICES, 2) as environment:
-        yield environment
+def one_ray(forked_processes, tmp_path_factory):
+    """The environment with which a run goes to a Ray that the tests share.
+
+    It belongs to another process, because Ray's threads would go on in this one during the unit tests.
+    """
+    folder = tmp_path_factory.mktemp("ray")
+    words = [sys.executable, "-c", RAY, str(DEVICES)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(words, cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log)
+    while not (folder / "environment").exists():
+        assert process.poll() is None, (folder / "log").read_text()
+        time.sleep(0.1)
+    yield json.loads((folder / "environment").read_text())
+    process.communicate()
 
 
 @pytest.fixture(scope="session")

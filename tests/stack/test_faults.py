@@ -149,14 +149,15 @@ def ppo(train):
 # ── kill -9, at each phase of a step ──
 
 DIED = ("died",)  # Ray's word, in the error of the call that needed the process
-# An engine and the driver, each in a run that went on from the fault before.
+# The driver, and an engine in the run that went on.
 IN_TURN = (
-    Fault("engine/2/generating hard/0.05", ("step 2, generating hard prompts again: ", *DIED), 2),
-    Fault("driver/4/training/0.05", (), 4),
+    Fault("driver/1/training/0.05", (), 1),
+    Fault("engine/4/generating hard/0.05", ("step 4, generating hard prompts again: ", *DIED), 4),
 )
 KILLS = (
     Fault("actor/1/training/0.05", ("step 1, training: ", *DIED), 1),
-    Fault("engine/4/generating hard/0.05", ("step 4, generating hard prompts again: ", *DIED), 4),
+    Fault("engine/2/generating hard/0.05", ("step 2, generating hard prompts again: ", *DIED), 2),
+    Fault("driver/4/training/0.05", (), 4),
     Fault("actor/3/training/0.05", ("step 3, training: ", *DIED), 3),
     Fault("core/4/generating hard/0.2", ("step 4, generating hard prompts again: ",), 4),
     Fault("core/2/syncing/0.02", ("step 3, syncing weights: ",), 2),
