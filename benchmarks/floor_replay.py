@@ -214,7 +214,7 @@ def every_variant(threads: Sequence[int]) -> dict[str, list[str]]:
 
 
 def chosen_variants(fastest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The same, if each part is timed only in the variant that was the fastest one before."""
+    """The parts that are timed in each variant, if each part has only the variant that was its fastest one before."""
     found: dict[str, list[str]] = {}
     for part in PARTS:
         found.setdefault(fastest[f"{part}_variant"], []).append(part)

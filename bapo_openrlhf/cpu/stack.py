@@ -22,6 +22,7 @@ import gc
 import importlib
 import multiprocessing
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,13 +164,12 @@ def install() -> None:
     # Start-up is mostly imports, and a fifth of it would go to collecting garbage after every 700 new objects.
     gc.set_threshold(100_000, 20, 20)
     # OpenRLHF asks for pinned memory everywhere, and torchdata calls set_vital on every import.
-    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true|'set_vital' is deprecated")
+    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true but no accelerator is found")
+    warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
 
 
 def set_up_ray_worker() -> None:
     """Call `install`. Ray runs this first in each worker."""
-    if not active():
-        return
     install()
     multiprocessing.set_executable(serving.python())  # because vLLM starts its engine with multiprocessing
 
@@ -201,11 +201,12 @@ def _in_forked_child() -> None:
 
 
 def warm_up() -> server.Prepared:
-    """Import the stack in the process from which the others fork. A test sees if it imports Ray, too."""
-    prepare_environment()
+    """Import the stack in the process from which the others fork. It has the environment of a run already."""
     install()
     for name in _STACK:
         importlib.import_module(name)
+    if "ray" in sys.modules:
+        raise RuntimeError(f"one of {', '.join(_STACK)} imports Ray, which must not be loaded before a fork")
     fixed = _defaults().keys() - {"OMP_NUM_THREADS", threads.LIMIT}  # each process reads these two for itself
     return server.Prepared(fixed=list(fixed), in_child=_in_forked_child)
 
@@ -216,10 +217,10 @@ def forked_processes() -> Iterator[None]:
 
     With a GPU, or if `BAPO_OPENRLHF_FORK` is 0, the block changes nothing.
     """
+    prepare_environment()
     if not active() or os.environ.get(FORK) == "0":
         yield
         return
-    prepare_environment()
     with serving.serving("bapo_openrlhf.cpu.stack:warm_up"):
         yield
 

@@ -25,11 +25,9 @@ def shared_ray(devices: int, runs: int) -> Iterator[dict[str, str]]:
     if os.environ.get("RAY_ADDRESS") and not cpu.active():
         yield {}
         return
-    cpu.prepare_environment()
-
-    import ray
-
     with cpu.forked_processes():
+        import ray
+
         if cpu.active():
             context = ray.init(**cpu.ray_init_kwargs(devices))
             name = cpu.SHARED_RAY

@@ -141,7 +141,6 @@ def _label(args: SimpleNamespace) -> str:
 
 def _train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's `train` with this project's classes in place. On the CPU it gets a Ray of its own."""
-    cpu.prepare_environment()
     cpu.install()
     if not cpu.active():
         flash_attention.do_without()

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,9 +82,7 @@ RAY = """
 import json, os, sys
 from bapo_openrlhf.launch.cluster import shared_ray
 with shared_ray(int(sys.argv[1]), 2) as environment:
-    with open("environment.part", "w") as file:
-        json.dump(environment, file)
-    os.rename("environment.part", "environment")
+    os.write(int(sys.argv[2]), json.dumps(environment).encode() + b"\\n")
     sys.stdin.read()
 """
 
@@ -96,14 +93,15 @@ def one_ray(forked_processes, tmp_path_factory):
 
     It belongs to another process, because Ray's threads would go on in this one during the unit tests.
     """
-    folder = tmp_path_factory.mktemp("ray")
-    words = [sys.executable, "-c", RAY, str(DEVICES)]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(words, cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log)
-    while not (folder / "environment").exists():
-        assert process.poll() is None, (folder / "log").read_text()
-        time.sleep(0.1)
-    yield json.loads((folder / "environment").read_text())
+    path, (ours, theirs) = tmp_path_factory.mktemp("ray") / "log", os.pipe()
+    words = [sys.executable, "-c", RAY, str(DEVICES), str(theirs)]
+    with path.open("w") as log:
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[theirs])
+    os.close(theirs)
+    with open(ours) as told:
+        line = told.readline()
+    assert line, path.read_text()
+    yield json.loads(line)
     process.communicate()
 
 

@@ -196,6 +196,7 @@ def become(request: Request, prepared: Prepared, inherited: dict[str, str]) -> N
     for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if place and place not in sys.path:
             sys.path.insert(0, place)
+    atexit.register(gc.unfreeze)  # otherwise an interrupted child is told that all of these objects were left over
     prepared.in_child()
     status = 0
     try:
@@ -207,10 +208,10 @@ def become(request: Request, prepared: Prepared, inherited: dict[str, str]) -> N
     except Exception:
         sys.excepthook(*sys.exc_info())
         status = 1
-    end(status)
+    leave(status)
 
 
-def end(status: int) -> NoReturn:
+def leave(status: int) -> NoReturn:
     """End this process as Python does, but do not destroy thousands of modules, which would take seconds."""
     threading._shutdown()
     atexit._run_exitfuncs()

@@ -22,6 +22,7 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
+import ray  # noqa: E402
 
 from bapo_openrlhf.errors import ConfigError  # noqa: E402
 from bapo_openrlhf.launch import openrlhf_cli  # noqa: E402
@@ -323,6 +324,9 @@ class TestRebound:
             plain = (workers.PlainPolicyActor, workers.PlainCriticActor)
             ours = (plain_trainer.RecordedPPOTrainerActor, engines.RolloutActor)
             assert during == (*ours, *plain, *either, *before[6:])
+
+    def test_nothing_here_started_ray(self):
+        assert not ray.is_initialized()
 
 
 # ── OpenRLHF's command line ──
