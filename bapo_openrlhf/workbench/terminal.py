@@ -1,8 +1,7 @@
 """Draws into a terminal: a curve, a label with facts, numbers and foreign text."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from textwrap import wrap
 
 from rich.text import Text
@@ -12,40 +11,15 @@ BLANK = 0x2800  # the Braille character without dots
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot, by row and column
 
 
-@dataclass(frozen=True)
-class Signs:
-    """The characters of a picture.
-
-    Attributes:
-        filled, empty: Parts of a bar.
-        sources: Part of a bar, for each source of a batch.
-        between: Separates two facts.
-        axis: Tick, corner and line of an axis.
-        braille: Whether a curve is drawn with Braille dots.
-    """
-
-    filled: str
-    empty: str
-    sources: Mapping[str, str]
-    between: str
-    axis: tuple[str, str, str]
-    braille: bool
-
-
-UNICODE = Signs("█", "░", {"fresh": "█", "reevaluated": "▓", "replayed": "▒"}, " · ", ("┤", "└", "─"), True)
-ASCII = Signs("#", ".", {"fresh": "#", "reevaluated": "=", "replayed": "+"}, " | ", ("|", "+", "-"), False)
-
-
-def curve(values: Sequence[float], low: float, high: float, columns: int, height: int, *, braille: bool) -> list[str]:
-    """Draw a line through `values` as `height` lines of text.
+def curve(values: Sequence[float], low: float, high: float, columns: int, height: int) -> list[str]:
+    """Draw a line through `values` as `height` lines of Braille, whose characters have 2 x 4 dots.
 
     Args:
         values: At least one value. The first is in the left column and the last in the right one.
         low, high: Values at the bottom and at the top.
         columns, height: Size in characters.
-        braille: Whether a character holds 2 x 4 dots. Otherwise it holds one.
     """
-    wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
+    wide, tall = 2 * columns, 4 * height
     points, ends = [], [*values, values[-1]]
     for x in range(wide):
         left, share = divmod(x / max(wide - 1, 1) * (len(values) - 1), 1)
@@ -57,18 +31,13 @@ def curve(values: Sequence[float], low: float, high: float, columns: int, height
         # A steep piece starts next to the end of the column before.
         start, end = (min(before + 1, y), y) if y > before else (y, max(before - 1, y))
         for dot in range(start, end + 1):
-            if braille:
-                cells[dot // 4][x // 2] |= BRAILLE[dot % 4][x % 2]
-            else:
-                cells[dot][x] = 1
-    if braille:
-        # Blank cells are Braille characters too, because a font may give these characters another width.
-        return ["".join(chr(BLANK + cell) for cell in row).rstrip(chr(BLANK)) for row in cells]
-    return ["".join("*" if cell else " " for cell in row).rstrip() for row in cells]
+            cells[dot // 4][x // 2] |= BRAILLE[dot % 4][x % 2]
+    # Blank cells are Braille characters too, because a font may give these characters another width.
+    return ["".join(chr(BLANK + cell) for cell in row).rstrip(chr(BLANK)) for row in cells]
 
 
 def flow(
-    name: str, facts: Sequence[str], width: int, between: str, *, style: str = "", label: int = LABEL
+    name: str, facts: Sequence[str], width: int, between: str = " · ", *, style: str = "", label: int = LABEL
 ) -> list[Text]:
     """A label and its facts, on as many lines as they need. A long fact is broken between words."""
     lines, current = [], ""

@@ -11,53 +11,38 @@ from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import duration, many, smooth
-from bapo_openrlhf.workbench.terminal import LABEL, UNICODE, Signs, curve, ends, flow, printable, size
+from bapo_openrlhf.workbench.terminal import LABEL, curve, ends, flow, printable, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
+FILLED, EMPTY, SIGNS = "█", "░", {"fresh": "█", "reevaluated": "▓", "replayed": "▒"}  # parts of a bar
 LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings
 MOST_POINTS = 512  # most points of the reward curve
 LEAST_CURVE, MOST_CURVE = 3, 10  # lines of the reward curve
 LEAST_BATCHES, MOST_BATCHES = 3, 8  # batches that are shown
 
 
-def picture(seen: Seen, width: int, height: int | None = None, signs: Signs = UNICODE) -> Text:
+def picture(seen: Seen, width: int, height: int | None = None) -> Text:
     """Draw the whole picture.
 
     Args:
         seen: What is known about the run.
         width: Number of columns, at least 60.
         height: Number of lines. Below about 35 the last numbers are left out. None: no limit.
-        signs: `UNICODE` or `ASCII`.
     """
-    lines = _head(seen, width, signs)
+    lines = _head(seen, width)
     for text in warnings(seen):
         lines += flow("!", [printable(text)], width, " ", style=WARNING, label=2)
     if seen.rows:
-        numbers = [Text(), *_numbers(seen, width, signs)]
+        numbers = [Text(), *_numbers(seen, width)]
         room = 21 if height is None else height - len(lines) - len(numbers)
         bars = min(max(room // 3, LEAST_BATCHES), MOST_BATCHES)
-        batches = [Text(), *_batches(seen, width, bars, signs)]
+        batches = [Text(), *_batches(seen, width, bars)]
         room -= len(batches) + 4  # a blank line, the title of the curve, its axis and the steps
-        lines += [Text(), *_reward(seen, width, min(max(room, LEAST_CURVE), MOST_CURVE), signs), *batches]
+        lines += [Text(), *_reward(seen, width, min(max(room, LEAST_CURVE), MOST_CURVE)), *batches]
         lines += numbers if height is None else numbers[: max(height - len(lines), 0)]
     for line in lines:
         line.truncate(width)
     return Text("\n", no_wrap=True, overflow="crop").join(lines)
-
-
-def step_line(seen: Seen) -> str:
-    """Describe the last step in one plain line."""
-    row = seen.rows[-1]
-    total = "" if seen.total is None else f"/{seen.total}"
-    parts = [f"step {row['step']}{total}", f"reward {_number(row.get(REWARD))}", f"groups {_counts(row)}"]
-    if row.get("groups/capacity"):
-        parts[-1] += f" of {row['groups/capacity']:.0f}"
-    if row.get("skipped_update"):
-        parts.append("update skipped")
-    if row.get("timing/step_total") is not None:
-        parts.append(duration(row["timing/step_total"]))
-    left = _seconds_left(seen)
-    return ", ".join(parts + ([f"{duration(left)} left"] if left else []))
 
 
 def warnings(seen: Seen) -> list[str]:
@@ -84,13 +69,13 @@ def warnings(seen: Seen) -> list[str]:
 # ── Sections, each a list of lines ──
 
 
-def _head(seen: Seen, width: int, signs: Signs) -> list[Text]:
+def _head(seen: Seen, width: int) -> list[Text]:
     seed = seen.run.get("seed", seen.summary.get("seed"))
     algorithm = seen.run.get("algorithm") or seen.summary.get("algorithm")
     facts = [algorithm, None if seed is None else f"seed {seed}"]
     title = Text(printable(str(seen.run.get("name") or seen.name)), style="bold")
-    title.append("".join(f"{signs.between}{printable(str(fact))}" for fact in facts if fact), style="not bold")
-    return [ends(title, _state(seen), width), _progress(seen, width, signs)]
+    title.append("".join(f" · {printable(str(fact))}" for fact in facts if fact), style="not bold")
+    return [ends(title, _state(seen), width), _progress(seen, width)]
 
 
 def _state(seen: Seen) -> Text:
@@ -105,22 +90,22 @@ def _state(seen: Seen) -> Text:
     return Text("running", style="bold")
 
 
-def _progress(seen: Seen, width: int, signs: Signs) -> Text:
+def _progress(seen: Seen, width: int) -> Text:
     done, total, left = len(seen.rows), seen.total, _seconds_left(seen)
     words = f"{done}{'' if total is None else f'/{total}'} steps"
     if seen.ended and seen.summary.get("seconds", {}).get("whole_run"):
-        words += f"{signs.between}took {duration(seen.summary['seconds']['whole_run'])}"
+        words += f" · took {duration(seen.summary['seconds']['whole_run'])}"
     elif left:
-        words += f"{signs.between}{duration(left)} left"
+        words += f" · {duration(left)} left"
     if total is None:
         return Text(words)
     cells = max(width - len(words) - 2, 8)
     filled = cells * min(done, total) // total
-    bar = Text(signs.filled * filled, style=LINE).append(signs.empty * (cells - filled), style=FAINT)
+    bar = Text(FILLED * filled, style=LINE).append(EMPTY * (cells - filled), style=FAINT)
     return bar.append(f"  {words}", style="default")
 
 
-def _reward(seen: Seen, width: int, height: int, signs: Signs) -> list[Text]:
+def _reward(seen: Seen, width: int, height: int) -> list[Text]:
     """A title with numbers, the curve on `height` lines, and two lines for the axis."""
     known = [(row["step"], row[REWARD]) for row in seen.rows if row.get(REWARD) is not None]
     if not known:
@@ -131,25 +116,23 @@ def _reward(seen: Seen, width: int, height: int, signs: Signs) -> list[Text]:
     facts = [f"now {_number(values[-1])}"]
     if window > 1:
         facts += [f"last {window} steps {_number(last)}", f"first {window} {_number(first)}"]
-    title = flow("reward", facts, width, signs.between)[:1]
-    tick, corner, line = signs.axis
+    title = flow("reward", facts, width)[:1]
     smoothed = _smoothed(values)
     low, high = min(smoothed), max(smoothed)
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
     decimals = min(max(2 - math.floor(math.log10(high - low)), 0), 6) if high - low < 1 else 2
-    dots = 4 if signs.braille else 1
-    levels = height * dots - 1
-    labels = [f"{high - (row * dots + (dots - 1) / 2) / levels * (high - low):.{decimals}f}" for row in range(height)]
+    levels = 4 * height - 1  # a character has 4 rows of dots
+    labels = [f"{high - (4 * row + 1.5) / levels * (high - low):.{decimals}f}" for row in range(height)]
     margin = max(map(len, labels))
     columns = max(width - margin - 3, 1)
-    drawn = curve(smoothed, low, high, columns, height, braille=signs.braille)
+    drawn = curve(smoothed, low, high, columns, height)
     lines = [
-        Text(f" {label:>{margin}} {tick}", style=FAINT).append(row, style=LINE)
+        Text(f" {label:>{margin}} ┤", style=FAINT).append(row, style=LINE)
         for label, row in zip(labels, drawn, strict=True)
     ]
     start, end = str(known[0][0]), str(known[-1][0])
-    lines.append(Text(f" {'':>{margin}} {corner}{line * columns}", style=FAINT))
+    lines.append(Text(f" {'':>{margin}} └{'─' * columns}", style=FAINT))
     below = f" {'':>{margin}}  {start}"
     lines.append(Text(below + end.rjust(max(width - len(below) - 1, 0)), style=FAINT))
     return [*title, *lines]
@@ -163,7 +146,7 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     return smooth(means, max(3, len(means) // 10) | 1)
 
 
-def _batches(seen: Seen, width: int, most: int, signs: Signs) -> list[Text]:
+def _batches(seen: Seen, width: int, most: int) -> list[Text]:
     """One bar for each of the latest batches, and what became of the groups that are in no batch."""
     shown = seen.rows[-most:]  # at most `most` batches
     capacity = max(max(row.get("groups/capacity") or 0, sum(_groups(row))) for row in shown)
@@ -171,8 +154,8 @@ def _batches(seen: Seen, width: int, most: int, signs: Signs) -> list[Text]:
         return []
     legend = Text("batches  ")
     for source in SOURCES:
-        legend.append(signs.sources[source], style=COLOURS[source]).append(f" {NAMES[source]}  ")
-    legend.append(signs.empty, style=FAINT).append(f" unused of {capacity:.0f}")
+        legend.append(SIGNS[source], style=COLOURS[source]).append(f" {NAMES[source]}  ")
+    legend.append(EMPTY, style=FAINT).append(f" unused of {capacity:.0f}")
     counts = [_counts(row) for row in shown]
     margin = max(map(len, counts))
     cells = max(width - LABEL - margin - 2, 8)
@@ -183,14 +166,14 @@ def _batches(seen: Seen, width: int, most: int, signs: Signs) -> list[Text]:
         for source, count in zip(SOURCES, _groups(row), strict=True):
             total += count
             end = round(total / capacity * cells)
-            bar.append(signs.sources[source] * (end - drawn), style=COLOURS[source])
+            bar.append(SIGNS[source] * (end - drawn), style=COLOURS[source])
             drawn = end
-        bar.append(signs.empty * (cells - drawn), style=FAINT).append(f"  {words:>{margin}}")
+        bar.append(EMPTY * (cells - drawn), style=FAINT).append(f"  {words:>{margin}}")
         lines.append(bar)
-    return [*lines, *_outside(shown, width, signs)]
+    return [*lines, *_outside(shown, width)]
 
 
-def _outside(shown: Sequence[Mapping[str, Any]], width: int, signs: Signs) -> list[Text]:
+def _outside(shown: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
     """What became of the generated groups that no batch used."""
     generated = _sum(shown, "groups/generated")
     if not generated:
@@ -200,7 +183,7 @@ def _outside(shown: Sequence[Mapping[str, Any]], width: int, signs: Signs) -> li
         count = _sum(shown, f"groups/{name}")
         if count:
             facts.append(f"{count:.0f} {name.replace('_', ' ')}" + (_why(shown) if name == "filtered" else ""))
-    return flow("generated", facts, width, signs.between)
+    return flow("generated", facts, width)
 
 
 def _why(shown: Sequence[Mapping[str, Any]]) -> str:
@@ -209,13 +192,13 @@ def _why(shown: Sequence[Mapping[str, Any]]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def _numbers(seen: Seen, width: int, signs: Signs) -> list[Text]:
+def _numbers(seen: Seen, width: int) -> list[Text]:
     """Buffers, thresholds, rates, and the distance of each source to today's policy, as far as the run logs them."""
     row, lines = seen.rows[-1], []
 
     def show(label: str, *facts: str | None) -> None:
         known = [fact for fact in facts if fact]
-        lines.extend(flow(label, known, width, signs.between) if known else [])
+        lines.extend(flow(label, known, width) if known else [])
 
     show("buffers", *(_buffer(row, name) for name in ("hard", "replay")))
     show(

@@ -7,15 +7,11 @@ from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.terminal import curve, printable, size
 
 
-def dots(lines, braille):
+def dots(lines):
     """Heights of the dots in each column, from above."""
     found = {}
     for row, text in enumerate(lines):
         for column, char in enumerate(text):
-            if not braille:
-                if char == "*":
-                    found.setdefault(column, set()).add(row)
-                continue
             bits = ord(char) - 0x2800 if char != " " else 0
             # Unicode 2800: dots 1-3 and 7 are the left column from above, 4-6 and 8 the right one.
             for bit, (x, y) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]):
@@ -24,14 +20,13 @@ def dots(lines, braille):
     return found
 
 
-@pytest.mark.parametrize("braille", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 7, 500])
-def test_the_curve_goes_through_the_values(braille, count):
+def test_the_curve_goes_through_the_values(count):
     rng = np.random.default_rng(count)
     values = rng.random(count).tolist()
     columns, height = 40, 6
-    wide, tall = (2 * columns, 4 * height) if braille else (columns, height)
-    found = dots(curve(values, 0.0, 1.0, columns, height, braille=braille), braille)
+    wide, tall = 2 * columns, 4 * height
+    found = dots(curve(values, 0.0, 1.0, columns, height))
     assert sorted(found) == list(range(wide))
     expected = np.interp(np.linspace(0, count - 1, wide), range(count), values)
     for x, value in enumerate(expected):
