@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -123,6 +123,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow  # it waits for time limits
 def test_hostile_answers_are_wrong_and_cost_little():
     assert [score for score, _ in judged_apart([(response, "7") for response in HOSTILE])] == [0.0] * len(HOSTILE)
     assert task.score("\\boxed{" + "1" * LONG + "}", "1" * LONG) == 0.0  # too long for a label, too
