@@ -30,6 +30,7 @@ lint: $(INSTALLED)
 # What needs no GPU; benchmarks/gpu.py and gpu_training.py need one.
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/adaptation.py
+	$(BIN)/python benchmarks/asynchronous.py
 	$(BIN)/python benchmarks/delay.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/start.py

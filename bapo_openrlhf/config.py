@@ -137,6 +137,10 @@ class AdaptConfig:
     rollout_delay: int = _flag(5,
         "the rollout engines get the actor's weights once in this many trainer steps; 1: every step",
         symbol="v", source="Algorithm 1, line 3", allowed="at least 1", type=int)
+    max_staleness: int | None = _flag(None,
+        "with --train.async_enable: largest number of trainer steps that generation is ahead of training, in addition "
+        "to the v - 1 of the rollout delay; 0: none; default: --train.async_queue_size",
+        symbol="eta", source="arXiv 2505.24298", allowed="at least 0", type=int)
     max_tv_rollout: float | None = _flag(None,
         "the rollout engines get the actor's weights before v steps are over if the mean sampled total variation "
         "distance of the fresh groups to today's policy is above this; default: no limit",
@@ -144,10 +148,6 @@ class AdaptConfig:
     reevaluate_every: int = _flag(5,
         "hard prompts are generated again with today's weights once in this many steps; 0 turns X2 off",
         symbol="m", source="Algorithm 1, line 13", allowed="at least 0", type=int)
-    min_tv_reevaluated: float | None = _flag(None,
-        "a re-evaluation is left out while the policy has moved less than this since the last one: the sum of the "
-        "fresh groups' sampled total variation distances at weight syncs; needs v > 1; default: none is left out",
-        symbol="m", source="beyond the paper", allowed="finite and at least 0", type=float)
     max_reevaluated_prompts: int = _flag(128,
         "largest number of hard prompts that are generated again at a time, oldest first",
         source="Table 3", allowed="at least 1", type=int)
@@ -238,11 +238,11 @@ class AdaptConfig:
                 "first must not be below the second"
             )
         check_numbers("adapt", self)
-        if self.min_tv_reevaluated is not None and self.rollout_delay == 1:
-            raise ConfigError(
-                f"adapt.min_tv_reevaluated is {self.min_tv_reevaluated} and adapt.rollout_delay is 1; it must be "
-                "above 1, because fresh groups of today's policy do not show how far the policy moves"
-            )
+
+    def steps_ahead(self, train: Any) -> int:
+        """Steps that generation is ahead of training, for OpenRLHF's `--train` flags; 0 in synchronous mode."""
+        queue = train.async_queue_size if train.async_enable else 0
+        return queue if self.max_staleness is None else min(queue, self.max_staleness)
 
     def make_method(self, arithmetic: BatchArithmetic, seed: int) -> Method:
         """The batch adaptation method of this configuration.

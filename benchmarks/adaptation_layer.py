@@ -112,8 +112,6 @@ class Run:
     def take_step(self, clock: Clock) -> None:
         """One trainer step. A subclass adds the conversion to and from OpenRLHF's samples."""
         step, method = self.step, self.method
-        if step % PERIOD == 0 and step:
-            method.policy_moved(0.1)  # the engines get today's weights
         clock.skip()
         named = method.begin_step(step)
         clock.lap("begin_step")

@@ -212,13 +212,10 @@ class Trainer:
         hard = self.method.begin_step(step)
         fresh, again = self.world.samples(self.groups), self.world.samples(len(hard))
         generated = len(fresh) + len(again)
-        about = {
-            "first_uid": self.world.drawn - self.groups - len(hard),
-            "step": step,
-            "policy_step": step - step % DELAY,
-        }
+        parts = (("fresh", fresh, step - step % DELAY), ("reevaluated", again, step))
+        first = self.world.drawn - self.groups - len(hard)
         with clock.of("samples to groups"):
-            made = GeneratedStep.of(fresh, again, SIZE, **about)
+            made = GeneratedStep.of(parts, SIZE, first_uid=first, step=step)
         with clock.of("batch adaptation"):
             batch = self.method.build_batch(step, made.fresh, made.reevaluated)
         with clock.of("groups to samples"):

@@ -76,8 +76,8 @@ OPENRLHF = """
 | `--train.max_epochs` | passes over each training batch |
 | `--vllm.enforce_eager`, `--vllm.sync_backend gloo`, `--ds.attn_implementation eager` | needed without a GPU |
 
-Batch adaptation refuses `--train.async_enable`, `--algo.dynamic_filtering_enable` and `--ds.use_universal_ckpt`.
-[Design decisions](decisions.md#refused-for-now) says why.
+Batch adaptation refuses `--train.partial_rollout_enable`, `--algo.dynamic_filtering_enable` and
+`--ds.use_universal_ckpt`. [Design decisions](decisions.md#refused-for-now) says why.
 """
 
 METRICS_HEAD = """

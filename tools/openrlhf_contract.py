@@ -35,6 +35,7 @@ MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 REBOUND = {
     "openrlhf.cli.train_ppo_ray": (
         "PPOTrainer",
+        "PPOTrainerAsync",
         "PolicyModelActor",
         "CriticModelActor",
         "ReferenceModelActor",

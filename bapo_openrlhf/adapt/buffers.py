@@ -6,7 +6,7 @@ leaves, so that nothing is lost silently: entered == left + still here, at any t
 
 import itertools
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -33,7 +33,8 @@ class HardPrompt:
 class HardBuffer:
     """B_bad: prompts whose last group failed (mean <= c1), first in, first out, one entry a prompt.
 
-    A newer failure of a stored prompt replaces its entry and goes to the back.
+    A newer failure of a stored prompt replaces its entry and goes to the back. A prompt that is generated again stays
+    here, but is not named a second time while it is in flight: between `send` and `back`.
 
     Args:
         capacity: Most prompts stored. If the buffer is full, the oldest is evicted.
@@ -51,6 +52,7 @@ class HardBuffer:
         self.capacity = capacity
         self.counts: Counter[str] = Counter()  # added = replaced + evicted + removed + len(self)
         self._entries: OrderedDict[str, HardPrompt] = OrderedDict()
+        self._in_flight: dict[str, None] = {}  # prompt ids, in the order in which they were sent
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -81,8 +83,17 @@ class HardBuffer:
             self._entries.move_to_end(prompt.id)
 
     def oldest(self, count: int) -> list[HardPrompt]:
-        """Up to `count` entries, the oldest first. They stay in the buffer."""
-        return list(itertools.islice(self._entries.values(), count))
+        """Up to `count` entries that are not in flight, the oldest first. They stay in the buffer."""
+        here = (entry for prompt, entry in self._entries.items() if prompt not in self._in_flight)
+        return list(itertools.islice(here, count))
+
+    def send(self, prompts: Iterable[Prompt]) -> None:
+        """Mark prompts as in flight: they are generated again, and their groups have not come yet."""
+        self._in_flight |= {prompt.id: None for prompt in prompts}
+
+    def back(self, prompt: Prompt) -> None:
+        """Note that a prompt has come back, with a group or without one."""
+        self._in_flight.pop(prompt.id, None)
 
     def ages(self, step: int) -> list[int]:
         """Trainer steps since each entry was made."""
@@ -105,11 +116,12 @@ class HardBuffer:
             {"prompt": prompt_state(entry.prompt), "mean": str(entry.mean), "step": entry.step}
             for entry in self._entries.values()
         ]
-        return {"entries": entries, "counts": dict(self.counts)}
+        return {"entries": entries, "counts": dict(self.counts), "in_flight": list(self._in_flight)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`. If the capacity is smaller than before, the oldest entries are evicted."""
         self._entries.clear()
+        self._in_flight = dict.fromkeys(state.get("in_flight", ()))  # older states do not have it
         self.counts = Counter(state["counts"])
         for item in state["entries"]:
             prompt = Prompt(**item["prompt"])

@@ -193,10 +193,6 @@ class Group:
         """Number of updates behind the weights that generated one of its responses."""
         return self.policy_step if response.policy_step is None else response.policy_step
 
-    def is_on_policy(self, step: int) -> bool:
-        """Whether the weights of trainer step `step` generated every response of this group."""
-        return all(self.policy_step_of(response) == step for response in self.responses)
-
     def standalone(self, response: Response) -> Response:
         """One of its responses in a form that can be put into another group: with its own `policy_step`."""
         return replace(response, policy_step=self.policy_step_of(response))

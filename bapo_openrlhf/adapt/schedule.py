@@ -20,18 +20,20 @@ class RolloutSchedule:
         delay: v, steps between two syncs.
         reevaluate_every: m, steps between two re-evaluations. 0 means none.
         evaluate_every: Steps between two evaluations on held-out prompts, which use today's weights too. 0 means none.
+        ahead: Steps that generation is ahead of training. The rollout of step t is generated in step max(0, t - ahead).
     """
 
     delay: int
     reevaluate_every: int = 0
     evaluate_every: int = 0
+    ahead: int = 0
 
     def sync_due(self, step: int) -> bool:
-        """Whether the engines get the actor's weights before the rollout of `step`."""
+        """Whether the engines get the actor's weights before the rollouts that are generated in `step`."""
         return step % self.delay == 0
 
     def rollout_step(self, step: int) -> int:
-        """The step whose weights generate the fresh groups of `step`."""
+        """The step whose weights generate fresh groups in `step`."""
         return step - step % self.delay
 
     def reevaluation_due(self, step: int) -> bool:
@@ -46,8 +48,9 @@ class RolloutSchedule:
         """Whether the weights synced at `step` will be needed again after others have replaced them in the engines.
 
         This is so if a re-evaluation or an evaluation falls strictly between this sync and the next, and a rollout with
-        the delayed weights follows it.
+        the delayed weights follows it. In a step, re-evaluation comes after the rollout of the step itself, but before
+        one that is ahead.
         """
         between = range(step + 1, step + self.delay)
-        after_reevaluation = any(self.reevaluation_due(t) for t in between[:-1])
-        return after_reevaluation or any(self.evaluation_due(t) for t in between)
+        before_a_rollout = between if self.ahead else between[:-1]
+        return any(map(self.reevaluation_due, before_a_rollout)) or any(map(self.evaluation_due, between))

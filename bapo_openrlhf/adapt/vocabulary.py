@@ -14,3 +14,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)  # X1, X2 and X3 of Definition 3.
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite")
 FAILED = "failed"
 EARLIER = ("replayed", "unused")  # fields of Batch with groups of earlier steps, whose state was counted then
+
+# Entries of a sample's `info`: the lowest and the highest version of the weights that generated the response. A version
+# is a number of updates.
+VERSIONS = ("version_min", "version_max")

@@ -86,7 +86,7 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
             rows.append((f"{model} micro-batches", f"{count} per rank and full batch, of at most {most} samples"))
     if adapt.enabled:
         rows += _adaptation(args, checked)
-    if args.train.async_enable:
+    if args.train.async_enable and not adapt.enabled:
         rows.append(("record", "only run.json and OpenRLHF's own logs: the asynchronous trainer is used as it is"))
     return [*rows, *_folders(args), *_epoch(args, checked)]
 

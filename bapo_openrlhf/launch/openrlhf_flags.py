@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from bapo_openrlhf.errors import ConfigError
 
 NOT_WITH_ADAPTATION = {
-    "train.async_enable": (
-        "its generator runs ahead of the trainer and syncs weights by its own rule, so neither the rollout policy of a "
-        "step (v) nor the step of a re-evaluation (m) is defined"
+    "train.partial_rollout_enable": (
+        "a response would go on with other weights after a sync, so its prompt could not be generated again from one "
+        "policy, and a resumed run would not repeat it"
     ),
     "ds.use_universal_ckpt": "a checkpoint that was converted by hand has no manifest to check it by",
     "algo.dynamic_filtering_enable": "it drops groups before they are counted",
@@ -23,8 +23,7 @@ def check_combinations(args: SimpleNamespace) -> None:
     adapt = args.adapt
     if args.run.profile_steps and args.train.async_enable:
         raise ConfigError(
-            f"run.profile_steps is {args.run.profile_steps}; with train.async_enable it must be 0: OpenRLHF's "
-            "asynchronous trainer keeps no record, and its steps overlap"
+            f"run.profile_steps is {args.run.profile_steps}; with train.async_enable it must be 0: steps overlap"
         )
     _check_adapters(args)
     if not adapt.enabled:
@@ -33,6 +32,7 @@ def check_combinations(args: SimpleNamespace) -> None:
         group, flag = name.split(".")
         if getattr(getattr(args, group), flag):
             raise ConfigError(f"{name} cannot be combined with adapt.method {adapt.method}: {reason}")
+    _check_asynchronous(args)
     if not args.reward.remote_url:
         raise ConfigError("reward.remote_url is not set; batch adaptation needs rewards at generation time")
     if adapt.returns == "vtrace" and args.algo.advantage.estimator != "gae":
@@ -45,6 +45,18 @@ def check_combinations(args: SimpleNamespace) -> None:
             "actor.policy_loss_type gspo cannot be combined with adapt.ratio decoupled: OpenRLHF's sequence-level "
             "loss has one ratio, to the behaviour policy, and no weight to truncate"
         )
+
+
+def _check_asynchronous(args: SimpleNamespace) -> None:
+    """Refuse what batch adaptation cannot do while generation is ahead of training."""
+    rollout, generated = args.rollout, args.rollout.vllm_generate_batch_size
+    if generated and generated > rollout.batch_size:
+        raise ConfigError(
+            f"rollout.vllm_generate_batch_size is {generated}; with adapt.method {args.adapt.method} it must be at "
+            f"most rollout.batch_size, {rollout.batch_size}: what is left over would be in no checkpoint"
+        )
+    if args.adapt.max_staleness is not None and not args.train.async_enable:
+        raise ConfigError(f"adapt.max_staleness is {args.adapt.max_staleness}; it needs train.async_enable")
 
 
 def _check_adapters(args: SimpleNamespace) -> None:

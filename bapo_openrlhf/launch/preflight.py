@@ -43,6 +43,11 @@ def check_inputs(
     attention.check_packages(args)
     arithmetic = check_batch(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
+    if args.train.async_enable and method is not None and (method.candidates > 1 or not method.asynchronous):
+        raise ConfigError(
+            f"train.async_enable cannot be combined with adapt.method {args.adapt.method}: its choice of prompts needs "
+            "the results of the step before"
+        )
     _check_models(args)
     row, prompts = None, None
     for flag, dataset in (("eval.dataset", args.eval.dataset), ("data.prompt_dataset", args.data.prompt_dataset)):

@@ -49,7 +49,6 @@ class BAPOConfig:
     replay_steps: int = 3  # 0 turns X3 off
     reevaluate_every: int = 5  # m; 0 turns X2 off
     max_reevaluated_prompts: int = 128
-    min_tv_reevaluated: float | None = None  # beyond the paper
     eps: float = 1e-6
 
 
@@ -57,7 +56,7 @@ class BAPO(Method):
     """Algorithm 1, lines 8-17. Sampling, weights and updates (lines 3-7, 18) are the trainer's."""
 
     NAME = "bapo"
-    STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay", "moved")
+    STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
     METRICS = (
         CAPACITY,
         ATTEMPTS,
@@ -82,8 +81,7 @@ class BAPO(Method):
         )
         self.hard = HardBuffer(config.buffer_size)
         self.replay = ReplayBuffer(config.replay_buffer_size, config.replay_steps)
-        self.moved = 0.0  # distance that the policy has moved since the last re-evaluation
-        self._named: list[Prompt] = []  # prompts to generate again in this step
+        self._unanswered: Sequence[Prompt] = ()
 
     @classmethod
     def parameters(cls) -> Mapping[str, inspect.Parameter]:
@@ -97,20 +95,12 @@ class BAPO(Method):
         return cls(cls.CONFIG(**flags, **options), seed=given["seed"])
 
     def begin_step(self, step: int) -> list[Prompt]:
-        """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first.
-
-        Beyond the paper, `min_tv_reevaluated` waits until the policy has moved that far since the last re-evaluation.
-        """
+        """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
         self.replay.expire(step)
-        again = due(step, self.config.reevaluate_every) and self.moved >= (self.config.min_tv_reevaluated or 0.0)
-        self._named = self.draw_hard(self.config.max_reevaluated_prompts if again else 0)
-        if self._named:
-            self.moved = 0.0
-        return list(self._named)
-
-    def policy_moved(self, distance: float) -> None:
-        """Add up the distances."""
-        self.moved += distance
+        again = due(step, self.config.reevaluate_every)
+        named = self.draw_hard(self.config.max_reevaluated_prompts if again else 0)
+        self.hard.send(named)
+        return named
 
     def draw_hard(self, count: int) -> list[Prompt]:
         """Up to `count` hard prompts to generate again: the oldest."""
@@ -126,6 +116,10 @@ class BAPO(Method):
         For rewards other than 0 and 1, `has_signal` stands for mean < 1: the rewards differ.
         """
         return group.mean > self.config.c1 and has_signal(group)
+
+    def unanswered(self, prompts: Sequence[Prompt]) -> None:
+        """Note hard prompts that `build_batch` puts last."""
+        self._unanswered = prompts
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """Lines 8-9, 11 and 14-17."""
@@ -172,6 +166,7 @@ class BAPO(Method):
         unimproved: list[Group] = []
         solved: list[Group] = []
         for group in reevaluated:
+            self.hard.back(group.prompt)
             if self.improved(group):
                 x2.append(group)
             elif group.mean > self.config.c1 and not has_signal(group):
@@ -181,10 +176,10 @@ class BAPO(Method):
                 unimproved.append(group)
                 continue
             self.hard.remove(group.prompt)
-        answered = {group.prompt.id for group in reevaluated}
-        for prompt in self._named:
-            if prompt.id not in answered:
-                self.hard.postpone(prompt)  # its verifier failed; otherwise it would stay first in the queue forever
+        for prompt in self._unanswered:
+            self.hard.back(prompt)
+            self.hard.postpone(prompt)  # otherwise one whose verifier always fails would stay first in the queue
+        self._unanswered = ()
         return x2, unimproved, solved
 
     def constants(self) -> tuple[float, float, float]:
@@ -195,7 +190,3 @@ class BAPO(Method):
             k2(float(c.c1), eps),
             k3(float(self.thresholds.c2), float(self.thresholds.c3), eps),
         )
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Method.load_state_dict`. The first states had no `moved`."""
-        super().load_state_dict({"moved": 0.0} | state)

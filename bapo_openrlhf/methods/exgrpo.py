@@ -75,6 +75,7 @@ class ExGRPO(FilteredMethod):
     """
 
     NAME = "exgrpo"
+    asynchronous = False  # the success of a named prompt may be gone when its group comes
     STATE = ("rng", "started", "store", "retired")
     METRICS = (
         CAPACITY,

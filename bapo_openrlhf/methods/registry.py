@@ -27,7 +27,6 @@ METHODS = {
     "arpo": "bapo_openrlhf.methods.arpo:ARPO",
     "exgrpo": "bapo_openrlhf.methods.exgrpo:ExGRPO",
     "luffy": "bapo_openrlhf.methods.luffy:LUFFY",
-    "relift": "bapo_openrlhf.methods.relift:ReLIFT",
 }
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
 

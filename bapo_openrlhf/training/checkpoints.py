@@ -30,7 +30,6 @@ class WholeCheckpoints(RecordedTrainer):
         super().__init__(*args, **kwargs)
         self.checkpoints = CheckpointStore(Path(self.args.ckpt.path), critic=self.critic_model_group is not None)
         self.resumed_engine_step: int | None = None  # set after a resume, until the engines hold their weights again
-        self._epoch_done = False
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that is not in OpenRLHF's own checkpoint, as plain data and arrays."""
@@ -42,7 +41,8 @@ class WholeCheckpoints(RecordedTrainer):
             "generated": self.generated,
             "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
-            "epoch_done": self._epoch_done,
+            "epoch_done": self.samples_generator.epoch_done,
+            "ahead": self.samples_generator.state_dict() if self.ahead else None,
             "torch_rng": torch.get_rng_state(),
             "worker_rng": {
                 name: ray.get(group.async_run_method(method_name="rng_state"))
@@ -94,6 +94,14 @@ class WholeCheckpoints(RecordedTrainer):
                     f"{states['global_step']}"
                 )
             self.load_state_dict(state)
+            ahead = state.get("ahead") or {"next_step": state["step"], "epochs": states["episode"], "rollouts": []}
+            if self.ahead:
+                self.samples_generator.load_state_dict(ahead)
+            elif ahead["rollouts"]:
+                raise ValueError(
+                    f"checkpoint {tag} has {len(ahead['rollouts'])} rollouts that were not trained on yet; resume it "
+                    "with --train.async_enable, as it was written"
+                )
             self.resumed_engine_step = state["engine_step"]
             logger.info(f"resumed from {tag}")
             if states["episode"] >= self.args.train.num_episodes:
@@ -115,11 +123,10 @@ class WholeCheckpoints(RecordedTrainer):
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
         """Record, log and save the step. A saved checkpoint is made whole."""
-        self._epoch_done = self.samples_generator.exhausted
-        if self._epoch_done:
+        if self.samples_generator.rollout.exhausted:
             client_states["episode"] += 1  # otherwise OpenRLHF would repeat the data of this episode after a resume
         saves = global_step % self.args.ckpt.save_steps == 0
-        with self._whole_checkpoint(f"global_step{global_step}") if saves else nullcontext():
+        with self._whole_checkpoint(f"global_step{global_step}", client_states) if saves else nullcontext():
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
 
     @extends(Base)
@@ -127,12 +134,12 @@ class WholeCheckpoints(RecordedTrainer):
         """Save as OpenRLHF does if the evaluation is the best so far. A saved checkpoint is made whole."""
         key = self._detect_eval_metric_key(eval_metrics) if eval_metrics else None
         best = key is not None and eval_metrics[key] > self.best_eval_metric_value
-        with self._whole_checkpoint(f"best_global_step{global_step}") if best else nullcontext():
+        with self._whole_checkpoint(f"best_global_step{global_step}", client_states) if best else nullcontext():
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
 
     @contextmanager
-    def _whole_checkpoint(self, tag: str) -> Iterator[None]:
-        """Make the checkpoint whole that OpenRLHF saves in the block.
+    def _whole_checkpoint(self, tag: str, client_states: dict[str, Any]) -> Iterator[None]:
+        """Make the checkpoint whole that OpenRLHF saves in the block, with `client_states`.
 
         Before the block the checkpoint is marked as begun. After it the layer's state is added, and the checkpoint is
         sealed.
@@ -141,6 +148,8 @@ class WholeCheckpoints(RecordedTrainer):
             yield
             return
         self.phase = f"saving checkpoint {tag}"
+        self.samples_generator.wait()
+        client_states["data_loader_state_dict"] = self.prompts_dataloader.state_dict()  # after all rollouts
         folder = self.checkpoints.begin(tag)
         yield
         if not self.checkpoints.has_models(tag):

@@ -20,6 +20,7 @@ import torch
 from openrlhf.trainer.ray import vllm_engine
 from vllm.sampling_params import RequestOutputKind
 
+from bapo_openrlhf.adapt.vocabulary import VERSIONS
 from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training import profiling
@@ -92,7 +93,15 @@ Engine = plain_class(vllm_engine.RolloutRayActor)
 
 
 class RolloutEngine(Engine):
-    """OpenRLHF's rollout engine, extended for batches that mix policies."""
+    """OpenRLHF's rollout engine, extended for batches that mix policies.
+
+    Attributes:
+        version: Number of updates behind the weights that it holds; None in a run without batch adaptation. Each
+            response says the lowest and the highest one that generated it.
+    """
+
+    version: int | None = None
+    _kept_version: int | None = None
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("full_determinism") and cpu.active():
@@ -116,7 +125,7 @@ class RolloutEngine(Engine):
 
         An agent is limited only if batches are adapted: OpenRLHF's own trainer needs a reward for each response.
         """
-        self.tokenizer = tokenizer
+        self.tokenizer, self.version = tokenizer, 0 if adapted else None
         endpoints, executor = getattr(self.executor, "reward_endpoints", []), self.executor
         if not verifier.processes:
             return
@@ -148,7 +157,7 @@ class RolloutEngine(Engine):
 
         The responses also have the `number` of the request. The tokenizer is the one that `set_up` took.
         """
-        generate = partial(super().generate_responses, hf_tokenizer=self.tokenizer)
+        generate, first = partial(super().generate_responses, hf_tokenizer=self.tokenizer), self.version
         if seed is None:
             responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
         else:
@@ -158,7 +167,14 @@ class RolloutEngine(Engine):
                 seeded.seed = request_seed(seed, sample)
                 tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
             responses = [response for found in await asyncio.gather(*tasks) for response in found]
-        return [response | {"number": number} for response in responses]
+        return [self._versioned(response, first) | {"number": number} for response in responses]
+
+    def _versioned(self, response: dict[str, Any], first: int | None) -> dict[str, Any]:
+        """A response that began with weights of version `first`, with its versions. OpenRLHF puts them in `info`."""
+        if first is None:
+            return response
+        versions = dict(zip(VERSIONS, (first, self.version), strict=True))
+        return response | {"extra_logs": {**(response.get("extra_logs") or {}), **versions}}
 
     async def generate_groups(self, requests: Sequence[dict[str, Any]], **shared: Any) -> Any:
         """Generate the responses to several prompts, each of one turn.
@@ -179,10 +195,11 @@ class RolloutEngine(Engine):
     ) -> PackedGroup:  # fmt: skip
         """The responses to one prompt. The arguments are those of `generate_responses`."""
         seeds = None if seed is None else [request_seed(seed, sample) for sample in range(num_samples)]
-        group = GroupTurn(self, self.tokenizer, seeds, num_samples)
+        group, first = GroupTurn(self, self.tokenizer, seeds, num_samples), self.version
         about = {"prompt": prompt, "label": label, "images": images, "max_length": max_length}
         about |= {"sampling_params": sampling_params, "hf_tokenizer": group.tokenizer}
         responses = await asyncio.gather(*(self.executor.execute(**about, llm_engine=turn) for turn in group.turns))
+        responses = [self._versioned(response, first) for response in responses]
         return PackedGroup.of(responses, number, [turn.log_probs for turn in group.turns])
 
     @extends(Engine)
@@ -233,32 +250,34 @@ class RolloutEngine(Engine):
 
     async def keep_weights(self) -> int:
         """Keep today's weights in host memory instead of those kept before, and return their bytes."""
+        self._kept_version = self.version
         return sum(await self.llm.collective_rpc(_keep))
 
     async def restore_weights(self) -> None:
         """Sample from the kept weights again."""
         await self.llm.collective_rpc(_restore)
-        await self.forget_caches()
+        await self.changed(self._kept_version)
 
     async def save_weights(self, folder: str) -> None:
         """Write the weights that the engine holds now: one safetensors file for each tensor-parallel rank."""
         await self.llm.collective_rpc(_save, args=(folder,))
 
-    async def load_weights(self, folder: str) -> None:
-        """Sample from saved weights.
+    async def load_weights(self, folder: str, version: int) -> None:
+        """Sample from saved weights of this version.
 
         Raises:
             ValueError: The weights are of another model or of another tensor-parallel size.
         """
         await self.llm.collective_rpc(_load, args=(folder,))
-        await self.forget_caches()
+        await self.changed(version)
 
-    async def forget_caches(self) -> None:
-        """Forget what other weights computed: keys and values of prompts, and embeddings of images.
+    async def changed(self, version: int | None) -> None:
+        """Note the version of the new weights, and forget what others computed: keys and values, image embeddings.
 
         Call this after every change of weights, because vLLM does not do it, and OpenRLHF resets only the first cache.
         Otherwise a response to a prompt that is generated again would use image embeddings of much older weights.
         """
+        self.version = version
         await self.llm.reset_prefix_cache()
         await self.llm.reset_encoder_cache()
 

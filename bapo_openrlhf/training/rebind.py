@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import openrlhf.cli.train_ppo_ray as cli
-from openrlhf.trainer import ppo_trainer
+from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 from openrlhf.trainer.ray import vllm_engine
 
 from bapo_openrlhf.training import dealing, engines, plain_trainer, trainer, workers
@@ -58,6 +58,7 @@ def openrlhf_for_a_run(adapted: bool) -> Iterator[ModuleType]:
             return
         with (
             rebound(ppo_trainer, PPOTrainer=trainer.AdaptedPPOTrainerActor),
+            rebound(ppo_trainer_async, PPOTrainerAsync=trainer.AdaptedPPOTrainerActor),
             rebound(
                 cli,
                 PolicyModelActor=workers.AdaptedPolicyActor,

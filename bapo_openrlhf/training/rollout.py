@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -94,6 +95,34 @@ class RecordedSamplesGenerator(DispatchingGenerator):
         return accepted, *rest
 
 
+Samples = tuple[list[Experience], float | None, int, bool]
+"""What OpenRLHF's `generate_samples` returns: samples, the share of prompts that passed dynamic filtering, how many
+prompts were drawn, and whether the data of the epoch has ended."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What was generated for a step, in addition to the samples that OpenRLHF's loop gets.
+
+    Attributes:
+        policy_step: Number of updates behind the weights that generated it.
+        hard_samples: Samples of the hard prompts that were generated together with the fresh ones: G each, in order.
+        added_seconds: Time that the rollout waited for hard prompts after its fresh prompts were done.
+        passed_over: Number of prompts that were drawn and not generated for.
+        asked: Number of prompts that were generated for.
+        exhausted: Whether it has the last prompts of an epoch.
+        seconds: Time that it took.
+    """
+
+    policy_step: int = 0
+    hard_samples: Sequence[Experience] = ()
+    added_seconds: float = 0.0
+    passed_over: int = 0
+    asked: int = 0
+    exhausted: bool = False
+    seconds: float = 0.0
+
+
 class AdaptedSamplesGenerator(DispatchingGenerator):
     """OpenRLHF's generator, which keeps behaviour log-probs and can re-evaluate hard prompts.
 
@@ -104,12 +133,12 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         begin_step: Called when the fresh prompts of a step have been dispatched. Returns the hard prompts to
             re-evaluate together with them.
         step: Returns the trainer step, for the seeds.
+        policy_step: Returns the number of updates behind the weights that the engines hold.
         candidates: See `chosen_prompts`.
         choose: See `chosen_prompts`.
 
     Attributes:
-        passed_over: Number of prompts that the last step drew and did not generate for.
-        added_seconds: Time that the last step waited for hard prompts after its fresh prompts were done.
+        rollout: The rollout of the samples that OpenRLHF's loop got last.
         rng_after_first_draw: State of torch's generator of random numbers, set when a run is resumed, see
             `generate_samples`.
     """
@@ -120,6 +149,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         strategy: Any,
         begin_step: Callable[[], Sequence[Prompt]],
         step: Callable[[], int],
+        policy_step: Callable[[], int] = lambda: 0,
         candidates: int = 1,
         choose: Callable[[Sequence[Prompt], int], Sequence[int]] = lambda prompts, count: range(count),
         **kwargs: Any,
@@ -129,12 +159,15 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         # object's own copy of the arguments.
         self.args = copy.deepcopy(strategy.args)
         self.args.algo.advantage.is_correction_level = "token"
-        self.begin_step, self.step = begin_step, step
-        self.candidates, self.choose, self.passed_over = candidates, choose, 0
+        self.begin_step, self.step, self.policy_step = begin_step, step, policy_step
+        self.candidates, self.choose = candidates, choose
         self.rng_after_first_draw: torch.Tensor | None = None
-        self.added_seconds = 0.0
-        self._kind = "evaluation"  # the kind of the prompts that are dispatched now, for their seeds
+        self.rollout = Rollout()
+        self._passed_over, self._added_seconds, self._asked = 0, 0.0, 0
+        # Kind of the prompts that are dispatched now, the step that asks for them, and their numbers: for their seeds.
+        self._kind, self._step = "evaluation", 0
         self._numbers = itertools.count()
+        self._hard_prompts = begin_step
         self._hard_requests: list[Any] = []  # requests for hard prompts that were dispatched with the fresh ones
         self._hard_samples: list[Experience] = []  # their samples
 
@@ -147,7 +180,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         """
         number, train = next(self._numbers), self.args.train
         seeds = train.full_determinism_enable
-        return {"number": number, "seed": prompt_seed(train.seed, self.step(), self._kind, number) if seeds else None}
+        return {"number": number, "seed": prompt_seed(train.seed, self._step, self._kind, number) if seeds else None}
 
     def _dispatch_hard_prompts(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Any]:
         """Send hard prompts to the engines, with seeds of their own. Returns Ray's references."""
@@ -167,7 +200,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         """Send prompts to the engines, and then the hard prompts of the step."""
         refs = super()._dispatch_prompts_to_vllm(prompts, labels, **kwargs)
         if self._kind == "fresh":
-            hard = self.begin_step()
+            hard = self._hard_prompts()
+            self._asked = len(prompts) + len(hard)
             if hard:
                 kwargs.pop("images", None)
                 self._hard_requests = self._dispatch_hard_prompts(hard, **kwargs)
@@ -192,7 +226,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         passed_over = 0
         if self._kind == "fresh" and self.candidates > 1:
             dataloader_iter, passed_over = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
-            self.passed_over = passed_over
+            self._passed_over = passed_over
         samples, consumed, exhausted = super()._generate_vllm(
             dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs
         )
@@ -200,7 +234,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         start = time.perf_counter()
         # Collect them here, because OpenRLHF puts the engines to sleep after this.
         self._hard_samples, self._hard_requests = self._collect(self._hard_requests, **kwargs), []
-        self.added_seconds = time.perf_counter() - start
+        self._added_seconds = time.perf_counter() - start
         return samples, consumed + passed_over, exhausted
 
     def _collect(self, refs: Sequence[Any], **kwargs: Any) -> list[Experience]:
@@ -211,11 +245,19 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             for response in ray.get(ref)
         ]
 
-    @torch.no_grad()
     @extends(SamplesGenerator)
-    def generate_samples(self, **kwargs: Any) -> tuple[list[Experience], float | None, int, bool]:
+    def generate_samples(self, **kwargs: Any) -> Samples:
         """Generate the fresh samples of a step. Groups are in the order of their prompts."""
-        self._kind, self._numbers = "fresh", itertools.count()
+        samples, self.rollout = self._generate_rollout(self.step(), self.policy_step(), self.begin_step, **kwargs)
+        return samples
+
+    @torch.no_grad()
+    def _generate_rollout(
+        self, step: int, policy_step: int, hard_prompts: Callable[[], Sequence[Prompt]], **kwargs: Any
+    ) -> tuple[Samples, Rollout]:
+        """What OpenRLHF's loop gets for a trainer step, and what else there is of it."""
+        start, self._hard_prompts = time.perf_counter(), hard_prompts
+        self._kind, self._step, self._numbers, self._asked = "fresh", step, itertools.count(), 0
         if self.rng_after_first_draw is not None:
             # Creating the iterator consumes random numbers. The original run did so before the checkpoint, so create
             # it first, then restore the generator.
@@ -223,12 +265,23 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             torch.set_rng_state(self.rng_after_first_draw)
             self.rng_after_first_draw = None
         try:
-            return super().generate_samples(**kwargs)
+            found = super().generate_samples(**kwargs)
         finally:
             self._kind, self._numbers = "evaluation", itertools.count()
+        hard, self._hard_samples = self._hard_samples, []
+        numbers = {"added_seconds": self._added_seconds, "passed_over": self._passed_over, "asked": self._asked}
+        seconds = time.perf_counter() - start
+        return found, Rollout(policy_step, hard, **numbers, exhausted=found[-1], seconds=seconds)
+
+    def wait(self) -> None:
+        """Wait until all that was asked for is generated. Here a rollout is generated when it is asked for."""
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the last step for the log."""
+        return {"prompts/passed_over": self.rollout.passed_over}
 
     @property
-    def exhausted(self) -> bool:
+    def epoch_done(self) -> bool:
         """Whether OpenRLHF has seen the end of the data. The next samples then belong to another epoch."""
         return getattr(self, "_dataloader_iter", None) is None
 
@@ -236,16 +289,13 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     @extends(SamplesGenerator)
     def generate_eval_samples(self, **kwargs: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
+        self._step = self.step()
         return usable_groups(super().generate_eval_samples(**kwargs), kwargs["n_samples_per_prompt"])
-
-    def take_hard_samples(self) -> list[Experience]:
-        """Samples of the hard prompts that were generated together with the last fresh ones: G each, in order."""
-        samples, self._hard_samples = self._hard_samples, []
-        return samples
 
     @torch.no_grad()
     def reevaluate(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Experience]:
         """Samples of hard prompts from the weights that the engines hold now: G each, in order."""
+        self._step = self.step()
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
         samples = self._collect(self._dispatch_hard_prompts(prompts, **kwargs), **kwargs)

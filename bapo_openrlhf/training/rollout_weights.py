@@ -1,6 +1,6 @@
 """The weights that the rollout engines hold: when they follow the actor's, and how older ones come back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,13 +23,23 @@ class RolloutWeights:
         schedule: Steps in which the engines get the actor's weights, and steps in which they need today's.
         sleep: Whether the engines sleep between their uses (`--vllm.enable_sleep`). Their weights are then woken
             before every use.
+        settle: Waits until the engines have generated all that they were asked for, so that no response is of two
+            versions.
 
     Attributes:
         step: Number of updates behind the weights that the engines hold.
     """
 
-    def __init__(self, engines: Sequence[Any], actor: Any, schedule: RolloutSchedule, *, sleep: bool) -> None:
-        self.engines, self.actor, self.schedule, self.sleep = engines, actor, schedule, sleep
+    def __init__(
+        self,
+        engines: Sequence[Any],
+        actor: Any,
+        schedule: RolloutSchedule,
+        *,
+        sleep: bool,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engines, self.actor, self.schedule, self.sleep, self.settle = engines, actor, schedule, sleep, settle
         self.step = 0
         self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
 
@@ -46,6 +56,7 @@ class RolloutWeights:
 
     def sync(self, step: int) -> None:
         """Give the engines the actor's weights, which are those of trainer step `step`."""
+        self.settle()
         self._wake(self.engines)
         pending = self.actor.async_run_method(method_name="broadcast_to_vllm")
         while pending:
@@ -59,7 +70,7 @@ class RolloutWeights:
                 ray.get(ray.wait(self._alive, num_returns=1, timeout=DEATH_NOTICE)[0])
                 raise
             pending = [ref for ref in pending if ref not in done]
-        batch_vllm_engine_call(self.engines, "forget_caches")
+        batch_vllm_engine_call(self.engines, "changed", step)
         self.step = step
 
     @contextmanager
@@ -70,6 +81,7 @@ class RolloutWeights:
             step: Trainer step of today's weights.
             next_rollout: Trainer step of the next rollout.
         """
+        self.settle()
         delayed = self.step
         if delayed != step:
             self.sync(step)
@@ -104,7 +116,7 @@ class RolloutWeights:
         if saved == step or not usable:
             self.sync(step)
         else:
-            self._call(self.engines, "load_weights", str(folder))
+            self._call(self.engines, "load_weights", str(folder), saved)
             self.step = saved
         self.keep_if_needed()
 

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps, in_parts
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.group import Prompt
@@ -23,17 +23,15 @@ from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.methods import Method
+from bapo_openrlhf.training.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.data_files import read_traces
-from bapo_openrlhf.training.dealing import dealt_batches, ranks_of
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
 from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
 from bapo_openrlhf.training.recorder import Base
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.samples import samples_of
 from bapo_openrlhf.training.traces import tokens_of
 
 logger = init_logger(__name__)
@@ -43,6 +41,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
     """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
 
     Attributes:
+        ahead: Number of steps that generation is ahead of training; 0 in synchronous mode.
         step: Number of updates so far. The actor holds the weights of this step.
         generated: Number of groups generated so far.
         phase: What the trainer does now. The error of a run that fails names it.
@@ -61,18 +60,20 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             self.method.take_traces(tokens_of(read_traces(self.method.traces), known, self.tokenizer, self.args))
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
         evaluate_every = int(self.args.eval.steps) if evaluates else 0
-        schedule = RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every, evaluate_every)
-        sleep = self.args.vllm.enable_sleep
-        self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, sleep=sleep)
+        self.ahead = adapt.steps_ahead(self.args.train)
+        schedule = RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every, evaluate_every, self.ahead)
+        about = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
+        self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **about)
         self.ledger = Ledger()
         self.step = self.generated = 0
         self.phase = "starting"
         self.rollout_tv = 0.0
         self._prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
         self.samples_generator = self.generator_of(
-            AdaptedSamplesGenerator,
+            AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator,
             begin_step=self._begin_step,
             step=lambda: self.step,
+            policy_step=lambda: self.rollout_weights.step,
             candidates=self.method.candidates,
             choose=lambda prompts, count: self.method.choose_prompts(self.step, prompts, count),
         )
@@ -91,13 +92,12 @@ class AdaptedPPOTrainer(WholeCheckpoints):
     def get_max_steps(self) -> int:
         """Number of optimizer steps that the learning-rate schedule spans.
 
-        It is the largest possible number, because a cosine would rise again after too small a number. Every batch
-        counts as a full one, and a method that fine-tunes adds one optimizer step to each trainer step.
+        It is the largest possible number, because a cosine would rise again after too small a number: every batch
+        counts as a full one.
         """
         epoch = epoch_steps(self.args, len(self.prompts_dataloader), self.method.candidates)
         updates = self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
-        finetunes = type(self.method).demonstrations is not Method.demonstrations
-        return epoch * self.args.train.num_episodes * (updates + finetunes)
+        return epoch * self.args.train.num_episodes * updates
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> None:
@@ -131,7 +131,6 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             limit = self.args.adapt.max_tv_rollout
             far = limit is not None and self.rollout_tv > limit
             if self.rollout_weights.schedule.sync_due(self.step) or far:
-                self.method.policy_moved(self.rollout_tv)
                 self.rollout_weights.sync(self.step)
                 self.rollout_weights.keep_if_needed()
         self.phase = "finishing the step"
@@ -144,9 +143,9 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             return super().evaluate(global_step, **generate_kwargs)
 
     def _begin_step(self) -> list[Prompt]:
-        """The hard prompts to re-evaluate together with the fresh prompts of a step.
+        """The hard prompts to re-evaluate together with the fresh prompts that are generated in this step.
 
-        If the engines do not hold today's weights, there are none: all are re-evaluated after the fresh prompts.
+        If the engines do not hold today's weights, there are none: all are re-evaluated by themselves.
         """
         self.phase = "generating"
         prompts = self.method.begin_step(self.step)
@@ -158,17 +157,23 @@ class AdaptedPPOTrainer(WholeCheckpoints):
     @extends(Base)
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """Algorithm 1, lines 7-18, on the samples that line 6 generated."""
-        step, rollout_step, capacity = self.step, self.rollout_weights.step, self.arithmetic.capacity
+        step, rollout, capacity = self.step, self.samples_generator.rollout, self.arithmetic.capacity
         limit, timing = self.args.adapt.max_failed_share, {}
-        hard_samples, added_seconds = self._reevaluate(timing)
-        size, uid = self.args.rollout.n_samples_per_prompt, self.generated
-        about = {"step": step, "policy_step": rollout_step, "reward_range": self.args.adapt.rewards()}
-        made = GeneratedStep.of(rollout_samples, hard_samples, size, first_uid=uid, **about)
+        along = self._begin_step() if self.ahead else []
+        today = self._reevaluate(timing)
+        if self.ahead:
+            self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
+        parts = [("fresh", rollout_samples, rollout.policy_step)]
+        parts += [("reevaluated", rollout.hard_samples, rollout.policy_step), ("reevaluated", today, step)]
+        size, about = self.args.rollout.n_samples_per_prompt, {"reward_range": self.args.adapt.rewards()}
+        made = GeneratedStep.of(parts, size, first_uid=self.generated, step=step, **about)
         self.generated += len(made.recorded)
-        check_share(made.failed, len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
+        failed = len(made.failed)
+        check_share(failed, len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
 
         self.phase = "making the batch"
         with timed(timing, "timing/adapt"):
+            self.method.unanswered([group.prompt for group in made.failed if group.source == "reevaluated"])
             batch = self.method.build_batch(step, made.fresh, made.reevaluated)
         if len(batch) > capacity:
             raise ValueError(
@@ -179,13 +184,13 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         batch, experience, seconds = self._make_experience(batch)
         status, next_step = self._update(batch, experience, seconds, global_step)
 
-        counts = self.ledger.settle(made.fresh + made.reevaluated, batch, failed=made.failed)
+        counts = self.ledger.settle(made.fresh + made.reevaluated, batch, failed=failed)
         if self.ledger.counts["generated"] != self.generated:
             raise RuntimeError(
                 f"{self.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
             )
         status |= timing | self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
-        status["staleness/rollout_policy"] = step - rollout_step
+        status["staleness/rollout_policy"] = step - rollout.policy_step
         status |= replay_ages(batch, step, self.rollout_weights.schedule.delay)
         status |= composition(batch, capacity, len(made.reevaluated))
         status |= self.recorder.add_groups(next_step, made.recorded, states_of(batch), trained=status["tokens/trained"])
@@ -193,24 +198,20 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         status |= {
             "groups/replayed": len(batch.replayed),
             "groups/unused": len(batch.unused),
-            "reevaluation/added_seconds": added_seconds,
-            "prompts/passed_over": self.samples_generator.passed_over,
+            "reevaluation/added_seconds": rollout.added_seconds + timing.get("timing/reevaluation", 0.0),
+            **self.samples_generator.metrics(),
         }
         return status, next_step
 
-    def _reevaluate(self, timing: dict[str, float]) -> tuple[list[Any], float]:
-        """Lines 12-15: samples of the hard prompts from today's weights, and the seconds that this adds to the step."""
-        samples = self.samples_generator.take_hard_samples()
-        if samples:
-            return samples, self.samples_generator.added_seconds
+    def _reevaluate(self, timing: dict[str, float]) -> list[Any]:
+        """Lines 12-15: samples from today's weights of the hard prompts that no rollout takes along."""
         prompts, self._prompts_after_fresh = self._prompts_after_fresh, []
         if not prompts:
-            return [], 0.0
+            return []
         self.phase = "generating hard prompts again"
-        today = self.rollout_weights.of_today(self.step, next_rollout=self.step + 1)
-        with timed(timing, "timing/reevaluation"), today:
-            samples = self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
-        return samples, timing["timing/reevaluation"]
+        next_rollout = self.step if self.ahead else self.step + 1
+        with timed(timing, "timing/reevaluation"), self.rollout_weights.of_today(self.step, next_rollout=next_rollout):
+            return self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
 
     def _make_experience(self, batch: Batch) -> tuple[Batch, MadeExperience | None, float]:
         """The batch after its review, its experience, and the seconds it took; no experience if no group is left."""
@@ -235,9 +236,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         if experience is None:
             # The step counts nevertheless, so that the multiples of v and m stay where they are.
             logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
-            status = self._finetune()
             self.broadcast_to_vllm()
-            return status | {"skipped_update": 1}, global_step + 1
+            return {"skipped_update": 1}, global_step + 1
         step = self.step
         status, next_step = super().train_step(experience.experiences, global_step)
         trained = (group.uid for _, group in batch.with_sources())
@@ -250,7 +250,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
 
     @extends(Base)
     def ppo_train(self, global_steps: int) -> dict:
-        """OpenRLHF's optimizer steps, then one of fine-tuning if the method names demonstrations.
+        """OpenRLHF's optimizer steps.
 
         Raises:
             FloatingPointError: A gradient is not finite. The weights are spoilt, the last checkpoint is not.
@@ -260,30 +260,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         for name in ("actor_grad_norm", "critic_grad_norm"):
             if not math.isfinite(status.get(name, 0.0)):
                 raise FloatingPointError(f"{name} is {status[name]}")
-        return status | self._finetune()
-
-    def _finetune(self) -> dict[str, float]:
-        """Take one optimizer step of the actor's cross-entropy on the demonstrations that the method names."""
-        demonstrations = self.method.demonstrations(self.step)
-        if not demonstrations:
-            return {}
-        self.phase = "fine-tuning"
-        actor, sleep = self.actor_model_group, self.args.ds.enable_sleep
-        samples, ranks, micro = samples_of(demonstrations), ranks_of(actor), self.arithmetic.micro_train
-        cut = lambda _, shares: [in_parts(share, micro) for share in shares]  # noqa: E731
-        if sleep:
-            ray.get(actor.async_run_method(method_name="reload_states"))
-        refs = actor.async_run_method_batch(
-            method_name="finetune",
-            demonstrations=dealt_batches(samples, ranks, cut, self.tokenizer.pad_token_id),
-            tokens=[sum(int(sample.action_mask.sum()) for sample in samples)] * ranks,
-            ranks=[ranks] * ranks,
-            weight=[self.method.finetune_weight] * ranks,
-        )
-        parts = ray.get(refs)[:: len(refs) // ranks]  # all processes of a tensor-parallel or ring group return the same
-        if sleep:
-            ray.get(actor.async_run_method(method_name="offload_states"))
-        return {"finetune/demonstrations": len(samples), "finetune/loss": sum(part for (part,) in parts)}
+        return status
 
 
 def check_share(unusable: int, total: int, what: str, share: float, engines: Sequence[Any]) -> None:

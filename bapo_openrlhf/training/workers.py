@@ -16,7 +16,7 @@ optimizer step of fine-tuning on such responses.
 
 import math
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,6 @@ import ray
 import torch
 from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
@@ -145,42 +144,6 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         losses = ["policy_loss", "entropy_loss"] + ["kl"] * self.args.algo.kl.use_loss
         for name in metrics.keys() & set(losses):
             metrics[name] = metrics[name] * (part.step_parts / self._parts_of_a_step)
-
-    def finetune(self, micro_batches: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
-        """Take one optimizer step on the mean of -log pi(token) over the demonstrations of all ranks, times `weight`.
-
-        Args:
-            micro_batches: This rank's samples. Every rank has equally many micro-batches.
-            tokens: Number of response tokens on all ranks.
-            ranks: Number of data-parallel ranks, by which DeepSpeed divides the sum of their gradients.
-            weight: Factor on the loss.
-
-        Returns:
-            This rank's part of the mean.
-        """
-        self.actor.train()
-        engine, device = self.actor.model, torch.cuda.current_device()
-        scale = weight * ranks * engine.gradient_accumulation_steps()  # DeepSpeed also divides by the last factor
-        is_vlm, mean = getattr(self.actor, "is_vlm", False), 0.0
-        for number, experience in enumerate(micro_batches, 1):
-            engine.set_gradient_accumulation_boundary(number == len(micro_batches))
-            experience.to_device(device)
-            images = merge_mm_train_inputs(experience.mm_train_inputs, device) if is_vlm else {}
-            log_probs = self.actor(
-                experience.sequences,
-                experience.action_mask,
-                attention_mask=experience.attention_mask,
-                ring_attn_group=self.strategy.ring_attn_group,
-                **images,
-            )
-            loss = aggregate_loss(-log_probs, experience.action_mask, batch_num_tokens=tokens)
-            self.strategy.backward(loss * scale, self.actor, self.actor_optim)
-            self.strategy.optimizer_step(self.actor_optim, self.actor, self.actor_scheduler, name="actor")
-            mean += loss.item()
-        if self.ema_model:
-            self.strategy.time_steps["ema"] = -1  # OpenRLHF adds 1 to the count and averages at its multiples
-            self.strategy.moving_average(self.actor, self.ema_model, self.ema_beta, "cuda")
-        return mean
 
 
 class MixedLoss:
@@ -325,10 +288,6 @@ class PolicyWorker(_TrainingWorker, POLICY):
     def shape_traces(self, gamma: float) -> None:
         """Set gamma of the policy shaping. Call it before the first batch with responses of another model."""
         self.trainer.shaping = gamma
-
-    def finetune(self, demonstrations: Sequence[Any], tokens: int, ranks: int, weight: float) -> float:
-        """Take one optimizer step on demonstrations, see `WholeBatchActorTrainer.finetune`."""
-        return self.trainer.finetune(demonstrations, tokens, ranks, weight)
 
 
 class CriticWorker(_TrainingWorker, CRITIC):

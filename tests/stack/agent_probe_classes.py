@@ -6,7 +6,10 @@ from ragged_probe_classes import WatchedPolicyActor as WatchedPolicyActor
 
 
 class AgentProbeTrainer(ProbeTrainer):
-    def note(self, kind):
+    def note(self, kind, step):
+        pass
+
+    def note_actor(self):
         pass
 
 

@@ -18,6 +18,7 @@ from bapo_openrlhf.cpu.prefork.serving import python
 
 DEVICES = 16  # of the shared Ray; it only counts them
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for tests that share helpers
 BENCHMARKS = HERE.parents[1] / "benchmarks"  # has the classes that tell digests of weights
 BASE_MODEL = HERE.parents[1] / "examples" / "quickstart" / "base_model.py"
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")

@@ -9,6 +9,7 @@ import numpy as np
 import ray
 
 from bapo_openrlhf.training import trainer
+from bapo_openrlhf.training.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 
@@ -17,16 +18,24 @@ NOTED = (
 )  # fmt: skip
 
 
-class ProbeGenerator(AdaptedSamplesGenerator):
-    """Notes the engines' weights at each generation."""
+class Noting:
+    """Notes the engines' weights at each generation, and the step for which it is."""
 
-    def generate_samples(self, **kwargs):
-        self.note("fresh")
-        return super().generate_samples(**kwargs)
+    def _generate_rollout(self, step, *args, **kwargs):
+        self.note("fresh", step)
+        return super()._generate_rollout(step, *args, **kwargs)
 
     def reevaluate(self, prompts, **kwargs):
-        self.note("reevaluated")
+        self.note("reevaluated", self.step())
         return super().reevaluate(prompts, **kwargs)
+
+
+class ProbeGenerator(Noting, AdaptedSamplesGenerator):
+    """The generator of synchronous mode."""
+
+
+class ProbeAheadGenerator(Noting, AheadSamplesGenerator):
+    """The generator of a run in which generation is ahead."""
 
 
 class ProbeMaker(AdaptedExperienceMaker):
@@ -34,7 +43,7 @@ class ProbeMaker(AdaptedExperienceMaker):
 
     def finish(self, passed, kept):
         made = super().finish(passed, kept)
-        self.note_experience(made)
+        self.note_experience(made, kept)
         return made
 
 
@@ -44,18 +53,32 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.folder = Path(os.environ["PROBE_FOLDER"])
-        self.samples_generator.__class__ = ProbeGenerator
+        self.samples_generator.__class__ = ProbeAheadGenerator if self.ahead else ProbeGenerator
         self.samples_generator.note = self.note
         self.experience_maker.__class__ = ProbeMaker
         self.experience_maker.note_experience = self.note_experience
 
-    def note(self, kind):
-        engines = ray.get([engine.weight_checksums.remote() for engine in self.vllm_engines])
-        actor = ray.get(self.actor_model_group.async_run_method(method_name="weight_checksums"))[0]
-        with (self.folder / "weights.jsonl").open("a") as file:
-            file.write(json.dumps({"step": self.step, "kind": kind, "engines": engines, "actor": actor}) + "\n")
+    def note(self, kind, step):
+        self.write(step, kind, ray.get([engine.weight_checksums.remote() for engine in self.vllm_engines]))
 
-    def note_experience(self, made):
+    def write(self, step, kind, weights):
+        with (self.folder / "weights.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "kind": kind, "weights": weights}) + "\n")
+
+    def note_actor(self):
+        refs = self.actor_model_group.async_run_method(method_name="weight_checksums")
+        self.write(self.step, "actor", ray.get(refs)[:1])
+
+    def train_step(self, *args):
+        self.note_actor()
+        return super().train_step(*args)
+
+    def _make_experience(self, batch):
+        groups = [group for _, group in batch.with_sources()]
+        self.policy_steps = [group.policy_step_of(response) for group in groups for response in group.responses]
+        return super()._make_experience(batch)
+
+    def note_experience(self, made, kept):
         ray.get(self.actor_model_group.async_save_model())
         shutil.copytree(self.args.ckpt.output_dir, self.folder / f"actor{self.step}")
         arrays = {}
@@ -68,6 +91,7 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
             source=np.array([origin.source for origin in made.origins]),
             on_policy=np.array([origin.on_policy for origin in made.origins]),
             log_ratios=made.log_ratios,
+            policy_step=np.array([self.policy_steps[place] for place in kept]),
             **arrays,
         )
 

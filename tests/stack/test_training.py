@@ -65,36 +65,37 @@ def watched(train, workspace):
     return succeeded(result), folder
 
 
+def noted_weights(folder):
+    """By (step, kind): digests of the engines' weights at that generation; kind "actor": of the actor's in the step."""
+    rows = [json.loads(line) for line in (folder / "weights.jsonl").read_text().splitlines()]
+    assert all(one == row["weights"][0] for row in rows for one in row["weights"])
+    return {(row["step"], row["kind"]): row["weights"][0] for row in rows}
+
+
 @pytest.fixture(scope="module")
 def weights(watched):
-    """By (step, kind): digests of the actor's and of both engines' weights at that generation."""
-    rows = [json.loads(line) for line in (watched[1] / "weights.jsonl").read_text().splitlines()]
-    for row in rows:
-        first, second = row.pop("engines")
-        assert first == second
-        row["engine"] = first
-    return {(row["step"], row["kind"]): row for row in rows}
+    return noted_weights(watched[1])
 
 
 def test_rollout_weights_change_only_at_multiples_of_v(weights):
     """The engines sample step t with the actor's weights of step t - t mod v, tensor by tensor."""
     for step in range(6):
-        assert weights[step, "fresh"]["engine"] == weights[step - step % DELAY, "fresh"]["actor"]
-    assert weights[0, "fresh"]["actor"] != weights[2, "fresh"]["actor"]  # the actor does learn
-    assert weights[0, "fresh"]["engine"] != weights[3, "fresh"]["engine"]
+        assert weights[step, "fresh"] == weights[step - step % DELAY, "actor"]
+    assert weights[0, "actor"] != weights[2, "actor"]  # the actor does learn
+    assert weights[0, "fresh"] != weights[3, "fresh"]
 
 
 def test_reevaluation_uses_todays_weights_and_gives_the_delayed_ones_back(weights):
     again = {step for step, kind in weights if kind == "reevaluated"}
     assert again == {2, 4}
     for step in again:
-        assert weights[step, "reevaluated"]["engine"] == weights[step, "reevaluated"]["actor"]
+        assert weights[step, "reevaluated"] == weights[step, "actor"]
     # Step 4 lies between the syncs of 3 and 6: step 5 must sample with the weights of step 3 again.
-    assert weights[4, "reevaluated"]["engine"] != weights[3, "fresh"]["engine"]
-    assert weights[5, "fresh"]["engine"] == weights[3, "fresh"]["engine"]
+    assert weights[4, "reevaluated"] != weights[3, "fresh"]
+    assert weights[5, "fresh"] == weights[3, "fresh"]
 
 
-def _recomputed(model, data, index):
+def recomputed(model, data, index):
     """Log-probs of a sample's tokens under the weights in the folder `model`, by transformers only."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -120,7 +121,7 @@ def test_importance_ratio_of_replayed_samples_is_exp_of_today_minus_stored(watch
             old, stored = data[f"{index}/action_log_probs"], data[f"{index}/rollout_log_probs"]
             mask = data[f"{index}/action_mask"].astype(bool)
             assert np.array_equal(old[mask], stored[mask])
-            today, actions = _recomputed(watched[1] / f"actor{step}", data, index)
+            today, actions = recomputed(watched[1] / f"actor{step}", data, index)
             stored = stored[: len(actions)]
             expected = float((today - stored)[actions].sum())
             assert data["log_ratios"][index] == pytest.approx(expected, abs=0.05)  # bf16 forward passes
@@ -134,7 +135,7 @@ def test_old_log_probs_are_todays_where_today_generated_the_sample(watched):
         rows = np.flatnonzero(data["source"] == source)
         assert data["on_policy"][rows].all()
         for index in rows[:2]:
-            today, actions = _recomputed(watched[1] / f"actor{step}", data, index)
+            today, actions = recomputed(watched[1] / f"actor{step}", data, index)
             old = data[f"{index}/action_log_probs"][: len(actions)]
             assert old[actions] == pytest.approx(today[actions], abs=0.03)
 
@@ -149,7 +150,7 @@ def test_replayed_samples_do_not_pass_the_reference_again(watched, workspace):
         assert row["tokens/reference_kept"] <= sum(int(data[f"{index}/action_mask"].sum()) for index in replayed)
         kept += row["tokens/reference_kept"]
         for index in [*replayed[:3], *np.flatnonzero(data["source"] == "fresh")[:1]]:
-            reference, actions = _recomputed(workspace / "model", data, index)
+            reference, actions = recomputed(workspace / "model", data, index)
             found = data[f"{index}/base_action_log_probs"][: len(actions)]
             assert found[actions] == pytest.approx(reference[actions], abs=0.03)
             checked += 1

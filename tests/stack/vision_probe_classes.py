@@ -9,8 +9,8 @@ import ray
 class VisionProbeTrainer(probe_classes.ProbeTrainer):
     """Notes the paths of the images of each sample that the loss is given."""
 
-    def note_experience(self, made):
-        super().note_experience(made)
+    def note_experience(self, made, kept):
+        super().note_experience(made, kept)
         images = {
             index: experience.images[row]
             for experience in made.experiences

@@ -171,7 +171,7 @@ def test_each_step_is_on_policy_and_asks_the_reference_model_again(script):
     for group in groups:
         group.responses[1].extras["reference"] = ("name", np.zeros(3, np.float32))
     batch = script.on_policy(groups)
-    assert all(group.is_on_policy(0) for group in batch.fresh)
+    assert all(group.policy_step == 0 for group in batch.fresh)
     assert not any("reference" in response.extras for group in batch.fresh for response in group.responses)
     batch.fresh[0].responses[0].extras["reference"] = "of this step"
     assert "reference" not in script.on_policy(batch.fresh).fresh[0].responses[0].extras

@@ -99,7 +99,7 @@ PRINTED = {
     "contradiction": [*CHECK, "--algo.advantage.estimator", "group_norm"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
     "no reward": ["check", "--config", "no_reward.yaml"],
-    "asynchronous": [*CHECK, "--train.async_enable"],
+    "partial rollouts": [*CHECK, "--train.async_enable", "--train.partial_rollout_enable"],
     "too large an optimizer batch": [*CHECK, "--train.batch_size", "4096"],
     "one checkpoint": [*CHECK, "--ckpt.save_steps", "5", "--ckpt.max_num", "1"],
     "image without template": [

@@ -57,6 +57,23 @@ class TestHardBuffer:
             buffer.add(make_group(0, prompt=prompt))
         assert len(buffer) == 3
 
+    def test_a_prompt_in_flight_is_not_named_but_stays(self, make_group):
+        buffer = HardBuffer(9)
+        a, b, c = (make_group(0, prompt=name) for name in "abc")
+        for group in (a, b, c):
+            buffer.add(group)
+        buffer.send([a.prompt, c.prompt])
+        again = HardBuffer(9)
+        again.load_state_dict(buffer.state_dict())
+        for each in (buffer, again):
+            assert [entry.prompt.text for entry in each.oldest(9)] == ["b"] and len(each) == 3 and a.prompt in each
+            each.add(a)  # fails as a fresh prompt meanwhile
+            assert [entry.prompt.text for entry in each.oldest(9)] == ["b"]
+            each.back(c.prompt)
+            each.back(a.prompt)
+            assert [entry.prompt.text for entry in each.oldest(9)] == ["b", "c", "a"]
+            each.check()
+
     def test_oldest_are_named_and_stay(self, make_group):
         buffer = HardBuffer(9)
         for name in "abc":

@@ -204,10 +204,6 @@ class TestGroup:
     def test_bytes_are_those_of_all_responses(self, make_group):
         assert make_group(1, size=5, prompt_tokens=10, response_tokens=6).nbytes == 5 * (4 * 10 + 8 * 6)
 
-    def test_on_policy_speaks_of_the_weights_and_not_of_the_step(self, make_group):
-        group = make_group(1, step=7, policy_step=5)
-        assert [group.is_on_policy(step) for step in (5, 6, 7)] == [True, False, False]
-
     def test_a_response_may_be_of_another_policy_than_its_group(self, make_group):
         past, group = make_group(2, size=2, step=3, policy_step=2), make_group(0, size=3, step=7, policy_step=7)
         stored = past.standalone(past.responses[1])
@@ -218,10 +214,7 @@ class TestGroup:
         assert mixed.responses == (group.responses[0], stored, group.responses[2])
         assert (mixed.uid, mixed.step, mixed.policy_step, mixed.prompt) == (group.uid, 7, 7, group.prompt)
         assert (mixed.mean, group.mean) == (F(1, 3), 0)  # the other is not touched
-        assert not any(mixed.is_on_policy(step) for step in (2, 7)) and group.is_on_policy(7)
         assert mixed.standalone(stored).policy_step == 2 and mixed.standalone(mixed.responses[0]).policy_step == 7
-        today = group.exchange(0, make_group(1, step=7).standalone(make_group(1, step=7).responses[0]))
-        assert today.is_on_policy(7)  # whatever it says, it is of these weights
 
     def test_a_response_of_an_unknown_policy_is_not_taken_in(self, make_group):
         group = make_group(0, prompt="3+4=")

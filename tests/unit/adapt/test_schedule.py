@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -24,10 +25,21 @@ class Machine:
     """Algorithm 1, one use of the engines after another. Weights are known by their step; today's are the actor's.
 
     The engines keep what they were last given. Of earlier weights, one set can be kept: at a sync, if `keep` says so.
+    With `ahead`, the rollout that a step asks for is that of a later step, and comes after the step's re-evaluation.
     """
 
-    def __init__(self, delay: int, again: int, evaluation: int, save: int = 0, *, keep: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        delay: int,
+        again: int,
+        evaluation: int,
+        save: int = 0,
+        *,
+        keep: Callable[[int], bool],
+        ahead: int = 0,
+    ) -> None:
         self.delay, self.again, self.evaluation, self.save, self.keep = delay, again, evaluation, save, keep
+        self.ahead = ahead
         self.step, self.engine, self.kept, self.phase = 0, None, None, None
         self.syncs: set[int] = set()
         self.fetched_back: set[int] = set()  # kept weights that were needed
@@ -54,9 +66,10 @@ class Machine:
                 self.use("save", self.phase)  # a run that goes on from here must find them
             if self.evaluation and self.step and self.step % self.evaluation == 0:
                 self.use("evaluation", self.step)
-            self.use("rollout", self.phase)  # line 6
-            if self.again and self.step and self.step % self.again == 0:  # lines 13-14
-                self.use("re-evaluation", self.step)
+            again = self.again and self.step and self.step % self.again == 0  # lines 13-14
+            for purpose, weights in (("re-evaluation", self.step), ("rollout", self.phase))[:: 1 if self.ahead else -1]:
+                if purpose == "rollout" or again:
+                    self.use(purpose, weights)
             self.step += 1
         return self
 
@@ -85,13 +98,15 @@ def test_everything_happens_when_and_with_what_algorithm_1_says(delay):
         assert {step for step in steps if schedule.sync_due(step)} == machine.syncs
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("delay", DELAYS)
-def test_weights_are_kept_exactly_when_they_are_needed_again(delay):
+def test_weights_are_kept_exactly_when_they_are_needed_again(delay, ahead):
     for schedule, periods in combinations(delay):
-        machine = Machine(*periods, keep=lambda step: True).run()
+        schedule = replace(schedule, ahead=ahead)
+        machine = Machine(*periods, keep=lambda step: True, ahead=ahead).run()
         whole = {step for step in machine.syncs if step + delay <= STEPS}  # the run may end before they are needed
         assert {step for step in whole if schedule.must_keep(step)} == machine.fetched_back & whole, periods
-        Machine(*periods, keep=schedule.must_keep).run()  # nothing is missing
+        Machine(*periods, keep=schedule.must_keep, ahead=ahead).run()  # nothing is missing
 
 
 @pytest.mark.parametrize("delay", DELAYS)

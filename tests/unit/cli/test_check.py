@@ -320,7 +320,10 @@ class TestRefusal:
             (["--adapt.c1=1"], "adapt.c1 is 1"),
             (["--actor.model_name_or_path=/none"], "actor.model_name_or_path is /none"),
             (["--train.batch_size=3"], "train.batch_size is 3"),
-            (["--train.async_enable"], "train.async_enable cannot be combined"),
+            (
+                ["--train.async_enable", "--train.partial_rollout_enable"],
+                "train.partial_rollout_enable cannot be combined",
+            ),
             (["--adapt.max_tv_fresh=2"], "adapt.max_tv_fresh is 2.0; it must be in [0, 1]"),
             (["--verifier.timeout=0"], "verifier.timeout is 0.0; it must be finite and above 0"),
             (["--data.prompt_dataset=/none.jsonl"], "data.prompt_dataset is /none.jsonl"),

@@ -97,15 +97,14 @@ class TestTraces:
         run.check(**self.options(run, self.GOOD))
         assert read_traces(str(run.folder / "traces.jsonl")) == {'"1+1"': "2", '"9+9"': "18"}
 
-    @pytest.mark.parametrize("method", ["luffy", "relift"])
-    def test_not_given(self, run, method):
-        text = run.refusal(adapt__method=method)
+    def test_not_given(self, run):
+        text = run.refusal(adapt__method="luffy")
         assert text.startswith("adapt.options traces is not set; the method needs traces=FILE.jsonl")
 
     @pytest.mark.parametrize("name", ["none.jsonl", "train.jsonl/x.jsonl", "model", "traces.json"])
     def test_no_such_file(self, run, name):
         run.write("traces.json", self.GOOD)
-        text = run.refusal(adapt__method="relift", adapt__options=f"traces={run.folder / name}")
+        text = run.refusal(adapt__method="luffy", adapt__options=f"traces={run.folder / name}")
         assert text == f"adapt.options traces is {run.folder / name}; it must be a .jsonl file that is there"
 
     @pytest.mark.parametrize(
@@ -614,7 +613,7 @@ class TestBatch:
 
 class TestCombinations:
     REFUSED = (
-        "train.async_enable",
+        "train.partial_rollout_enable",
         "algo.dynamic_filtering_enable",
         "ds.use_universal_ckpt",
     )
@@ -622,7 +621,7 @@ class TestCombinations:
     @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
     @pytest.mark.parametrize("flag", REFUSED)
     def test_refused_with_batch_adaptation(self, run, algorithm, flag):
-        args = run.parse(algorithm, **{flag.replace(".", "__"): True})
+        args = run.parse(algorithm, train__async_enable=True, **{flag.replace(".", "__"): True})
         with pytest.raises(ConfigError, match=f"^{flag} cannot be combined with adapt.method bapo: "):
             check_inputs(args)
 
@@ -632,6 +631,16 @@ class TestCombinations:
         args = run.parse("ba_ppo", **{f"{model}__num_gpus_per_node": count for model, count in flags.items()})
         args.train.dynamic_batch_enable = True  # the flag itself asks for packing
         assert tuple(check_batch(args).ranks.values()) == ranks
+
+    def test_asynchronous_mode(self, run):
+        ahead = {"train__async_enable": True}
+        run.check(**ahead, adapt__max_staleness=0)
+        for method in ("mopps", "dots", "exgrpo"):
+            text = f"train.async_enable cannot be combined with adapt.method {method}: its choice of prompts needs"
+            assert run.refusal(**ahead, adapt__method=method).startswith(text)
+        text = run.refusal(**ahead, rollout__vllm_generate_batch_size=4096)
+        assert text.startswith("rollout.vllm_generate_batch_size is 4096; with adapt.method bapo it must be at most")
+        assert run.refusal(adapt__max_staleness=1) == "adapt.max_staleness is 1; it needs train.async_enable"
 
     def test_vtrace_needs_a_critic(self, run):
         run.check(algorithm="ba_ppo", adapt__returns="vtrace")
@@ -663,7 +672,7 @@ class TestCombinations:
     @pytest.mark.parametrize("algorithm", ["ppo", "grpo", None])
     @pytest.mark.parametrize("flag", [*REFUSED, "ckpt.load_enable"])
     def test_left_alone_without(self, run, algorithm, flag):
-        args = run.parse(algorithm, **{flag.replace(".", "__"): True})
+        args = run.parse(algorithm, train__async_enable=True, **{flag.replace(".", "__"): True})
         before = repr(args)
         check_combinations(args)
         set_openrlhf_flags(args)

@@ -42,7 +42,7 @@ def uids(groups) -> list[int]:
 
 
 def hard_texts(method: BAPO) -> list[str]:
-    return [entry.prompt.text for entry in method.hard.oldest(len(method.hard))]
+    return [entry["prompt"]["text"] for entry in method.hard.state_dict()["entries"]]
 
 
 def texts(prompts) -> list[str]:
@@ -168,8 +168,10 @@ class TestX2:
         method = bapo(reevaluate_every=every)
         named = []
         for step in range(7):
-            if method.begin_step(step):
+            prompts = method.begin_step(step)
+            if prompts:
                 named.append(step)
+            method.unanswered(prompts)
             method.build_batch(step, [make_group(0, prompt="a", step=step)], [])
         assert named == steps
 
@@ -182,7 +184,9 @@ class TestX2:
         method = bapo(reevaluate_every=2, max_reevaluated_prompts=3)
         run(method, 0, [make_group(0, prompt="a"), make_group(1, prompt="b"), make_group(2, prompt="c")])
         run(method, 1, [make_group(0, prompt="d", step=1), make_group(0, prompt="a", step=1)])
-        assert texts(method.begin_step(2)) == ["b", "d", "a"]
+        named = method.begin_step(2)
+        assert texts(named) == ["b", "d", "a"]
+        method.unanswered(named)
         method.build_batch(2, [make_group(0, prompt="e", step=2)], [])
         assert texts(method.begin_step(4)) == ["b", "d", "a"]  # not generated, so still the oldest
         assert hard_texts(method) == ["b", "d", "a", "e"]
@@ -281,43 +285,6 @@ class TestX2:
         run(method, 0, [make_group(0, prompt="a")])
         batch = run(method, 1, [make_group(0, prompt="a", step=1)], [make_group(4, prompt="a", step=1)])
         assert len(batch.reevaluated) == 1 and hard_texts(method) == ["a"]
-
-    @pytest.mark.parametrize("least", [None, 0.0, 0.25, 0.5])
-    def test_reevaluation_waits_until_the_policy_has_moved(self, make_group, least):
-        """By adding up from the step of the last one, with moves that are exact in binary."""
-        method = bapo(reevaluate_every=2, min_tv_reevaluated=least)
-        moves = [0.0, 0.125, 0.0, 0.125, 0.0, 0.0, 0.25, 0.5, 0.0, 0.125, 0.0, 0.375, 0.0, 0.0]
-        last = 0
-        for step, move in enumerate(moves):
-            named = method.begin_step(step)
-            due = step > 0 and step % 2 == 0 and sum(moves[last:step]) >= (least or 0)
-            assert bool(named) is due, step
-            last = step if due else last
-            # The hard prompts never improve, so that there are always some.
-            method.build_batch(
-                step, [make_group(0, prompt="hard")], [make_group(0, prompt=prompt, step=step) for prompt in named]
-            )
-            method.policy_moved(move)
-
-    def test_nothing_to_reevaluate_is_no_reevaluation(self, make_group):
-        method = bapo(reevaluate_every=1, min_tv_reevaluated=0.5)
-        run(method, 0, [make_group(4)])
-        method.policy_moved(0.5)
-        assert method.begin_step(1) == []
-        method.build_batch(1, [make_group(0, prompt="hard")], [])
-        assert texts(method.begin_step(2)) == ["hard"]
-
-    def test_how_far_the_policy_has_moved_is_in_the_state(self, make_group):
-        method, other = (bapo(reevaluate_every=1, min_tv_reevaluated=0.5) for _ in range(2))
-        run(method, 0, [make_group(0, prompt="hard")])
-        method.policy_moved(0.5)
-        other.load_state_dict(method.state_dict())
-        assert texts(other.begin_step(1)) == texts(method.begin_step(1)) == ["hard"]
-        before = method.state_dict()
-        del before["moved"]
-        other.policy_moved(0.5)
-        other.load_state_dict(before)
-        assert other.begin_step(2) == []
 
 
 class TestX3:
@@ -1050,7 +1017,9 @@ def test_a_hard_prompt_that_gave_no_group_goes_to_the_back(make_group):
     """Its verifier failed: the others are not kept waiting for it, however often it does."""
     method = bapo(reevaluate_every=1, max_reevaluated_prompts=2)
     run(method, 0, [make_group(0, prompt=name) for name in "abcd"])
-    assert texts(method.begin_step(1)) == ["a", "b"]
+    named = method.begin_step(1)
+    assert texts(named) == ["a", "b"]
+    method.unanswered(named[:1])
     method.build_batch(1, [], [make_group(0, prompt="b", step=1)])
     assert hard_texts(method) == ["c", "d", "b", "a"]
     assert method.hard.counts["removed"] == 0

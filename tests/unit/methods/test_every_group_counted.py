@@ -98,6 +98,8 @@ class Layer(RuleBasedStateMachine):
         assert self.method.begin_step(self.t) == due
         fresh = self.generate(data, prompts, policy=self.t - self.t % self.delay)
         again = self.generate(data, due, policy=self.t)
+        answered = [group.prompt.id for group in again]
+        self.method.unanswered([prompt for prompt in due if prompt.id not in answered])
         batch = selected = self.method.build_batch(self.t, fresh, again)
         self.check_trained(batch)
         self.store(batch, fresh, again)

@@ -31,7 +31,7 @@ def run(method: LUFFY, step: int, fresh) -> Batch:
     assert method.begin_step(step) == []
     batch = method.build_batch(step, list(fresh), [])
     Ledger().settle(fresh, batch)
-    assert batch.reevaluated == batch.replayed == [] and method.demonstrations(step) == ()
+    assert batch.reevaluated == batch.replayed == []
     return batch
 
 

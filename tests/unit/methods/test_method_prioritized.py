@@ -100,8 +100,8 @@ class TestReevaluation:
             return np.array([0.05, 0.3, 0.125, 0.12, 0.9])
 
         method.rng = SimpleNamespace(beta=beta)
-        assert [prompt.text for prompt in method.begin_step(1)] == ["p1", "p2", "p4", "p3", "p0"]
         assert [prompt.text for prompt in method.draw_hard(2)] == ["p1", "p2"]
+        assert [prompt.text for prompt in method.begin_step(1)] == ["p1", "p2", "p4", "p3", "p0"]
         assert method.draw_hard(0) == [] and asked == [([1.0] * 5, [1.0] * 5)] * 2
 
     def test_posteriors_count_fresh_and_reevaluated_groups(self, make_group):

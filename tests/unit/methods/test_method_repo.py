@@ -187,7 +187,7 @@ class TestReplayedGroup:
         (group,) = run(method, 8, [make([0, 1], "a", step=8, uid=30)]).replayed
         assert names(group) == [(10, 0), (20, 0)]
         assert (group.uid, group.step, group.policy_step) == (20, 3, 2)
-        assert group.prompt == early.prompt and not group.is_on_policy(8)
+        assert group.prompt == early.prompt and group.policy_step != 8
         own = zip(group.responses, (early.responses[0], late.responses[0]), (2, 6), strict=True)
         for response, stored, policy_step in own:
             assert response.token_ids is stored.token_ids and response.log_probs is stored.log_probs
@@ -493,7 +493,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 assert [item[2] for item in items] == rewards_of(group)
                 assert group.uid == max(item[0] for item in items)
                 assert (group.step, group.policy_step) == (min(i[3] for i in items), min(i[4] for i in items))
-                assert group.step < step and not group.is_on_policy(step)
+                assert group.step < step and group.policy_step != step
                 found.append((text, frozenset(items)))
             assert not Counter(found) - Counter(allowed)
             assert len({g.uid for g in batch.replayed}) == len(batch.replayed)

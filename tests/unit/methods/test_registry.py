@@ -70,8 +70,8 @@ def test_every_name_is_a_method_that_can_be_made(name):
 
 
 STATES = {
-    "bapo": "rng thresholds hard replay moved",
-    "bapo_prioritized": "rng thresholds hard replay moved errors posteriors",
+    "bapo": "rng thresholds hard replay",
+    "bapo_prioritized": "rng thresholds hard replay errors posteriors",
     "mopps": "rng posteriors",
     "dots": "rng predictor replay",
     "repo": "rng cache",
@@ -79,7 +79,6 @@ STATES = {
     "arpo": "rng cache",
     "exgrpo": "rng started store retired",
     "luffy": "rng",
-    "relift": "rng waiting",
 }
 
 

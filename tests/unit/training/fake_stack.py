@@ -27,6 +27,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic  # noqa: E402
+from bapo_openrlhf.adapt.vocabulary import VERSIONS  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.config import Checked  # noqa: E402
 from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
@@ -104,7 +105,7 @@ class Engine:
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
-        self.weights, self.kept, self.alive = 0, None, Ref(pending=True)
+        self.weights, self.version, self.kept, self.alive = 0, 0, None, Ref(pending=True)
         self.awake = set() if world.args.vllm.enable_sleep else set(self.PARTS)
 
     def live(self) -> Ref:
@@ -130,22 +131,23 @@ class Engine:
 
     def keep_weights(self) -> None:
         self.world.fail_at("keep_weights")
-        self.kept = self.weights
+        self.kept = self.weights, self.version
         self.world.note("keep", self.weights)
 
     def restore_weights(self) -> None:
         assert self.kept is not None, "no weights were kept"
-        self.weights = self.kept
+        self.weights, self.version = self.kept
         self.world.note("restore", self.weights)
 
-    def forget_caches(self) -> None:
-        pass
+    def changed(self, version: int) -> None:
+        self.version = version
 
     def save_weights(self, folder: str) -> None:
         self.world.note("save_weights", self.number)
         (Path(folder) / "rollout_weights_rank0.safetensors").write_text(str(self.weights))
 
-    def load_weights(self, folder: str) -> None:
+    def load_weights(self, folder: str, version: int) -> None:
+        self.version = version
         self.weights = int((Path(folder) / "rollout_weights_rank0.safetensors").read_text())
         self.world.note("load", self.weights)
 
@@ -178,7 +180,7 @@ class Engine:
                     "truncated": False,
                     "reward": reward,
                     "scores": reward,
-                    "extra_logs": {},
+                    "extra_logs": dict.fromkeys(VERSIONS, self.version),
                     "number": number,
                 }
             )
@@ -214,11 +216,6 @@ class Worker:
 
     def shape_traces(self, gamma: float) -> None:
         self.world.note("shape", gamma)
-
-    def finetune(self, demonstrations: list, tokens: int, ranks: int, weight: float) -> float:
-        self.world.fail_at("finetune")
-        self.world.note("finetune", (self.world.trainer.step, demonstrations, tokens, ranks, weight))
-        return 0.5
 
     def reload_states(self) -> None:
         self.world.note("reload")
@@ -273,10 +270,6 @@ class Group:
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Ref]:
         if method_name == "append":
             return [self._actor_handlers[0].append.remote(**kwargs)]
-        if method_name == "finetune":  # of each rank, what it did for its items
-            items = [dict(zip(kwargs, values, strict=True)) for values in zip(*kwargs.values(), strict=True)]
-            refs = [handle.finetune.remote(**item) for handle, item in zip(self._actor_handlers, items, strict=True)]
-            return [Ref(error=ref.error) if ref.error else Ref([ref.value]) for ref in refs]
         assert method_name == "forward"
         self.world.fail_at("forward")
         calls = list(zip(kwargs["sequences"], kwargs["action_mask"], strict=True))

@@ -156,7 +156,7 @@ class TestSaving:
         made = world(**{"ckpt.save_steps": -1})
         watched_state.append(made)
         watch_store(made)
-        with made.trainer._whole_checkpoint("global_step3"):
+        with made.trainer._whole_checkpoint("global_step3", {}):
             pass
         assert made.events == [("begin", "global_step3"), ("abandon", "global_step3")]
         assert not list(made.checkpoints.glob("*/global_step3"))
@@ -238,7 +238,6 @@ class TestResume:
         {"prompts": 16, "algo.kl.init_coef": 0.02},  # the reference's log-probs of stored responses are stored
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo", "algo.kl.init_coef": 0.02},
         {"prompts": 16, "adapt.method": "luffy", "adapt.options": [TRACES]},
-        {"prompts": 16, "adapt.method": "relift", "adapt.options": [TRACES, "finetune_batch=2"]},
     )
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))
@@ -264,11 +263,6 @@ class TestResume:
             for name in ("groups.jsonl", "answers.jsonl"):
                 assert (again.record / name).read_text() == (made.record / name).read_text()
             assert again.updates == made.updates and again.engines[0].weights == made.engines[0].weights
-            shown = [
-                [(at, [batch.prompts for batch in batches]) for at, batches, *_ in w.noted("finetune")]
-                for w in (again, made)
-            ]
-            assert shown[0] == [(at, prompts) for at, prompts in shown[1] if at >= step]
             if step < made.trainer.step:
                 assert repr(again.trainer.state_dict()) == repr(made.trainer.state_dict())
 

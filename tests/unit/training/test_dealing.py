@@ -376,7 +376,7 @@ class TestAppend:
             refs = group.async_run_method_batch(
                 method_name="forward", sequences=list(range(7)), experience=[*"abcdefg"]
             )
-            refs += group.async_run_method_batch("finetune", demonstrations=[[1]] * ranks)
+            refs += group.async_run_method_batch("fit", demonstrations=[[1]] * ranks)
             with pytest.raises(ValueError, match="must have the same length"):
                 group.async_run_method_batch("forward", sequences=[1] * 9, action_mask=[1] * 8)
             found.append((refs, list(calls)))

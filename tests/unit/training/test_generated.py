@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
+import torch
 
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -80,7 +81,7 @@ class TestGeneratedStep:
     def test_groups_know_their_number_step_and_policy(self, make_group):
         fresh, hard = self.samples(make_group, 3), self.samples(make_group, 2)
         fresh[2].rewards = None  # the second group fails
-        made = GeneratedStep.of(fresh, hard, 2, first_uid=30, step=7, policy_step=5)
+        made = GeneratedStep.of([("fresh", fresh, 5), ("reevaluated", hard, 7)], 2, first_uid=30, step=7)
         assert [(group.uid, group.step, group.policy_step) for group in made.fresh] == [(30, 7, 5), (31, 7, 5)]
         assert [(group.uid, group.step, group.policy_step) for group in made.reevaluated] == [(33, 7, 7), (34, 7, 7)]
         recorded = [(group.uid, group.source, group.mean) for group in made.recorded]
@@ -89,14 +90,14 @@ class TestGeneratedStep:
             (32, "fresh", None),
             *[(uid, "reevaluated", Fraction(1, 2)) for uid in (33, 34)],
         ]
-        assert made.failed == 1
+        assert [group.uid for group in made.failed] == [32]
 
     def test_samples_keep_only_what_the_record_reads(self, make_group):
         """Their tokens lie in the memory of the layer's responses. A group that cannot be used keeps everything."""
         fresh = self.samples(make_group, 2)
         fresh[0].rewards = None
         before = [group.row("used") for group in rows(fresh, 2)]
-        made = GeneratedStep.of(fresh, [], 2, first_uid=0, step=0, policy_step=0)
+        made = GeneratedStep.of([("fresh", fresh, 0)], 2, first_uid=0, step=0)
         assert [group.row("used") for group in made.recorded] == before
         usable, failed = made.recorded
         for kept, response in zip(usable.samples, made.fresh[0].responses, strict=True):
@@ -109,4 +110,15 @@ class TestGeneratedStep:
     def test_samples_that_are_not_whole_groups(self, make_group, broken):
         samples = [self.samples(make_group, 1, size=3 + (source == broken)) for source in (1, 0)]
         with pytest.raises(ValueError, match="3 samples are not whole groups of 4"):
-            GeneratedStep.of(*samples, 4, first_uid=0, step=0, policy_step=0)
+            GeneratedStep.of([("fresh", some, 0) for some in samples], 4, first_uid=0, step=0)
+
+    def test_what_responses_say_of_their_weights_is_checked_and_taken_out(self, make_group):
+        samples = self.samples(make_group, 2)
+        for one in samples:
+            one.info |= {"version_min": torch.tensor([5]), "version_max": torch.tensor([5])}
+        made = GeneratedStep.of([("fresh", samples, 5)], 2, first_uid=0, step=7)
+        assert all(response.extras["info"] == {} for group in made.fresh for response in group.responses)
+        samples = self.samples(make_group, 2)
+        samples[3].info |= {"version_min": torch.tensor([4]), "version_max": torch.tensor([5])}
+        with pytest.raises(RuntimeError, match=r"weights of steps \[4, 5\] generated .* held those of step 5"):
+            GeneratedStep.of([("fresh", samples, 5)], 2, first_uid=0, step=7)

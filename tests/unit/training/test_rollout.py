@@ -195,7 +195,7 @@ class TestEngine:
     def answers(self, seed: int | None, samples: int = 4):
         engine = object.__new__(RolloutEngine)
         engine.executor = Executor()
-        engine.tokenizer = "t"
+        engine.tokenizer, engine.version = "t", None
         params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)
         found = asyncio.run(
             engine.generate_responses(
@@ -306,16 +306,15 @@ class TestAlong:
         run = made("a", "b", with_fresh=hard("i", "h", "j"))
         samples, *_ = run.generator.generate_samples()
         assert texts(samples) == ["a", "a", "b", "b"]
-        again = run.generator.take_hard_samples()
+        again = run.generator.rollout.hard_samples
         assert texts(again) == ["i", "i", "h", "h", "j", "j"]
         assert [sample.sequences[0, -1].item() for sample in again] == [10, 11] * 3  # the G of a prompt in their order
         assert [sample.labels[0] for sample in again[::2]] == ["label of i", "label of h", "label of j"]
-        assert run.generator.take_hard_samples() == []
 
     def test_none(self):
         run = made("a", "b")
         run.generator.generate_samples()
-        assert run.asked == [5] and run.generator.take_hard_samples() == []
+        assert run.asked == [5] and run.generator.rollout.hard_samples == []
         assert len(run.requests()) == 2
 
     def test_samples_that_were_not_taken_do_not_come_back_in_the_next_step(self):
@@ -323,16 +322,16 @@ class TestAlong:
         run.generator.generate_samples()
         run.generator.begin_step = lambda: []
         run.generator.generate_samples()
-        assert run.generator.take_hard_samples() == []
+        assert run.generator.rollout.hard_samples == []
 
     def test_are_asked_for_once_for_each_rollout(self):
         run = made(*"abcdefg", with_fresh=hard("h"))
         for step in range(3):
             run.clock.step = step
             run.generator.generate_samples()
-            assert texts(run.generator.take_hard_samples()) == ["h", "h"]
+            assert texts(run.generator.rollout.hard_samples) == ["h", "h"]
         assert run.asked == [0, 1, 2]
-        assert run.generator.exhausted
+        assert run.generator.rollout.exhausted and run.generator.epoch_done
         run.clock.step = 3
         run.generator.generate_samples()  # another epoch
         assert run.asked == [0, 1, 2, 3]
@@ -340,9 +339,9 @@ class TestAlong:
     def test_no_rollout_no_question(self):
         run = made("a", "b", "c", with_fresh=hard("h"))
         run.generator.generate_samples()
-        assert not run.generator.exhausted
+        assert not run.generator.epoch_done
         assert run.generator.generate_samples() == ([], None, 0, True)
-        assert run.asked == [5] and run.generator.exhausted
+        assert run.asked == [5] and run.generator.epoch_done
 
     def test_evaluation_asks_for_none(self):
         run = made("a", "b", with_fresh=hard("h"), evaluation="vw")
@@ -388,12 +387,12 @@ class TestAlong:
 
         monkeypatch.setattr(ray, "get", get)
         run.generator.generate_samples()
-        assert run.generator.added_seconds == 2.0
+        assert run.generator.rollout.added_seconds == 2.0
 
     def test_a_hard_prompt_that_is_fresh_too(self):
         run = made("a", "h", with_fresh=hard("h"))
         samples, *_ = run.generator.generate_samples()
-        assert texts(samples) == ["a", "a", "h", "h"] and texts(run.generator.take_hard_samples()) == ["h", "h"]
+        assert texts(samples) == ["a", "a", "h", "h"] and texts(run.generator.rollout.hard_samples) == ["h", "h"]
         assert len({call.seed for call in run.requests()}) == 3
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,13 +24,12 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
     make_experience_batch,
 )
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
-from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy  # noqa: E402
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
-from bapo_openrlhf.adapt.group import Prompt, Response  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.adapt.traces import external_response, shaped  # noqa: E402
 from bapo_openrlhf.training import whole_batch  # noqa: E402
-from bapo_openrlhf.training.dealing import WIDE, filler_of, packed, shares, unpacked  # noqa: E402
+from bapo_openrlhf.training.dealing import WIDE, packed, shares, unpacked  # noqa: E402
 from bapo_openrlhf.training.samples import EXTERNAL, response_of, sample_of, samples_of  # noqa: E402
 from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 from bapo_openrlhf.training.workers import MixedLoss, WholeBatchActorTrainer  # noqa: E402
@@ -273,131 +271,3 @@ class TestTrainingStep:
         with pytest.raises(ValueError, match="in the step"):
             trainer.training_step(marked, 0.0, 0)
         assert trainer.actor_loss_fn is trainer.plain_loss
-
-
-# --- fine-tuning ------------------------------------------------------------------------------------------------------
-
-
-class TinyActor(torch.nn.Module):
-    """A table of next-token logits, called as OpenRLHF's actor is; `model` is the DeepSpeed engine of one rank."""
-
-    def __init__(self, steps: int = 4) -> None:
-        super().__init__()
-        self.table = torch.nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(3)).double())
-        self.boundaries: list[bool] = []
-        self.model = SimpleNamespace(
-            gradient_accumulation_steps=lambda: steps,
-            set_gradient_accumulation_boundary=self.boundaries.append,
-        )
-
-    def forward(self, sequences, action_mask, attention_mask=None, ring_attn_group=None):
-        logits = self.table[sequences[:, :-1]].log_softmax(-1)
-        log_probs = logits.gather(-1, sequences[:, 1:].unsqueeze(-1)).squeeze(-1)
-        return log_probs[:, -action_mask.shape[1] :] * action_mask
-
-
-def rank_trainer(actor: TinyActor, steps: int = 4):
-    """This project's actor trainer on one rank; DeepSpeed divides each loss by its accumulation steps."""
-    optimizer = torch.optim.AdamW([actor.table], lr=0.01)
-
-    def optimizer_step(*_, **__):
-        if actor.boundaries[-1]:
-            optimizer.step()
-            optimizer.zero_grad()
-
-    trainer = object.__new__(WholeBatchActorTrainer)
-    trainer.actor, trainer.actor_optim, trainer.actor_scheduler, trainer.ema_model = actor, optimizer, None, None
-    trainer.strategy = SimpleNamespace(
-        ring_attn_group=None,
-        backward=lambda loss, *_: (loss / steps).backward(),
-        optimizer_step=optimizer_step,
-    )
-    return trainer
-
-
-def demonstrations(count: int, seed: int = 0):
-    """Samples of prompts and traces of different lengths."""
-    rng = np.random.default_rng(seed)
-    samples = []
-    for _ in range(count):
-        place = Response(rng.integers(3, 60, 4), ((3, 4),), [0.0], 0.0, EXTRAS)
-        samples.append(
-            sample_of(Prompt("p", "l"), external_response(rng.integers(3, 60, rng.integers(1, 6)), place, 1))
-        )
-    return samples
-
-
-def cross_entropy(table, samples):
-    """The mean over all response tokens of -log pi, one token after the other."""
-    terms = []
-    for sample in samples:
-        tokens = sample.sequences[0].tolist()
-        for place, counts in enumerate(sample.action_mask[0].tolist(), 1):
-            if counts:
-                terms.append(-table[tokens[place - 1]].log_softmax(-1)[tokens[place]])
-    return torch.stack(terms).mean(), len(terms)
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
-
-
-@pytest.mark.parametrize("micro", [1, 2, 7])
-@pytest.mark.parametrize("weight", [1.0, 0.25])
-def test_one_step_of_adamw_by_hand(micro, weight):
-    samples = demonstrations(7)
-    actor = TinyActor()
-    table = copy.deepcopy(actor.table)
-    loss, tokens = cross_entropy(table, samples)
-    optimizer = torch.optim.AdamW([table], lr=0.01)
-    (weight * loss).backward()
-    optimizer.step()
-
-    batches = [Experience.concat_experiences(samples[at : at + micro], 0) for at in range(0, 7, micro)]
-    found = rank_trainer(actor).finetune(batches, tokens, 1, weight)
-    assert found == pytest.approx(loss.item(), rel=1e-6)  # without the weight
-    assert torch.allclose(actor.table, table, rtol=1e-9, atol=1e-12)
-    assert actor.boundaries == [False] * (len(batches) - 1) + [True]
-
-
-def test_gradients_of_the_ranks_average_to_that_of_all():
-    """Three ranks, the last of which has a filler; DeepSpeed averages their gradients."""
-    samples = demonstrations(5, seed=2)
-    filler = filler_of(samples[3])
-    table = TinyActor().table
-    loss, tokens = cross_entropy(table, samples)
-    (wanted,) = torch.autograd.grad(0.5 * loss, table)
-    gradients, parts = [], []
-    for rank in range(3):
-        actor = TinyActor()
-        trainer = rank_trainer(actor)
-        trainer.strategy.optimizer_step = lambda *_, **__: None
-        mine = [*samples, filler][2 * rank : 2 * rank + 2]
-        parts.append(trainer.finetune([Experience.concat_experiences([one], 0) for one in mine], tokens, 3, 0.5))
-        gradients.append(actor.table.grad)
-    assert torch.allclose(sum(gradients) / 3, wanted, rtol=1e-9, atol=1e-12)
-    assert sum(parts) == pytest.approx(float(loss))
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("count", range(5))
-def test_the_moving_average_of_the_weights_moves_once(count, dynamic):
-    """By OpenRLHF's own rule: it averages at multiples of its gradient accumulation, which is 4."""
-    actor, average, moved = TinyActor(), TinyActor(), []
-    before = average.table.data.clone()
-    trainer = rank_trainer(actor)
-    trainer.ema_model, trainer.ema_beta, strategy = average, 0.9, trainer.strategy
-    strategy.time_steps, strategy.accumulated_gradient = {"ema": count}, 4
-    strategy.use_dynamic_batch, strategy.stage = dynamic, 2
-
-    def moving_average(model, ema_model, beta, device):
-        moved.append((model, ema_model, beta, device))
-        DeepspeedStrategy.moving_average(strategy, model, ema_model, beta, "cpu")
-
-    strategy.moving_average = moving_average
-    samples = demonstrations(4)
-    trainer.finetune([Experience.concat_experiences([one], 0) for one in samples], 9, 1, 1.0)
-    assert moved == [(actor, average, 0.9, "cuda")]
-    assert torch.allclose(average.table.data, 0.9 * before + 0.1 * actor.table.data, rtol=1e-12)
-    assert not torch.equal(average.table.data, before)

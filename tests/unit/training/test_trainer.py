@@ -14,17 +14,11 @@ cpu.install()
 
 import ray  # noqa: E402
 import torch  # noqa: E402
-from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, TRACES, Ref, by_position, numbers  # noqa: E402
+from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numbers  # noqa: E402
 
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.training import generated, trainer  # noqa: E402
 from bapo_openrlhf.training.trainer import brief, timed  # noqa: E402
-
-
-def heard_of(rows, step):
-    """Distance of the fresh groups of the step before `step`. It is 0 if they were of today's policy."""
-    row = rows[step - 1]
-    return row.get("tv/fresh", 0.0) if row["staleness/rollout_policy"] else 0.0
 
 
 class TestRun:
@@ -160,20 +154,6 @@ class TestRun:
                 held = step + 1
         assert (early > 0) is (limit < 1)
 
-    @pytest.mark.parametrize("limit", [None, 0.012])
-    def test_method_hears_how_far_the_policy_moved_at_each_sync(self, world, limit):
-        """As the run itself logs it: of a step whose responses are of older weights, the fresh groups' distance."""
-        made = world(prompts=32, **{"adapt.rollout_delay": 3, "adapt.max_tv_rollout": limit} if limit else {})
-        heard = []
-        made.trainer.method.policy_moved = lambda distance: heard.append((made.trainer.step, distance))
-        made.trainer.fit()
-        rows = made.metrics()
-        synced = [step for step in range(1, len(rows) + 1) if step % 3 == 0]
-        early = [step for step in range(1, len(rows) + 1) if limit and step % 3 and heard_of(rows, step) > limit]
-        assert [step for step, _ in heard] == sorted(synced + early) and bool(early) is bool(limit)
-        assert [distance for _, distance in heard] == pytest.approx([heard_of(rows, step) for step, _ in heard])
-        assert any(distance > 0 for _, distance in heard)
-
     def test_hard_prompts_go_along_where_no_sync_is_saved(self, world):
         # v = 2, m = 3: in step 3 the engines hold older weights, in step 6 today's
         made = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
@@ -242,11 +222,6 @@ class TestRun:
         # 16 / 4 steps, twice; B = 6 groups of 4 are 3 optimizer steps of 8 samples; 2 epochs over each batch
         made = world(**{"adapt.batch_size": 6, "train.max_epochs": 2})
         assert made.trainer.get_max_steps() == 8 * 3 * 2
-
-    @pytest.mark.parametrize(("method", "more"), [("luffy", 0), ("relift", 1)])
-    def test_learning_rate_schedule_has_room_for_fine_tuning(self, world, method, more):
-        made = world(**{"adapt.batch_size": 6, "adapt.method": method, "adapt.options": TRACES})
-        assert made.trainer.get_max_steps() == 8 * (3 + more)
 
     def test_kl_to_the_behaviour_policy_keeps_its_coefficient(self, world):
         made = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})

@@ -1,0 +1,128 @@
+"""Rollouts ahead of training: while the trainer trains on a step, the engines generate for the steps that follow it.
+
+OpenRLHF's asynchronous mode has a trainer and a generator in two processes, with a queue, slots and a lock between
+them. Here a thread of the trainer's process generates, and OpenRLHF's synchronous loop gets the samples that are ready.
+So the loop, the method, the record and the checkpoints are those of the synchronous mode. The order is fixed, and does
+not depend on which side is faster: in trainer step t the rollout of step t + q is asked for, from the weights that the
+engines hold then. A sync waits until all rollouts that were asked for are there.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator, Rollout, Samples
+
+Asked = tuple[list[Samples], Rollout]
+"""What OpenRLHF's loop gets in its calls for a step, and the rollout. A call has no samples if it only finds the end of
+an epoch's data. After the last epoch there is no call, and the rollout is empty."""
+
+
+class AheadSamplesGenerator(AdaptedSamplesGenerator):
+    """The generator of a run in which generation is ahead of training.
+
+    Only `ask`, `wait` and `generate_samples` may be called while a rollout is generated.
+
+    Attributes:
+        next_step: Trainer step of the next rollout to ask for.
+        asked: Number of prompts that were generated for so far, without those of `reevaluate`.
+        handed_out: Number of those whose samples OpenRLHF's loop has got.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.next_step = self.asked = self.handed_out = 0
+        self._epochs = 0  # whose data has ended
+        self._waited = 0.0  # seconds
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+        self._rollouts: deque[Future[Asked]] = deque()
+        self._ready: list[Samples] = []  # of the rollout that the loop gets now
+
+    def ask(self, until: int, hard: Sequence[Prompt], **kwargs: Any) -> None:
+        """Ask for the rollouts up to that of step `until`, from the weights that the engines hold now.
+
+        Args:
+            until: Trainer step. Rollouts that were asked for before are not asked for again.
+            hard: Hard prompts to generate again together with the last of these rollouts.
+            kwargs: Arguments of `generate_samples`.
+        """
+        for step in range(self.next_step, until + 1):
+            along = list(hard) if step == until else []
+            self._rollouts.append(self._thread.submit(self._make, step, self.policy_step(), along, kwargs))
+            self.next_step = step + 1
+
+    def _make(self, step: int, policy_step: int, hard: list[Prompt], kwargs: dict[str, Any]) -> Asked:
+        """Generate a rollout, in the thread. An epoch may end without samples, and the next one begins then."""
+        found: list[Samples] = []
+        rollout = Rollout()
+        while self._epochs < self.args.train.num_episodes:
+            samples, rollout = self._generate_rollout(step, policy_step, lambda: hard, **kwargs)
+            found.append(samples)
+            self._epochs += rollout.exhausted
+            self.asked += rollout.asked
+            if samples[0]:
+                break
+        return found, rollout
+
+    def wait(self) -> None:
+        """Wait until all rollouts that were asked for are there. The error of one that failed is raised."""
+        start = time.perf_counter()
+        for rollout in self._rollouts:
+            rollout.result()
+        self._waited += time.perf_counter() - start
+
+    @property
+    def in_flight(self) -> int:
+        """Number of prompts whose groups were generated, and have not reached the trainer yet."""
+        return self.asked - self.handed_out
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the last step, with what overlapped and what did not."""
+        waited, self._waited = self._waited, 0.0
+        ahead = {"groups/in_flight": self.in_flight, "rollouts/waited_seconds": waited}
+        return super().metrics() | ahead | {"rollouts/seconds": self.rollout.seconds}
+
+    @extends(SamplesGenerator)
+    def generate_samples(self, **kwargs: Any) -> Samples:
+        """The samples of the next step, once they are there."""
+        if not self._ready:
+            if not self._rollouts:  # at the start of a run
+                self.ask(self.step(), [], **kwargs)
+            self._ready, self.rollout = self._rollouts.popleft().result()
+            self.handed_out += self.rollout.asked
+        return self._ready.pop(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rollouts that training has not reached yet, as plain data and tensors."""
+        self.wait()
+        asked = [rollout.result() for rollout in self._rollouts]
+        rollouts = [_rollout_state(found, rollout) for found, rollout in asked if found]
+        beyond = len(asked) - len(rollouts)  # asked for after the last epoch; a resumed run may have more epochs
+        return {"next_step": self.next_step - beyond, "epochs": self._epochs, "rollouts": rollouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.next_step, self._epochs = state["next_step"], state["epochs"]
+        for saved in state["rollouts"]:
+            rollout: Future[Asked] = Future()
+            rollout.set_result(_rollout_of(saved))
+            self._rollouts.append(rollout)
+            self.asked += saved["rollout"]["asked"]
+
+
+def _rollout_state(found: list[Samples], rollout: Rollout) -> dict[str, Any]:
+    samples = [[list(map(vars, some)), *rest] for some, *rest in found]
+    return {"samples": samples, "rollout": vars(rollout) | {"hard_samples": list(map(vars, rollout.hard_samples))}}
+
+
+def _rollout_of(state: dict[str, Any]) -> Asked:
+    found = [([Experience(**sample) for sample in some], *rest) for some, *rest in state["samples"]]
+    hard = [Experience(**sample) for sample in state["rollout"]["hard_samples"]]
+    return found, Rollout(**state["rollout"] | {"hard_samples": hard})

@@ -1,0 +1,264 @@
+"""Runs on the fake stack in which generation is ahead of training (`--train.async_enable`)."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from fake_stack import STATES, World, numbers, trained  # noqa: E402
+from test_checkpoints import REPEATABLE, resumed  # noqa: E402
+
+from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
+from bapo_openrlhf.record.state_file import load_state  # noqa: E402
+
+
+def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:
+    words = {"train.async_enable": True, "train.async_queue_size": queue, "adapt.rollout_delay": delay} | words
+    return words | {"adapt.reevaluate_every": again, "train.num_episodes": 3}
+
+
+def watched(made: World) -> list[tuple]:
+    """What `build_batch` gets in each step, and how many updates the actor has made by then."""
+    seen, build = [], made.trainer.method.build_batch
+
+    def build_batch(step, fresh, reevaluated):
+        seen.append((step, list(fresh), list(reevaluated), made.updates["actor"]))
+        return build(step, fresh, reevaluated)
+
+    made.trainer.method.build_batch = build_batch
+    return seen
+
+
+def without_times(made: World) -> list[dict]:
+    """The record without times, and without what depends on how far the engines are when a step ends."""
+    return [{k: v for k, v in row.items() if k != "groups/in_flight"} for row in numbers(made.metrics())]
+
+
+@pytest.mark.parametrize("again", [1, 2, 3])
+@pytest.mark.parametrize("delay", [1, 2, 3, 5])
+@pytest.mark.parametrize("queue", [1, 2, 4])
+def test_every_response_is_of_the_weights_that_the_definition_says(world, queue, delay, again):
+    """Rollout t: those that the engines hold in step max(0, t - q). Hard prompts: those of the step that names them."""
+    made = world(**ahead(queue, delay, again, **{"adapt.max_failed_share": 1}))
+    seen = watched(made)
+    made.trainer.fit()
+    updates = {step: count for step, *_, count in seen}
+    assert sorted(updates) == list(range(12))
+    named = Counter()
+    for step, fresh, hard, _ in seen:
+        asked = max(0, step - queue)
+        assert len(fresh) == 4 and {(group.step, group.policy_step) for group in fresh} == {
+            (step, asked - asked % delay)
+        }
+        assert step - fresh[0].policy_step <= min(step, queue) + delay - 1
+        for group in hard:
+            # With the rollout of step t + q if the engines hold the weights of step t, otherwise in step t.
+            assert group.step == step and group.policy_step in (step, step - queue)
+            assert (group.policy_step % delay == 0) == (group.policy_step != step)
+            assert group.policy_step % again == 0 < group.policy_step
+            named[group.policy_step] += 1
+        for group in (*fresh, *hard):
+            for response in group.responses:
+                wanted = made.log_probs(response.token_ids.tolist(), updates[group.policy_step])
+                assert response.log_probs.tolist() == pytest.approx(wanted[1:])
+    due = range(again, 12 - queue, again)
+    assert {step % delay == 0 for step in named} == {step % delay == 0 for step in due}
+
+
+@pytest.mark.parametrize("prompts", [16, 18])  # the last batch of an epoch is a full one; it is not
+@pytest.mark.parametrize(("queue", "delay"), [(1, 1), (2, 1), (3, 2)])
+def test_every_prompt_that_was_generated_for_is_settled_or_in_flight(world, queue, delay, prompts):
+    made = world(prompts=prompts, **ahead(queue, delay))
+    asked, save = [], made.trainer.save_logs_and_checkpoints
+
+    def save_logs_and_checkpoints(step, status, states):
+        made.trainer.samples_generator.wait()
+        asked.append((len(made.requests), made.trainer.samples_generator.in_flight))
+        save(step, status, states)
+
+    made.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
+    made.trainer.fit()
+    rows = made.metrics()
+    assert len(rows) == 3 * -(-prompts // 4)
+    settled = 0
+    for row, (generated, in_flight) in zip(rows, asked, strict=True):
+        settled += sum(row[f"groups/{state}"] for state in STATES)
+        assert generated == settled + in_flight
+        assert delay > 1 or row["groups/in_flight"] == in_flight
+    assert in_flight == 0 and settled == len(made.requests) and max(flying for _, flying in asked) >= 4 * queue
+    fresh = Counter(request.prompt for request in made.requests)
+    assert len(fresh) == prompts and min(fresh.values()) == 3  # each one once in each epoch
+
+
+@pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.parametrize("queue", [1, 2])
+def test_without_staleness_it_is_the_synchronous_run(world, algorithm, delay, queue):
+    words = {"algorithm": algorithm, "adapt.rollout_delay": delay, "train.num_episodes": 3} | REPEATABLE
+    runs = []
+    for mode in ({}, {"train.async_enable": True, "train.async_queue_size": queue, "adapt.max_staleness": 0}):
+        made = world(prompts=8, **words, **mode)
+        plain, calls = made.reward, itertools.count()
+        # All responses of step 0 are wrong, so its batch is empty.
+        made.reward = lambda *what, plain=plain, calls=calls: float(next(calls) >= 16 and plain(*what))
+        made.trainer.fit()
+        runs.append(made)
+    ours, theirs = runs
+    assert numbers(ours.metrics()) == numbers(theirs.metrics()) and trained(ours, 0) == trained(theirs, 0)
+    assert ours.requests == theirs.requests and ours.events[1:] == theirs.events[1:]  # the first has objects
+    rows = theirs.metrics()
+    assert sum(row["groups/reevaluated"] for row in rows) and sum(row["groups/replayed"] for row in rows)
+    assert any(row.get("skipped_update") for row in rows)
+
+
+def test_staleness_is_bounded_below_the_queue(world):
+    made = world(**ahead(3, 2, **{"adapt.max_staleness": 1}))
+    made.trainer.fit()
+    lags = [row["staleness/rollout_policy"] for row in made.metrics()]
+    assert lags == [0, 1, 2, 1] + [2, 1] * 4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"queue": 1, "delay": 1, "prompts": 16},
+        {"queue": 2, "delay": 1, "prompts": 14, "algorithm": "ba_ppo"},
+        {"queue": 1, "delay": 3, "prompts": 14, "algo.kl.init_coef": 0.02},
+        {"queue": 2, "delay": 3, "prompts": 16, "adapt.max_tv_replayed": 0.1},
+        {"queue": 3, "delay": 2, "prompts": 9},
+    ],
+    ids=lambda case: " ".join(map(str, case.values())),
+)
+def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case):
+    words = ahead(case["queue"], case["delay"]) | REPEATABLE
+    words |= {name: value for name, value in case.items() if "." in name or name == "algorithm"}
+    made = world(prompts=case["prompts"], **words)
+    made.trainer.fit()
+    tags = sorted(made.trainer.checkpoints.tags())
+    assert len(tags) == made.trainer.step
+    for tag in tags[:-1]:
+        step = int(tag.rpartition("step")[2])
+        again = resumed(made, tmp_path / f"from {tag}", tag, **words)
+        again.trainer.fit()
+        assert trained(again, 0) == trained(made, step), tag
+        assert without_times(again) == without_times(made)
+        assert (again.record / "groups.jsonl").read_text() == (made.record / "groups.jsonl").read_text()
+        assert again.updates == made.updates and again.engines[0].weights == made.engines[0].weights
+        assert repr(again.trainer.method.state_dict()) == repr(made.trainer.method.state_dict())
+        # Nothing is generated again that the checkpoint has.
+        asked = {(request.prompt, request.seed) for request in again.requests}
+        assert asked <= {(request.prompt, request.seed) for request in made.requests}
+        assert len(again.requests) == len(made.requests) - sum(
+            row["groups/generated"] for row in made.metrics()[:step]
+        ) - in_flight_of(made, tag)
+
+
+EVENTS = ("generate", "forward", "fit", "broadcast", "save_checkpoint", "keep_weights")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    queue=st.integers(1, 4),
+    staleness=st.none() | st.integers(1, 3),
+    delay=st.integers(1, 5),
+    again=st.integers(0, 4),
+    prompts=st.integers(4, 17),
+    saves=st.integers(1, 3),
+    crashes=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 11)), max_size=3),
+)
+def test_any_run_with_any_crashes_is_the_run_that_was_never_stopped(
+    no_ray, queue, staleness, delay, again, prompts, saves, crashes
+):
+    """What is asked for, arrives, is synced, crashes and resumes in any order; every group is trained on once."""
+    words = ahead(queue, delay, again) | REPEATABLE | {"ckpt.save_steps": saves}
+    words |= {} if staleness is None else {"adapt.max_staleness": staleness}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = World(folder / "whole", words, prompts=prompts, evaluation=0, engines=1)
+        whole.make_trainer().fit()
+        made = World(folder / "run", words, prompts=prompts, evaluation=0, engines=1)
+        made.make_trainer()
+        for event, step in crashes:
+            made.faults[event] = step, ValueError("crash")
+            try:
+                made.trainer.fit()
+            except RuntimeError as error:
+                assert "crash" in str(error)
+            made = World(folder / "run", words | {"ckpt.load_enable": True}, prompts=prompts, evaluation=0, engines=1)
+            tag = choose_checkpoint(made.args)
+            made.args.checked = replace(made.args.checked, resume_tag=tag)
+            if tag is None:  # from the beginning
+                shutil.rmtree(made.args.run.dir, ignore_errors=True)
+            made.make_trainer()
+        made.trainer.fit()
+        assert without_times(made) == without_times(whole)
+        assert made.updates == whole.updates
+        assert (made.record / "groups.jsonl").read_text() == (whole.record / "groups.jsonl").read_text()
+        for row, wanted in zip(made.metrics(), itertools.count(0)):
+            lag = row["staleness/rollout_policy"]
+            assert lag <= min(wanted, queue, queue if staleness is None else staleness) + delay - 1
+
+
+def in_flight_of(made: World, tag: str) -> int:
+    saved = load_state(made.trainer.checkpoints.folder(tag))["ahead"]["rollouts"]
+    return sum(rollout["rollout"]["asked"] for rollout in saved)
+
+
+def test_a_prompt_in_flight_is_not_named_again_and_is_still_hard(world):
+    made = world(prompts=8, **ahead(3, 1, 1, **{"adapt.buffer_size": 64, "adapt.c1": "3/4"}))
+    named, begin = [], made.trainer.method.begin_step
+
+    def begin_step(step):
+        prompts = begin(step)
+        named.append([prompt.text for prompt in prompts])
+        assert all(prompt in made.trainer.method.hard for prompt in prompts)
+        return prompts
+
+    made.trainer.method.begin_step = begin_step
+    made.trainer.fit()
+    assert sum(map(bool, named)) > 1
+    for step in range(len(named)):
+        flying = [text for texts in named[max(0, step - 3) : step] for text in texts]
+        assert not set(named[step]) & set(flying)
+
+
+def test_a_checkpoint_with_rollouts_is_not_for_a_synchronous_run(world, tmp_path):
+    words = ahead(2, 1) | REPEATABLE
+    made = world(**words)
+    made.trainer.fit()
+    words.pop("train.async_enable")
+    again = resumed(made, tmp_path / "again", "global_step3", **words)
+    with pytest.raises(RuntimeError, match="global_step3 has 2 rollouts that were not trained on yet; resume it with"):
+        again.trainer.fit()
+
+
+def test_a_synchronous_run_goes_on_ahead(world, tmp_path):
+    words = {"adapt.rollout_delay": 1, "train.num_episodes": 3} | REPEATABLE
+    made = world(**words)
+    made.trainer.fit()
+    more = {"train.async_enable": True, "train.async_queue_size": 2}
+    again = resumed(made, tmp_path / "again", "global_step4", **words, **more)
+    again.trainer.fit()
+    assert [row["staleness/rollout_policy"] for row in again.metrics()] == [0] * 4 + [0, 1] + [2] * 6
+
+
+@pytest.mark.parametrize("queue", [1, 2])
+def test_a_rollout_that_fails_stops_the_run_with_its_reason(world, queue):
+    made = world(**ahead(queue, 1))
+    made.faults["generate"] = 3, ValueError("the engine is gone")
+    text = "^step 4, syncing weights: ValueError: the engine is gone$"
+    with pytest.raises(RuntimeError, match=text):
+        made.trainer.fit()
