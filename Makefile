@@ -31,6 +31,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/adaptation.py
 	$(BIN)/python benchmarks/asynchronous.py
+	$(BIN)/python benchmarks/corrections.py
 	$(BIN)/python benchmarks/delay.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/start.py

@@ -122,9 +122,6 @@ class AdaptConfig:
     threshold_direction: str = _flag("eq8",
         "eq8: c2 and c3 rise with the average reward, as printed; text: they fall, as the sentence above Eq. 8 says",
         source="Eq. 8", choices=["eq8", "text"])
-    reward_ema: float = _flag(0.0,
-        "weight of the past in the average reward, in [0, 1); 0: only today's fresh batch counts",
-        symbol="r", source="Eq. 8", allowed="in [0, 1)", type=float)
     buffer_size: int = _flag(256,
         "largest number of prompts in the hard buffer, and of groups in the replay buffer if "
         "--adapt.replay_buffer_size is not given", symbol="|B|", source="Table 3", allowed="at least 1", type=int)
@@ -161,18 +158,18 @@ class AdaptConfig:
         "critic path: gae: OpenRLHF's returns, as if today's policy had generated every response; vtrace: corrected "
         "by truncated importance weights of the tokens that follow",
         source="A.9; arXiv 1802.01561, Eq. 1", choices=["gae", "vtrace"])
-    vtrace_rho_max: float = _flag(1.0,
-        "truncation of the weight of a temporal difference", symbol="rho", source="arXiv 1802.01561", type=float)
-    vtrace_c_max: float = _flag(1.0,
-        "truncation of the weights that carry a temporal difference back",
-        symbol="c", source="arXiv 1802.01561", allowed="above 0", type=float)
     ratio: str = _flag("behaviour",
         "behaviour: the PPO clip acts on pi/alpha, where alpha is the policy that generated the sample; decoupled: it "
-        "acts on pi/prox with log-probs recomputed today, weighted by prox/alpha up to --adapt.max_importance_weight",
+        "acts on pi/prox with log-probs recomputed today, weighted by prox/alpha as --algo.advantage.is_correction_level "
+        "says; if it is off, each token's weight is truncated at --algo.advantage.is_correction_threshold HIGH",
         symbol="rho", source="Eq. 3; arXiv 2505.24298", choices=["behaviour", "decoupled"])
-    max_importance_weight: float = _flag(5.0,
-        "largest weight prox/alpha of a token in decoupled mode",
-        source="arXiv 2505.24298", allowed="above 0", type=float)
+    max_second_moment: float | None = _flag(None,
+        "of the tokens that the PPO clip is about, those that moved furthest are left out of the policy loss, until "
+        "the mean of (log pi/alpha)^2 over the others is at most this; 0.04 in the paper; default: no limit",
+        symbol="M2", source="arXiv 2510.01161", allowed="finite and above 0", type=float)
+    scale_learning_rate: bool = _flag(False,
+        "multiply the actor's learning rate by the root of the effective sample size of the batch's weights pi/alpha, "
+        "as a share of its responses", symbol="ESS", source="arXiv 2602.17616", action="store_true")
     reevaluated_weight: float = _flag(1.0,
         "factor on the advantages of re-evaluated samples, and so on their part of the policy loss",
         allowed="finite and above 0", type=float)
@@ -232,11 +229,6 @@ class AdaptConfig:
         registry.method_class(self.method)
         self.rewards()
         self.thresholds()
-        if not self.vtrace_rho_max >= self.vtrace_c_max:
-            raise ConfigError(
-                f"adapt.vtrace_rho_max is {self.vtrace_rho_max} and adapt.vtrace_c_max is {self.vtrace_c_max}; the "
-                "first must not be below the second"
-            )
         check_numbers("adapt", self)
 
     def steps_ahead(self, train: Any) -> int:

@@ -26,28 +26,19 @@ class AdaptiveThresholds:
     Args:
         c2, c3: The interval of each threshold.
         direction: "eq8" or "text".
-        ema: Weight of the past in r, in [0, 1). With 0, r is the mean of only today's fresh batch.
     """
 
-    def __init__(self, c2: Interval, c3: Interval, *, direction: str = "eq8", ema: float = 0.0) -> None:
+    def __init__(self, c2: Interval, c3: Interval, *, direction: str = "eq8") -> None:
         if direction not in ("eq8", "text"):
             raise ValueError(f"direction is {direction!r}; it must be eq8 or text")
         self._c2, self._c3 = c2, c3
         self._direction = direction
-        self._ema = Fraction(str(ema))
         self.average_reward: Fraction | None = None
 
     def update(self, batch_reward: Fraction | None) -> None:
-        """Take in the mean reward of a fresh batch. None (no fresh groups) changes nothing."""
-        if batch_reward is None:
-            return
-        clipped = min(max(batch_reward, Fraction(0)), Fraction(1))
-        if self.average_reward is None or self._ema == 0:
-            self.average_reward = clipped
-        else:
-            # Rounded, because the denominator of an exact running average grows without bound.
-            mixed = self._ema * self.average_reward + (1 - self._ema) * clipped
-            self.average_reward = mixed.limit_denominator(10**9)
+        """Set r to the mean reward of a fresh batch, clipped to [0, 1]. None (no fresh groups) changes nothing."""
+        if batch_reward is not None:
+            self.average_reward = min(max(batch_reward, Fraction(0)), Fraction(1))
 
     @property
     def _position(self) -> Fraction:
@@ -65,10 +56,9 @@ class AdaptiveThresholds:
         return self._c3.at(self._position)
 
     def state_dict(self) -> dict[str, Any]:
-        """The running average reward as an exact string."""
+        """The average reward as an exact string."""
         return {"average_reward": None if self.average_reward is None else str(self.average_reward)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
-        value = state["average_reward"]
-        self.average_reward = None if value is None else Fraction(value)
+        self.average_reward = None if state["average_reward"] is None else Fraction(state["average_reward"])

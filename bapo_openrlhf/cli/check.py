@@ -147,7 +147,6 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
         for source, limit in (("fresh", adapt.max_tv_fresh), ("replayed", adapt.max_tv_replayed))
         if limit is not None
     ]
-    truncated = f" (rho {adapt.vtrace_rho_max:g}, c {adapt.vtrace_c_max:g})" if adapt.returns == "vtrace" else ""
     sources = [
         ("fresh filter (X1)", adapt.filter),
         ("re-evaluation (X2)", again if adapt.reevaluate_every else "off"),
@@ -161,7 +160,7 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
         rows = [("prompts drawn", f"{checked.candidates} for each one that is generated for"), *rows]
     rows += [("importance ratio", adapt.ratio)]
     if args.critic.model_name_or_path:
-        rows += [("returns", adapt.returns + truncated)]
+        rows += [("returns", adapt.returns)]
     return [*rows, ("maximum TV distance", ", ".join(limits) or "none"), ("reward function", _verifier(args))]
 
 

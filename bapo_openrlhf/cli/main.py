@@ -15,7 +15,7 @@ COMMANDS = {
     "check": "validate a configuration without models or GPU, and print what would run",
     "smoke": "make two steps, a kill and a resume of a configuration on this machine, with a small model",
     "prepare": "turn the public data of a task into the files that training and evaluation read",
-    "evaluate": "evaluate a model on benchmarks: avg@k, pass@k, maj@k with intervals, next to the paper's table",
+    "evaluate": "evaluate a model on benchmarks: avg@k, pass@k, maj@n with intervals, next to the paper's table",
     "compare": "compare two evaluations, problem by problem",
     "watch": "show a run in the terminal while it goes on",
     "report": "write one HTML page that shows and compares runs",

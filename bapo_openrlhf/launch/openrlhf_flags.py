@@ -45,6 +45,11 @@ def check_combinations(args: SimpleNamespace) -> None:
             "actor.policy_loss_type gspo cannot be combined with adapt.ratio decoupled: OpenRLHF's sequence-level "
             "loss has one ratio, to the behaviour policy, and no weight to truncate"
         )
+    if adapt.max_second_moment is not None and (adapt.ratio, args.actor.policy_loss_type) != ("behaviour", "ppo"):
+        raise ConfigError(
+            f"adapt.max_second_moment is {adapt.max_second_moment}; it needs adapt.ratio behaviour and "
+            "actor.policy_loss_type ppo, because it is about the ratio pi/alpha of each token"
+        )
 
 
 def _check_asynchronous(args: SimpleNamespace) -> None:
@@ -87,10 +92,10 @@ def set_openrlhf_flags(args: SimpleNamespace) -> None:
         return
     if adapt.kl_target == "behaviour":
         args.algo.kl.init_coef = 0.0  # above 0, OpenRLHF would load a reference model
-    if adapt.ratio == "decoupled":
+    correction = args.algo.advantage
+    if adapt.ratio == "decoupled" and correction.is_correction_level == "off":
         # The loss clips pi/prox and has the weight prox/alpha, truncated from above. OpenRLHF's token-level
         # importance-sampling correction is exactly this weight if the log-probs of alpha are the stored ones.
-        correction = args.algo.advantage
         correction.is_correction_level, correction.is_correction_mode = "token", "clip"
         correction.is_correction_gating = "ratio"
-        correction.is_correction_threshold = [0.0, adapt.max_importance_weight]
+        correction.is_correction_threshold = [0.0, correction.is_correction_threshold[-1]]

@@ -43,7 +43,6 @@ class BAPOConfig:
     c2: Interval = C2
     c3: Interval = C3
     threshold_direction: str = "eq8"
-    reward_ema: float = 0.0
     buffer_size: int = 256
     replay_buffer_size: int = 256
     replay_steps: int = 3  # 0 turns X3 off
@@ -76,9 +75,7 @@ class BAPO(Method):
         self.fresh_filter = make_filter(
             config.filter, mean=config.gaussian_mean, std=config.gaussian_std, fraction=config.uniform_fraction
         )
-        self.thresholds = AdaptiveThresholds(
-            config.c2, config.c3, direction=config.threshold_direction, ema=config.reward_ema
-        )
+        self.thresholds = AdaptiveThresholds(config.c2, config.c3, direction=config.threshold_direction)
         self.hard = HardBuffer(config.buffer_size)
         self.replay = ReplayBuffer(config.replay_buffer_size, config.replay_steps)
         self._unanswered: Sequence[Prompt] = ()

@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import deserialize
-from safetensors.numpy import load as load_numpy
-from safetensors.numpy import save as save_numpy
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 KIND = "bapo_openrlhf state"
 
 # The types that a safetensors file can hold, by their names in numpy and torch.
 INTEGERS = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 NUMPY_DTYPES = INTEGERS | {"float16", "float32", "float64", "complex64"}
-NUMPY_NAMES = {"BOOL" if name == "bool" else name[0].upper() + re.sub(r"\D", "", name): name for name in NUMPY_DTYPES}
-TORCH_DTYPES = NUMPY_DTYPES | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+# The types that only torch has, and the numpy type that their bits are stored as.
+STORED_AS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
 REFUSED = "a checkpoint holds dense arrays of safetensors' dtypes, in this machine's byte order"
 
 # A JSON object with this key represents a value that JSON does not have: {MARK: its type, "of": its content}.
@@ -60,20 +59,15 @@ def save_state(folder: Path, state: Mapping[str, Any], *, name: str = "state") -
         The paths of both files.
 
     Raises:
-        TypeError: The state has another type. The message names its place, as in `replay.groups[3].extras.x is a set`.
+        TypeError: The state has another type. The message names its place, as in `groups[3].extras.x is of type set`.
         OSError: A file cannot be written. The message names it. An earlier file of that name stays.
     """
     encoder = _Encoder()
     encoded = encoder.mapping(state)
-    raw = encoder.safetensors()
+    raw = save_arrays(encoder.arrays)
     json_path, tensors_path = folder / f"{name}.json", folder / f"{name}.safetensors"
     write_atomically(tensors_path, raw)
-    tensors = {
-        "file": tensors_path.name,
-        "bytes": len(raw),
-        "blake2b": blake2b(raw).hexdigest(),
-        "library": encoder.library,
-    }
+    tensors = {"file": tensors_path.name, "bytes": len(raw), "blake2b": blake2b(raw).hexdigest()}
     write_document(json_path, KIND, {"tensors": tensors, "state": encoded})
     return [json_path, tensors_path]
 
@@ -101,20 +95,7 @@ def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> di
         raise CheckpointError(f"{tensors_path} has {len(raw)} bytes instead of {expected['bytes']}")
     if blake2b(raw).hexdigest() != expected["blake2b"]:
         raise CheckpointError(f"{tensors_path} is damaged or belongs to another save than {json_path.name}")
-    loaded: dict[str, Any]
-    if expected["library"] == "numpy":
-        loaded = load_numpy(raw)
-    elif tensors:
-        from safetensors.torch import load as load_torch
-
-        loaded = load_torch(raw)
-    else:
-        loaded = {
-            key: np.frombuffer(part["data"], NUMPY_NAMES[part["dtype"]]).reshape(part["shape"])
-            for key, part in deserialize(raw)
-            if part["dtype"] in NUMPY_NAMES  # only torch has the other types
-        }
-    return _decoded(document["state"], loaded, tensors_path, tensors=tensors)
+    return _decoded(document["state"], load_arrays(raw), tensors_path, tensors=tensors)
 
 
 # ── Writing one file completely or not at all ──
@@ -199,8 +180,7 @@ class _Encoder:
     """Turns state into what JSON can hold. It collects the arrays, and JSON has their running numbers."""
 
     def __init__(self) -> None:
-        self.arrays: dict[str, Any] = {}  # numpy arrays in C order, or torch tensors
-        self.library = "numpy"  # the library whose reader of safetensors can read all arrays
+        self.arrays: dict[str, np.ndarray] = {}  # in C order
 
     def mapping(self, state: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         """Encode a dictionary, as a JSON object if its keys allow that."""
@@ -208,7 +188,9 @@ class _Encoder:
         for key, value in state.items():
             if type(key) is not str:
                 where = path or "the state"
-                raise TypeError(f"{where} has the key {key!r}, {_article(key)}; a checkpoint's keys are strings")
+                raise TypeError(
+                    f"{where} has the key {key!r} of type {type(key).__name__}; a checkpoint's keys are strings"
+                )
             items.append((self.value(key, path), self.value(value, f"{path}.{key}" if path else key)))
         if MARK in state or any(type(key) is not str for key, _ in items):
             return {MARK: "dict", "of": items}
@@ -238,34 +220,20 @@ class _Encoder:
             return {MARK: "scalar", "of": [value.dtype.name, value.tobytes().hex()]}
         if kind is np.ndarray:
             self._check_dtype(value.dtype, path)
-            return self._aside("array", value if value.flags.c_contiguous else value.copy(order="C"))
+            return {MARK: "array", "of": self._aside(value)}
         torch = sys.modules.get("torch")  # without torch there can be no tensor
         if torch is not None and kind is torch.Tensor:
             dtype = str(value.dtype).removeprefix("torch.")
-            if dtype not in TORCH_DTYPES or value.layout != torch.strided or value.is_meta:
+            if dtype not in NUMPY_DTYPES | STORED_AS.keys() or value.layout != torch.strided or value.is_meta:
                 raise TypeError(f"{path} is a tensor of {value.dtype}, {value.layout}, on {value.device}: {REFUSED}")
-            self.library = "torch"
-            # A copy even if it is contiguous, because safetensors refuses tensors that share memory.
-            return self._aside("tensor", value.detach().cpu().clone(memory_format=torch.contiguous_format))
-        raise TypeError(f"{path} is {_article(value)}, which a checkpoint cannot hold")
+            bits = value.view(getattr(torch, STORED_AS[dtype])) if dtype in STORED_AS else value
+            return {MARK: "tensor", "of": [self._aside(bits.numpy(force=True)), dtype]}
+        raise TypeError(f"{path} is of type {kind.__name__}, which a checkpoint cannot hold")
 
-    def safetensors(self) -> bytes:
-        """The content of the safetensors file with all arrays."""
-        if self.library == "numpy":
-            return save_numpy(self.arrays)
-        import torch
-        from safetensors.torch import save as save_torch
-
-        def tensor(array: Any) -> torch.Tensor:
-            # A copy, because torch refuses negative strides and warns about read-only arrays.
-            return torch.from_numpy(array.copy()) if isinstance(array, np.ndarray) else array
-
-        return save_torch({key: tensor(array) for key, array in self.arrays.items()})
-
-    def _aside(self, kind: str, array: Any) -> dict[str, str]:
+    def _aside(self, array: np.ndarray) -> str:
         key = str(len(self.arrays))
-        self.arrays[key] = array
-        return {MARK: kind, "of": key}
+        self.arrays[key] = array if array.flags.c_contiguous else array.copy(order="C")
+        return key
 
     def _check_dtype(self, dtype: np.dtype, path: str) -> None:
         if dtype.name not in NUMPY_DTYPES or not dtype.isnative:
@@ -297,12 +265,12 @@ def _decoded(value: Any, loaded: Mapping[str, Any], path: Path, *, tensors: bool
         return np.frombuffer(bytes.fromhex(bits), dtype)[0]
     if kind == "tensor" and not tensors:
         return None
-    if content not in loaded:
-        raise CheckpointError(f"{path} lacks tensor {content}")
-    tensor = loaded[content]
-    return tensor if kind == "tensor" or isinstance(tensor, np.ndarray) else tensor.numpy()
+    key, dtype = content if kind == "tensor" else (content, None)
+    if key not in loaded:
+        raise CheckpointError(f"{path} lacks tensor {key}")
+    if kind == "array":
+        return loaded[key]
+    import torch
 
-
-def _article(value: Any) -> str:
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    tensor = torch.from_numpy(loaded[key])
+    return tensor.view(getattr(torch, dtype)) if dtype in STORED_AS else tensor

@@ -24,6 +24,7 @@ from scipy.signal import lfilter
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.corrections import second_moment_mask
 from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.group import Response
 from bapo_openrlhf.adapt.vocabulary import SOURCES
@@ -104,10 +105,12 @@ class MadeExperience(ForwardPass):
     Attributes:
         tokens: What the loss takes of each source's tokens.
         errors: Error of each group, see `group_errors`.
+        masked: Share of the tokens that --adapt.max_second_moment leaves out; None without this limit.
     """
 
     tokens: Mapping[str, SourceTokens]
     errors: np.ndarray
+    masked: float | None
 
 
 class AdaptedExperienceMaker(RemoteExperienceMaker):
@@ -165,9 +168,10 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         experiences = self.compute_advantages_and_returns(experiences)
         errors = group_errors(experiences, self.args.rollout.n_samples_per_prompt)
         self._weigh(experiences, origins)
+        masked = self._mask_moved(experiences, loss_log_ratios)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
         log_ratios = passed.log_ratios[list(kept)]
-        return MadeExperience(experiences, origins, log_ratios, passed.reference_kept, tokens, errors)
+        return MadeExperience(experiences, origins, log_ratios, passed.reference_kept, tokens, errors, masked)
 
     @extends(RemoteExperienceMaker)
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -270,6 +274,23 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             if (factors != 1).any():
                 experience.advantages = experience.advantages * factors.unsqueeze(-1)
 
+    def _mask_moved(self, experiences: Sequence[Experience], log_ratios: Sequence[torch.Tensor]) -> float | None:
+        """Leave tokens out of the policy loss, see `second_moment_mask`. Without an advantage a token has no gradient.
+
+        `log_ratios` are those of `_loss_log_ratio`. Returns the share that is left out; None without a limit.
+        """
+        limit = self.args.adapt.max_second_moment
+        if limit is None:
+            return None
+        masks = [experience.action_mask.bool() for experience in experiences]
+        moved = torch.cat([ratio[mask] for ratio, mask in zip(log_ratios, masks, strict=True)]).double().numpy()
+        signs = torch.cat([e.advantages[mask] for e, mask in zip(experiences, masks, strict=True)]).double().numpy()
+        stays = torch.from_numpy(second_moment_mask(moved, signs, limit))
+        parts = stays.split([int(mask.sum()) for mask in masks])
+        for experience, mask, part in zip(experiences, masks, parts, strict=True):
+            experience.advantages = experience.advantages.masked_scatter(mask, experience.advantages[mask] * part)
+        return 1 - float(stays.double().mean())
+
     @torch.no_grad()
     @extends(RemoteExperienceMaker)
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
@@ -328,8 +349,6 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             action_mask.numpy(),
             gamma=gamma,
             lambd=lambd,
-            rho_max=self.args.adapt.vtrace_rho_max,
-            c_max=self.args.adapt.vtrace_c_max,
         )
         return torch.from_numpy(advantages).float(), torch.from_numpy(returns).float()
 

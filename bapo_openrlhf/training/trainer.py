@@ -12,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import ray
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
@@ -238,15 +240,25 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
             self.broadcast_to_vllm()
             return {"skipped_update": 1}, global_step + 1
-        step = self.step
+        step, corrected = self.step, self._correct(experience)
         status, next_step = super().train_step(experience.experiences, global_step)
         trained = (group.uid for _, group in batch.with_sources())
         self.method.observe(step, dict(zip(trained, experience.errors.tolist(), strict=True)))
         status["timing/make_experience"] = seconds
         status["tokens/reference_kept"] = experience.reference_kept
-        status |= off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
+        status |= corrected | off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
         actor = self.args.actor
         return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)), next_step
+
+    def _correct(self, experience: MadeExperience) -> dict[str, float]:
+        """Set the learning rate's factor. Returns what the corrections did, for the log."""
+        done = {} if experience.masked is None else {"importance/masked_share": experience.masked}
+        if self.args.adapt.scale_learning_rate:
+            at_one = [origin.on_policy or origin.external for origin in experience.origins]  # their ratio starts at 1
+            factor = learning_rate_factor(np.where(at_one, 0.0, experience.log_ratios))
+            ray.get(self.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
+            done["importance/learning_rate_factor"] = factor
+        return done
 
     @extends(Base)
     def ppo_train(self, global_steps: int) -> dict:

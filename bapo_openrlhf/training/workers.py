@@ -10,8 +10,8 @@ only the gradient of the last micro-batch of a step.
 A rank that has one micro-batch less than another rank trains on a filler, a fully masked sample (see `dealing`). A
 filler adds nothing to a gradient, to a metric or to the auxiliary loss of a mixture of experts.
 
-Two things are added that OpenRLHF's actor does not do: the loss of responses that another model wrote, and one
-optimizer step of fine-tuning on such responses.
+Two things are added that OpenRLHF's actor does not do: the loss of responses that another model wrote, and a factor on
+the learning rate.
 """
 
 import math
@@ -106,6 +106,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
     """OpenRLHF's actor trainer on a batch of any number of micro-batches."""
 
     module = ppo_actor
+    rate_factor = 1.0  # on the learning rate
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         if strategy.args.adapt.kl_target == "behaviour":
@@ -124,11 +125,21 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             self.actor_loss_fn = MixedLoss(self.plain_loss, external, self.shaping)
         try:
             with self._micro_batch(self.actor.model, step) as part:
+                if part.closes and self.rate_factor != 1:
+                    self._set_rates(self.rate_factor)
                 status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         finally:
             self.actor_loss_fn = self.plain_loss
+        if part.closes and self.rate_factor != 1:
+            self._set_rates(1.0)
         self._count(status, part)
         return status
+
+    def _set_rates(self, factor: float) -> None:
+        """Set the optimizer's learning rates to those of the schedule, times the factor."""
+        groups = self.actor.model.optimizer.param_groups
+        for group, rate in zip(groups, self.actor_scheduler.get_last_lr(), strict=True):
+            group["lr"] = factor * rate
 
     def _count(self, status: dict[str, Any], part: MicroBatch) -> None:
         """Correct OpenRLHF's numbers of a micro-batch.
@@ -288,6 +299,10 @@ class PolicyWorker(_TrainingWorker, POLICY):
     def shape_traces(self, gamma: float) -> None:
         """Set gamma of the policy shaping. Call it before the first batch with responses of another model."""
         self.trainer.shaping = gamma
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the schedule's learning rate by the factor in the optimizer steps that follow."""
+        self.trainer.rate_factor = factor
 
 
 class CriticWorker(_TrainingWorker, CRITIC):

@@ -48,6 +48,7 @@ class Case(NamedTuple):
         size: G.
         tokens: of a micro-batch with dynamic batching; 0: without.
         objective: the actor's loss.
+        scaled: whether the actor's learning rate has a factor (`--adapt.scale_learning_rate`).
     """
 
     name: str
@@ -60,6 +61,7 @@ class Case(NamedTuple):
     size: int = 8
     tokens: int = 0
     objective: Objective = Objective()
+    scaled: bool = False
 
     def ranks(self, model):
         return {"actor": self.actors, "critic": self.critics}[model]
@@ -90,7 +92,7 @@ CASES = [
     slow("2-zero3-micro1-gspo", 2, 2, 2, 3, 1, 24, objective=Objective(by_sequence=True, by_sample=True)),
     slow("2-zero2-micro3-kl", 2, 2, 2, 2, 3, 24, objective=Objective(kl=0.5)),
     slow("2-zero3-micro16-entropy", 2, 2, 2, 3, 16, 32, objective=Objective(entropy=0.2)),
-    fast("3-zero2-micro1", 3, 3, 3, 2, 1, 24),
+    fast("3-zero2-micro1", 3, 3, 3, 2, 1, 24, scaled=True),
     slow("3-zero3-micro3-band", 3, 3, 3, 3, 3, 27, objective=Objective(band=(0.998, 1.002))),
     slow("3-zero2-micro16", 3, 3, 3, 2, 16, 48),
     slow("3-and-2-ranks", 3, 2, 1, 2, 3, 36),
@@ -152,6 +154,7 @@ def watched(request, train, workspace):
     result = train(
         name,
         str(HERE / "ragged_probe.py"),
+        switches=["adapt.scale_learning_rate"] * case.scaled,
         environment={name: str(value) for name, value in environment.items()},
         algorithm="ba_ppo",
         run__name=name,
@@ -362,7 +365,13 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
         eps=EPS,
     )
     clipped, norms, entropies = [], [], []
-    for before, window, last in windows(watched.notes[model]):
+    rows = [row for row in watched.metrics if not row.get("skipped_update")]
+    factors = [
+        row["importance/learning_rate_factor"] if case.scaled and model == "actor" else 1.0
+        for update, row in zip(watched.notes[model], rows, strict=True)
+        for _ in windows([update])
+    ]
+    for factor, (before, window, last) in zip(factors, windows(watched.notes[model]), strict=True):
         with torch.no_grad():
             for name, weight in net.named_parameters():
                 weight.copy_(before[name])
@@ -381,7 +390,7 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
             parameters[name].grad += weight.grad
         norms.append(float(torch.nn.utils.clip_grad_norm_(parameters.values(), MAX_NORM)))
         for group in optimizer.param_groups:
-            group["lr"] = last["rate"]
+            group["lr"] = factor * last["rate"]
         optimizer.step()
         moved, wanted = flat(last["after"]) - flat(before), flat(parameters) - flat(before)
         assert last["norm"] == pytest.approx(norms[-1], rel=NORM_ERROR)
@@ -390,7 +399,6 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
     assert any(clipped) and not all(clipped)
 
     norms, entropies, steps = [0.0, *norms], iter(entropies), 0
-    rows = [row for row in watched.metrics if not row.get("skipped_update")]
     for update, row in zip(watched.notes[model], rows, strict=True):
         of_steps, stepped = [window for _, window, _ in windows([update])], []
         for batch in update[0]["micro_batches"]:  # after each micro-batch, so many steps were taken
@@ -411,6 +419,31 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
                 error = NORM_ERROR if "norm" in name else ENTROPY_ERROR if name == "entropy_loss" else 1e-4
                 assert number == pytest.approx(wanted[name], rel=error, abs=1e-5), name
                 assert row[name] == pytest.approx(number)
+
+
+def test_factor_is_that_of_the_weights_of_the_batch(watched):
+    """The root of (sum w)^2 / (N sum w^2), with w = pi/alpha of a response; 1 if today's weights generated it."""
+    if not watched.case.scaled:
+        return
+    net = make_net("actor", watched.model)
+    rows, factors = [row for row in watched.metrics if not row.get("skipped_update")], []
+    for update, row in zip(watched.notes["actor"], rows, strict=True):
+        log_weights = []
+        with torch.no_grad():
+            for name, weight in net.named_parameters():
+                weight.copy_(update[0]["before"][name])
+            for batch in (batch for rank in update for batch in rank["micro_batches"] if not is_filler(batch)):
+                logits = net(batch["sequences"], attention_mask=batch["attention_mask"]).logits.float()
+                own = logits.log_softmax(-1)[:, :-1].gather(-1, batch["sequences"][:, 1:, None])[..., 0]
+                moved = ((own - batch["rollout_log_probs"]) * batch["action_mask"]).sum(-1)
+                stored = ((batch["action_log_probs"] == batch["rollout_log_probs"]) | (batch["action_mask"] == 0)).all(
+                    -1
+                )
+                log_weights += torch.where(stored, moved, 0.0).tolist()
+        weights = torch.tensor(log_weights).exp()  # each response twice, because there are two epochs
+        factors.append(float(weights.sum() / (len(weights) * weights.square().sum()).sqrt()))
+        assert row["importance/learning_rate_factor"] == pytest.approx(factors[-1], rel=OUTPUT_ERROR)
+    assert min(factors) < 0.97 < max(factors)
 
 
 def test_the_objective_made_a_difference(watched):

@@ -195,9 +195,10 @@ class TestExample:
 
 
 def test_every_method_file_has_its_line():
-    text = (ROOT / "docs" / "methods.md").read_text().split("## One file for each")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)\.yaml` ", text, re.M)
-    assert sorted(rows) == sorted(path.stem for path in (ROOT / "configs" / "methods").glob("*.yaml"))
+    for title, folder in (("One file for each", "methods"), ("Corrections for stale rollouts", "corrections")):
+        text = (ROOT / "docs" / "methods.md").read_text().split(f"## {title}")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| `(\w+)\.yaml` ", text, re.M)
+        assert sorted(rows) == sorted(path.stem for path in (ROOT / "configs" / folder).glob("*.yaml"))
 
 
 # ── Presets, their scripts, and the page about them ──

@@ -1,11 +1,10 @@
-"""The estimators of the tables: avg@k, pass@k, maj@k, and bootstrap intervals over problems. Only numpy is needed.
+"""The estimators of the tables: avg@k, pass@k, maj@n, and bootstrap intervals over problems. Only numpy is needed.
 
 Each of P problems was asked n times. Each response has a score, which may be any number. A response is *solved* if its
 score is at least 1. avg@n is the mean score of a problem ("accuracy is averaged over 32 runs", Table 1). The value of a
 benchmark is the mean over its problems.
 """
 
-import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -40,72 +39,32 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
     Raises:
         ValueError: k is out of its range.
     """
-    _check_k(n, k)
+    if not 1 <= k <= n:
+        raise ValueError(f"k is {k}; with {n} responses it must be within 1..{n}")
     wrong, i = n - np.asarray(right)[:, None], np.arange(k)
     return 1.0 - (np.maximum(wrong - i, 0) / (n - i)).prod(axis=1)
 
 
-def majority_at_k(answers: Sequence[Hashable | None], is_solved: Sequence[bool], k: int) -> float:
-    """maj@k of one problem: the expected worth of the most frequent answer among k responses.
+def majority(answers: Sequence[Hashable | None], is_solved: Sequence[bool]) -> float:
+    """maj@n of one problem: the worth of the most frequent answer among its n responses (arXiv 2203.11171).
 
-    It is the unweighted vote of arXiv 2203.11171, called maj1@k in arXiv 2206.14858, averaged over all subsets of k of
-    the n responses. For k = n it is the vote itself. The worth of an answer is the share of its responses that are
-    solved. It is 0 or 1 if the judge gives equal answers equal scores. The papers do not define the worth of a tie;
-    here it is the mean worth of the tied answers. A response without an answer does not vote. A vote without any answer
-    is worth 0.
-
-    The value is exact. For each number of votes t, it counts the subsets whose top answers have t votes each, by their
-    size v and by the number s of top answers. It adds one answer after another. There are C(c, u) ways to give u votes
-    to an answer with c responses:
-
-        ways[v, s]  = number of ways to choose v responses such that s answers have t votes and none has more
-        worth[v, s] = sum of the worth of the top answers over these ways
-
-    The value is the sum over t and s of worth[k, s] / s, divided by C(n, k).
+    The worth of an answer is the share of its responses that are solved. It is 0 or 1 if the judge gives equal answers
+    equal scores. The paper does not define the worth of a tie; here it is the mean worth of the tied answers. A
+    response without an answer does not vote. A vote without any answer is worth 0.
 
     Args:
         answers: One answer for each response, shape (n,). None means that the response has no answer.
         is_solved: Whether each response is solved, shape (n,).
-        k: A number within 1..n. n may be up to 1000 because C(n, k) must fit into a float.
 
     Raises:
-        ValueError: k is out of its range, or the lengths differ.
+        ValueError: The lengths differ.
     """
-    n = len(answers)
-    _check_k(n, k)
     by_answer: dict[Hashable, list[bool]] = {}
     for answer, right in zip(answers, is_solved, strict=True):
         by_answer.setdefault(answer, []).append(bool(right))
-    silent = len(by_answer.pop(None, []))
-    counted = [(len(rights), sum(rights) / len(rights)) for rights in by_answer.values()]
-    if not any(worth for _, worth in counted):
-        return 0.0
-    if k == n:
-        top = max(count for count, _ in counted)
-        tops = [worth for count, worth in counted if count == top]
-        return sum(tops) / len(tops)
-    most = min(k, max(count for count, _ in counted))
-    total = sum(_worth_with_top(t, counted, silent, k) for t in range(1, most + 1))
-    return total / math.comb(n, k)
-
-
-def _worth_with_top(t: int, counted: Sequence[tuple[int, float]], silent: int, k: int) -> float:
-    """Sum of the mean worth of the top answers, over all subsets of k responses whose top answers have t votes."""
-    ways = np.zeros((k + 1, k // t + 1))
-    worth = np.zeros_like(ways)
-    ways[: min(silent, k) + 1, 0] = [math.comb(silent, v) for v in range(min(silent, k) + 1)]
-    for count, right in counted:
-        new_ways, new_worth = np.zeros_like(ways), np.zeros_like(ways)
-        for u in range(min(count, t - 1) + 1):
-            choices = math.comb(count, u)
-            new_ways[u:] += choices * ways[: k + 1 - u]
-            new_worth[u:] += choices * worth[: k + 1 - u]
-        if count >= t:
-            choices = math.comb(count, t)
-            new_ways[t:, 1:] += choices * ways[: k + 1 - t, :-1]
-            new_worth[t:, 1:] += choices * (worth[: k + 1 - t, :-1] + right * ways[: k + 1 - t, :-1])
-        ways, worth = new_ways, new_worth
-    return float((worth[k, 1:] / np.arange(1, k // t + 1)).sum())
+    by_answer.pop(None, None)
+    most = max(map(len, by_answer.values()), default=0)
+    return float(np.mean([np.mean(rights) for rights in by_answer.values() if len(rights) == most] or [0.0]))
 
 
 def resampled_means(values: np.ndarray, seed: int | Sequence[int], resamples: int = RESAMPLES) -> np.ndarray:
@@ -151,8 +110,3 @@ def with_interval(found: Estimate | None, signed: bool = False) -> str:
         return "-"
     sign = "+" if signed else ""
     return f"{found['value']:{sign}.2f} [{found['low']:{sign}.2f}, {found['high']:{sign}.2f}]"
-
-
-def _check_k(n: int, k: int) -> None:
-    if not 1 <= k <= n:
-        raise ValueError(f"k is {k}; with {n} responses it must be within 1..{n}")

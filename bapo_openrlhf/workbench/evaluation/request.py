@@ -6,8 +6,6 @@ from pathlib import Path
 
 from bapo_openrlhf.errors import ConfigError
 
-MAX_RUNS = 1000  # `estimators.majority_at_k` counts majority votes in floats.
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -38,7 +36,7 @@ class Request:
         benchmarks: Names of benchmarks, or NAME=FILE.jsonl.
         out: The folder of the results.
         sampling: How responses are drawn.
-        ks: The values of k for pass@k and maj@k.
+        ks: The values of k for pass@k.
         data: The folder that `bapo-openrlhf prepare` wrote.
         reward: The reward file of benchmarks that are given as files.
         limit: The most problems of each benchmark. None means all.
@@ -77,7 +75,7 @@ def check(request: Request) -> None:
     sampling = request.sampling
     names = [spec.partition("=")[0] for spec in request.benchmarks]
     limits = {
-        "runs": (sampling.runs, 1, MAX_RUNS),
+        "runs": (sampling.runs, 1, None),
         "max_new_tokens": (sampling.max_new_tokens, 1, None),
         "limit": (request.limit, 1, None),
         "max_model_len": (request.max_model_len, 2, None),

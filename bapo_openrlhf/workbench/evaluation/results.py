@@ -80,22 +80,22 @@ def estimate(
 
     Args:
         rows: Its finished problems (`store.read_rows`). There is at least one, and all have the same number of runs.
-        ks: The values of k for pass@k and maj@k.
+        ks: The values of k for pass@k.
         seed: Seed of the resamples.
 
     Returns:
         The estimates by name, and the resampled means of avg in percent, shape (resamples,). The names are avg@runs,
-        pass@k, maj@k and truncated (percent), and tokens. maj@k is there only if the reward file can tell answers.
+        pass@k, maj@runs and truncated (percent), and tokens. maj@runs is there only if the reward file can tell
+        answers.
     """
     scores = np.array([row["scores"] for row in rows], dtype=float)  # (P, runs)
     right = estimators.solved(scores)
     runs = scores.shape[1]
     by_name = {f"avg@{runs}": 100 * scores.mean(axis=1)}
     by_name |= {f"pass@{k}": 100 * estimators.pass_at_k(right.sum(axis=1), runs, k) for k in ks}
-    if all(row["answers"] is not None for row in rows):
-        for k in (k for k in ks if k > 1):  # A single vote is pass@1.
-            votes = [estimators.majority_at_k(row["answers"], r, k) for row, r in zip(rows, right, strict=True)]
-            by_name[f"maj@{k}"] = 100 * np.array(votes)
+    if runs > 1 and all(row["answers"] is not None for row in rows):
+        votes = [estimators.majority(row["answers"], r) for row, r in zip(rows, right, strict=True)]
+        by_name[f"maj@{runs}"] = 100 * np.array(votes)
     by_name["truncated"] = 100 * np.array([np.mean(row["truncated"]) for row in rows])
     by_name["tokens"] = np.array([np.mean(row["tokens"]) for row in rows])
     values = np.stack(list(by_name.values()), axis=1)  # (P, metrics)

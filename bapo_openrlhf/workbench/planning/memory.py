@@ -130,8 +130,8 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     forward = logit_bytes(shape, workload, constants, args.rollout.micro_batch_size)
     if args.train.colocate_all:
         idle = {model: weights(model) if args.ds.enable_sleep else state(model) for model in trained}
-        resident = reference + (0.0 if args.vllm.enable_sleep else engine)
-        generation = engine + sum(idle.values()) + reference
+        resident = reference + (engine if workload.shared_engines and not args.vllm.enable_sleep else 0.0)
+        generation = engine + (sum(idle.values()) + reference if workload.shared_engines else 0.0)
         experience = forward + sum(idle.values()) + resident
         training = max(state(m) + activations[m] + sum(idle[n] for n in trained if n != m) for m in trained) + resident
     else:
@@ -156,10 +156,13 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
 
 
 def _too_few(workload: Workload, algorithm: Algorithm, total: int, engine: int) -> bool:
-    """Whether a role has fewer GPUs than one engine or one rank needs. Roles with GPUs of their own need one each."""
-    roles = 0 if workload.args.train.colocate_all else len(workload.roles(algorithm))
+    """Whether a role has fewer GPUs than one engine or one rank needs."""
     ranks = workload.gpus_of("actor", algorithm, total)
-    return total < roles or workload.gpus_of("engines", algorithm, total) < engine or ranks < workload.copies
+    return (
+        total < len(workload.blocks(algorithm))
+        or workload.gpus_of("engines", algorithm, total) < engine
+        or ranks < workload.copies
+    )
 
 
 def fills_step(workload: Workload, algorithm: Algorithm, total: int) -> bool:

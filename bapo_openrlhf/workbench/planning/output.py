@@ -12,7 +12,7 @@ from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.plan import Plan, as_json
-from bapo_openrlhf.workbench.planning.times import PHASES
+from bapo_openrlhf.workbench.planning.times import OVERLAP, PHASES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 NAMES = tuple(algorithm.name for algorithm in ALGORITHMS)
@@ -83,17 +83,18 @@ def _times(plan: Plan, model: str) -> str:
 
 
 def _phases(plan: Plan) -> str:
-    rows = []
+    rows, columns = [], PHASES + (OVERLAP,) * any(OVERLAP in (e.seconds or {}) for e in plan.entries)
     for shape in plan.shapes:
         for name in NAMES:
             fitting = [e for e in plan.entries if (e.model, e.method) == (shape.name, name) and e.seconds]
             e = min(fitting, key=lambda entry: entry.gpus, default=None)
             if e is None or e.seconds is None:
-                rows.append((shape.name, name, "-", *("-" for _ in PHASES), "does not fit"))
+                rows.append((shape.name, name, "-", *("-" for _ in columns), "does not fit"))
             else:
-                cells = [duration(e.seconds[phase]) for phase in PHASES]
+                cells = [duration(abs(e.seconds.get(phase, 0.0))) for phase in columns]
                 rows.append((shape.name, name, str(e.gpus), *cells, duration(sum(e.seconds.values()))))
-    return Table.of(("model", "method", "GPUs", *PHASES, "step"), rows, words=2).markdown()
+    note = "\nA step takes all phases less the overlap.\n" if OVERLAP in columns else ""
+    return Table.of(("model", "method", "GPUs", *columns, "step"), rows, words=2).markdown() + note
 
 
 def _memory(plan: Plan, model: str) -> str:
@@ -110,7 +111,8 @@ def _traffic(plan: Plan) -> str:
     for shape in plan.shapes:
         for name in ("GRPO", "BAPO-GRPO"):
             e = plan.entry(shape.name, gpus, name)
-            sizes = (e.sync_bytes, e.sync_bytes_step, e.sync_bytes_total, e.delayed_bytes_engine)
+            total = e.sync_bytes * e.syncs
+            sizes = (e.sync_bytes, total / plan.steps, total, e.delayed_bytes_engine)
             rows.append((shape.name, name, str(e.syncs), *map(gib, sizes)))
     adapted = plan.entry(plan.shapes[0].name, gpus, "BAPO-GRPO")
     head = ("model", "method", "syncs", "GiB per sync", "GiB per step", "GiB in all", "GiB delayed, host of an engine")

@@ -23,13 +23,12 @@ class Entry:
         step_seconds: Seconds of all phases of an average step. None means that the run does not fit.
         seconds: Seconds of an average step by phase, or None.
         groups: Groups of an average step.
-        responses, generated_tokens, trained_tokens: Counts of an average step. Tokens are tokens of responses.
+        responses, trained_tokens: Counts of an average step. Tokens are tokens of responses.
         rollouts: Responses of the whole run.
         tensor_parallel: Number of GPUs of an engine. None means that no engine is large enough.
         gpu_bytes: Bytes on the fullest GPU by name (`memory.Memory`).
         sync_bytes: Bytes that the GPUs of all engines together receive in one sync.
         syncs: Syncs of the whole run, including those for re-evaluations between two regular syncs.
-        sync_bytes_step, sync_bytes_total: Bytes of the syncs of an average step, and of the whole run.
         replay_bytes, replay_bytes_most: Bytes of the replay buffer: expected, and full of the longest samples.
         hard_bytes: Bytes of a full hard buffer.
         delayed_bytes_engine: Bytes on the host of each engine for the delayed weights.
@@ -44,15 +43,12 @@ class Entry:
     seconds: dict[str, float] | None
     groups: Groups
     responses: float
-    generated_tokens: float
     trained_tokens: float
     rollouts: float
     tensor_parallel: int | None
     gpu_bytes: dict[str, float]
     sync_bytes: float
     syncs: int
-    sync_bytes_step: float
-    sync_bytes_total: float
     replay_bytes: float
     replay_bytes_most: float
     hard_bytes: float
@@ -109,7 +105,6 @@ def plan_entry(shape: ModelShape, gpus: int, algorithm: Algorithm, workload: Wor
         seconds=seconds,
         groups=groups,
         responses=responses,
-        generated_tokens=responses * length.response,
         trained_tokens=group_size * groups.trained * length.response,
         rollouts=rollouts(algorithm, workload, constants, steps),
         tensor_parallel=size,
@@ -119,8 +114,6 @@ def plan_entry(shape: ModelShape, gpus: int, algorithm: Algorithm, workload: Wor
         },
         sync_bytes=sync_bytes,
         syncs=syncs,
-        sync_bytes_step=sync_bytes * syncs / steps,
-        sync_bytes_total=sync_bytes * syncs,
         replay_bytes=memory.replay_bytes(workload, constants, groups=stored) if algorithm.adapted else 0.0,
         replay_bytes_most=memory.replay_bytes(workload, constants) if algorithm.adapted else 0.0,
         hard_bytes=memory.hard_bytes(workload, constants) if algorithm.adapted else 0.0,

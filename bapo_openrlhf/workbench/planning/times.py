@@ -16,6 +16,7 @@ from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 PHASES = ("generation", "reevaluation", "experience", "training", "sync")
+OVERLAP = "overlap"  # Minus the seconds in which the engines generate while the models compute.
 TRAINING_PASSES = 3.0  # Training takes as long as 3 forward passes: forward 1, backward 2.
 
 
@@ -77,6 +78,10 @@ def step_seconds(algorithm: Algorithm, workload: Workload, constants: Constants,
                  together: bool, synced: bool) -> dict[str, float]:  # fmt: skip
     """Seconds of one step by phase.
 
+    With generation ahead of training, the engines generate what follows while the models pass and train the batch. A
+    sync and a re-evaluation apart from the fresh prompts have to wait for both. So a step takes
+    sync + apart + max(generation + together, experience + training). OVERLAP is the part that this saves, below 0.
+
     Args:
         groups: The groups of this step.
         costs: Seconds of each piece of work.
@@ -91,20 +96,24 @@ def step_seconds(algorithm: Algorithm, workload: Workload, constants: Constants,
     elif groups.again:
         again = costs.generation(size * groups.again, 1.0) + costs.sync()
     samples = size * groups.trained
-    return {
+    seconds = {
         "generation": fresh,
         "reevaluation": again,
         "experience": costs.experience(samples),
         "training": costs.training(samples),
         "sync": costs.sync() if synced else 0.0,
     }
+    if workload.ahead(algorithm):
+        generated = fresh + (again if together else 0.0)
+        seconds[OVERLAP] = -min(generated, seconds["experience"] + seconds["training"])
+    return seconds
 
 
 def average_seconds(algorithm: Algorithm, workload: Workload, constants: Constants, costs: Costs) -> dict[str, float]:
     """Seconds by phase of an average step over a whole period of v and m."""
     schedule = workload.schedule(algorithm)
     period = math.lcm(schedule.delay, schedule.reevaluate_every or 1)
-    total = dict.fromkeys(PHASES, 0.0)
+    total: dict[str, float] = {}
     kinds = Counter(
         (schedule.reevaluation_due(step), schedule.sync_due(step), schedule.sync_due(step + 1))
         for step in range(period, 2 * period)  # The first period differs because t = 0 re-evaluates nothing.
@@ -112,8 +121,8 @@ def average_seconds(algorithm: Algorithm, workload: Workload, constants: Constan
     for (reevaluates, together, synced), count in kinds.items():
         groups = groups_of_step(algorithm, workload, constants, reevaluates=reevaluates)
         seconds = step_seconds(algorithm, workload, constants, groups, costs, together=together, synced=synced)
-        for phase in PHASES:
-            total[phase] += seconds[phase] * count / period
+        for phase, spent in seconds.items():
+            total[phase] = total.get(phase, 0.0) + spent * count / period
     return total
 
 

@@ -59,8 +59,7 @@ class Workload:
     @property
     def gpus(self) -> int:
         """Number of GPUs in the configuration."""
-        roles = self.roles(self.algorithm).values()
-        return max(roles) if self.args.train.colocate_all else sum(roles)
+        return sum(self.blocks(self.algorithm).values())
 
     @property
     def response_tokens(self) -> int:
@@ -106,7 +105,8 @@ class Workload:
         """The schedule of an algorithm. Without batch adaptation it syncs at every step."""
         adapt, evaluation = self.args.adapt, self.args.eval
         delay, reevaluate_every = (adapt.rollout_delay, adapt.reevaluate_every) if algorithm.adapted else (1, 0)
-        return RolloutSchedule(delay, reevaluate_every, max(evaluation.steps, 0) if evaluation.dataset else 0)
+        evaluate_every = max(evaluation.steps, 0) if evaluation.dataset else 0
+        return RolloutSchedule(delay, reevaluate_every, evaluate_every, self.ahead(algorithm))
 
     def roles(self, algorithm: Algorithm) -> dict[str, int]:
         """Number of GPUs in the configuration of each role that an algorithm has. The role `engines` is vLLM."""
@@ -119,17 +119,32 @@ class Workload:
         gpus = {role: model.num_nodes * model.num_gpus_per_node for role, model in models.items()}
         return gpus | {"engines": max(args.vllm.num_engines or 1, 1) * self.engine_gpus}
 
-    def gpus_of(self, role: str, algorithm: Algorithm, total: int) -> int:
-        """Number of GPUs of a role out of `total`.
+    @property
+    def shared_engines(self) -> bool:
+        """Whether the engines are on the models' GPUs. In asynchronous mode OpenRLHF gives them GPUs of their own."""
+        return self.args.train.colocate_all and not self.args.train.async_enable
 
-        It is `total` if all roles share them. Otherwise roles share in the proportion of the configuration. It is at
-        least 1, so that a plan for fewer GPUs than roles can say so instead of dividing by zero.
-        """
-        if self.args.train.colocate_all:
-            return total
+    def ahead(self, algorithm: Algorithm) -> int:
+        """Number of steps that generation is ahead of training; 0 in synchronous mode."""
+        train = self.args.train
+        return self.args.adapt.steps_ahead(train) if algorithm.adapted else train.async_enable * train.async_queue_size
+
+    def blocks(self, algorithm: Algorithm) -> dict[str, int]:
+        """Number of GPUs in the configuration of each block: of a role, or of those that share GPUs ("actor")."""
         roles = self.roles(algorithm)
-        own = roles.get(role, roles["actor"])  # A reference model that shares the actor's GPUs has no own ones.
-        return max(total * own // sum(roles.values()), 1)
+        if not self.args.train.colocate_all:
+            return roles
+        own = {} if self.shared_engines else {"engines": roles.pop("engines")}
+        return {"actor": max(roles.values())} | own
+
+    def gpus_of(self, role: str, algorithm: Algorithm, total: int) -> int:
+        """Number of GPUs of a role out of `total`. Blocks share them in the proportion of the configuration.
+
+        It is at least 1, so that a plan for fewer GPUs than blocks can say so instead of dividing by zero.
+        """
+        blocks = self.blocks(algorithm)
+        own = blocks.get(role, blocks["actor"])
+        return max(total * own // sum(blocks.values()), 1)
 
     def ranks(self, role: str, algorithm: Algorithm, total: int) -> int:
         """Number of data-parallel ranks of a model that is trained or passed forward."""

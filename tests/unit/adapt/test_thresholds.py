@@ -99,58 +99,25 @@ class TestEq8:
 
 
 class TestAverage:
-    def test_without_ema_only_the_last_batch_counts(self):
+    def test_only_the_last_batch_counts(self):
         moving = thresholds()
         for reward in (F(1), F(1, 3), F(3, 7)):
             moving.update(reward)
             assert moving.average_reward == reward
 
     def test_no_fresh_groups_change_nothing(self):
-        moving = thresholds(ema=0.5)
+        moving = thresholds()
         moving.update(None)
         assert moving.average_reward is None
         moving.update(F(3, 7))
         moving.update(None)
         assert moving.average_reward == F(3, 7)
 
-    def test_by_hand(self):
-        moving = thresholds(ema=0.75)
-        averages = []
-        for reward in (F(1, 2), F(1), F(0)):
-            moving.update(reward)
-            averages.append(moving.average_reward)
-        # the first batch as it is, then 3/4 of the past and 1/4 of today
-        assert averages == [F(1, 2), F(5, 8), F(15, 32)]
-
-    @given(
-        rewards=st.lists(
-            st.fractions(min_value=F(-1, 2), max_value=F(3, 2), max_denominator=2048), min_size=1, max_size=60
-        ),
-        ema=st.sampled_from([0.1, 0.5, 0.9, 0.99]),
-    )
-    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-    def test_matches_a_float_average(self, rewards, ema):
-        moving, average = thresholds(ema=ema), None
-        for reward in rewards:
-            moving.update(reward)
-            today = min(max(float(reward), 0.0), 1.0)
-            average = today if average is None else ema * average + (1 - ema) * today
-            assert float(moving.average_reward) == pytest.approx(average, abs=2e-9)
-            assert moving.average_reward.denominator <= 10**9
-        assert float(moving.c2) == pytest.approx(1 / 8 + 3 / 8 * average, abs=2e-9)
-
-    @pytest.mark.parametrize("reward", [F(0), F(1, 8), F(1, 3), F(1)])
-    def test_equal_rewards_stay_exactly_where_they_are(self, reward):
-        moving = thresholds(ema=0.9)
-        for _ in range(1000):
-            moving.update(reward)
-        assert moving.average_reward == reward
-
 
 class TestState:
     @pytest.mark.parametrize("rewards", [[], [F(1, 3)], [F(1, 3), F(2, 7), F(1)]])
     def test_goes_on_as_if_never_stopped(self, rewards):
-        first, second = thresholds(ema=0.9, direction="text"), thresholds(ema=0.9, direction="text")
+        first, second = thresholds(direction="text"), thresholds(direction="text")
         for reward in rewards:
             first.update(reward)
         second.update(F(1))  # forgotten by the load

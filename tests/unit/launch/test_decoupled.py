@@ -34,7 +34,7 @@ ON_POLICY = np.arange(len(MASK)) % 4 == 0
 
 def arguments_of(ratio: str, *changed: str):
     """The arguments of a run, as the actor's worker gets them."""
-    words = ["--algorithm", "bapo_grpo", "--adapt.ratio", ratio, "--adapt.max_importance_weight", str(CAP)]
+    words = ["--algorithm", "bapo_grpo", "--adapt.ratio", ratio, "--algo.advantage.is_correction_threshold", str(CAP)]
     words += ["--actor.model_name_or_path", "model", "--reward.remote_url", "reward.py"]
     words += ["--data.prompt_dataset", "data.jsonl", "--rollout.n_samples_per_prompt", "4"]
     words += ["--actor.eps_clip_low_high", str(LOW), str(HIGH), *changed]
@@ -172,7 +172,7 @@ def test_weights_beyond_floating_point(trained, policies, log_weight):
 
 
 def test_cap_is_the_flag(trained, policies):
-    args = arguments_of("decoupled", "--adapt.max_importance_weight", "1.25")
+    args = arguments_of("decoupled", "--algo.advantage.is_correction_threshold", "1.25")
     weights = np.minimum(np.exp(policies.prox - policies.alpha), 1.25)
     same(trained(args, policies), objective(policies, policies.pi - policies.prox, weights))
 
@@ -188,7 +188,7 @@ def test_masked_tokens_have_no_part(trained, policies):
 
 def test_decoupled_is_a_clip_around_the_centre(trained, policies):
     """Below the cap, it is pi/alpha clipped around prox/alpha, in a window proportional to prox/alpha."""
-    args = arguments_of("decoupled", "--adapt.max_importance_weight", "1e9")
+    args = arguments_of("decoupled", "--algo.advantage.is_correction_threshold", "1e9")
     loss, gradient = trained(args, policies)
     ratio, centre = np.exp(policies.pi - policies.alpha), np.exp(policies.prox - policies.alpha)
     clipped = np.clip(ratio, centre * (1 - LOW), centre * (1 + HIGH))

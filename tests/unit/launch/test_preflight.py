@@ -705,11 +705,25 @@ class TestCombinations:
         assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("tv", [0.0, 0.4])
 
     def test_decoupled_ratio_is_openrlhfs_clipped_token_weight(self, run):
-        args = run.parse(adapt__ratio="decoupled", adapt__max_importance_weight=3)
+        args = run.parse(adapt__ratio="decoupled", algo__advantage__is_correction_threshold=3)
         set_openrlhf_flags(args)
         advantage = args.algo.advantage
         assert (advantage.is_correction_level, advantage.is_correction_mode) == ("token", "clip")
         assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("ratio", [0.0, 3.0])
+
+    def test_decoupled_ratio_takes_a_correction_as_it_is_given(self, run):
+        correction = {"level": "seq", "mode": "mask", "gating": "binary_kl", "threshold": "0.005"}
+        flags = {f"algo__advantage__is_correction_{key}": value for key, value in correction.items()}
+        args = run.parse(adapt__ratio="decoupled", **flags)
+        set_openrlhf_flags(args)
+        advantage = args.algo.advantage
+        assert (advantage.is_correction_level, advantage.is_correction_mode) == ("seq", "mask")
+        assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("binary_kl", [0.0, 0.005])
+
+    @pytest.mark.parametrize("other", [{"adapt__ratio": "decoupled"}, {"actor__policy_loss_type": "gspo"}])
+    def test_second_moment_is_that_of_a_tokens_ratio(self, run, other):
+        with pytest.raises(ConfigError, match=r"adapt.max_second_moment is 0.04; it needs adapt.ratio behaviour and"):
+            check_inputs(run.parse(adapt__max_second_moment=0.04, **other))
 
     def test_decoupled_ratio_needs_a_loss_of_tokens(self, run):
         args = run.parse(actor__policy_loss_type="gspo", adapt__ratio="decoupled")

@@ -359,12 +359,6 @@ class TestX3:
         assert run(method, 1, [make_group(8, step=1)]).replayed == []  # r = 1: [1/8, 2/8]
         assert run(method, 2, [make_group(0, step=2)]).replayed == [group]  # r = 0: [4/8, 5/8]
 
-    def test_the_average_reward_is_smoothed_when_asked(self, make_group):
-        method = bapo(reward_ema=0.5)
-        for step, (right, average) in enumerate([(8, F(1)), (0, F(1, 2)), (4, F(1, 2)), (8, F(3, 4))]):
-            run(method, step, [make_group(right, step=step)])
-            assert method.thresholds.average_reward == average
-
     def test_average_reward_is_that_of_all_fresh_groups_and_of_no_others(self, make_group):
         method = bapo(reevaluate_every=1)
         run(method, 0, [make_group(0), make_group(8), make_group(0), make_group(4)])
@@ -595,7 +589,7 @@ class TestReports:
 
 class TestState:
     def grown(self, make_group, seed: int = 3) -> BAPO:
-        method = bapo(seed=seed, capacity=6, filter="gaussian", reevaluate_every=2, reward_ema=0.5)
+        method = bapo(seed=seed, capacity=6, filter="gaussian", reevaluate_every=2)
         for step in range(4):
             named = method.begin_step(step)
             method.build_batch(
@@ -615,7 +609,7 @@ class TestState:
 
     def test_two_loads_of_one_state_share_nothing_that_moves(self, make_group):
         state = self.grown(make_group).state_dict()
-        first, second = (bapo(capacity=6, filter="gaussian", reward_ema=0.5) for _ in range(2))
+        first, second = (bapo(capacity=6, filter="gaussian") for _ in range(2))
         first.load_state_dict(state)
         run(first, 4, [make_group(right, step=4) for right in (0, 3, 4)])
         second.load_state_dict(state)
@@ -737,7 +731,7 @@ class Plain:
             total = sum((F(reward) for group in fresh for reward in group["rewards"]), F(0))
             today = total / sum(len(group["rewards"]) for group in fresh)
             today = F(0) if today < 0 else F(1) if today > 1 else today
-            self.r = today if self.r is None else self.s["ema"] * self.r + (1 - self.s["ema"]) * today
+            self.r = today
         c2, c3 = self.range_today()
 
         x1 = [group for group in fresh if group["uid"] in drawn_x1]
@@ -813,7 +807,6 @@ def schedules(draw) -> dict:
         "c2": (min(low2, low3), min(high2, high3)),
         "c3": (max(low2, low3), max(high2, high3)),
         "direction": draw(st.sampled_from(["eq8", "text"])),
-        "ema": draw(st.sampled_from([F(0), F(1, 2)])),
         "hard_size": draw(st.integers(1, 8)),
         "high_size": draw(st.integers(1, 12)),
         "age": draw(st.integers(0, 3)),
@@ -833,7 +826,6 @@ def build(s: dict, seed: int) -> BAPO:
             c2=Interval(*s["c2"]),
             c3=Interval(*s["c3"]),
             threshold_direction=s["direction"],
-            reward_ema=float(s["ema"]),
             buffer_size=s["hard_size"],
             replay_buffer_size=s["high_size"],
             replay_steps=s["age"],
@@ -977,7 +969,6 @@ def test_side_by_side_over_long_runs(make_group, seed):
         "c2": (C2.low, C2.high),
         "c3": (C3.low, C3.high),
         "direction": ["eq8", "text"][seed // 2 % 2],
-        "ema": F(0),
         "hard_size": int(rng.integers(4, 13)),
         "high_size": int(rng.integers(6, 25)),
         "age": 3,

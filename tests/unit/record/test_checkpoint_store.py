@@ -107,7 +107,7 @@ def test_manifest_by_hand(tmp_path):
     (folder / "more" / "é").write_bytes(b"")
     store.complete("best_global_step12", 12)
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    assert (manifest["format"], manifest["kind"], manifest["step"]) == (1, "bapo_openrlhf checkpoint", 12)
+    assert (manifest["format"], manifest["kind"], manifest["step"]) == (2, "bapo_openrlhf checkpoint", 12)
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in ("latest", "manifest.json")]
     expected = {}
     for file in files:
@@ -323,8 +323,8 @@ def rewrite(path, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 0}, "has format 0, but this version reads 1"),
-        ({"format": 2}, "was written by a newer version: format 2, but this version reads 1"),
+        ({"format": 0}, "has format 0, but this version reads 2"),
+        ({"format": 3}, "was written by a newer version: format 3, but this version reads 2"),
         ({"kind": "bapo_openrlhf state"}, "is not a bapo_openrlhf checkpoint"),
     ],
 )

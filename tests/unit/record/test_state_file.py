@@ -237,16 +237,16 @@ Pair = collections.namedtuple("Pair", "a b")
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ({1}, "is a set"),
-        (b"x", "is a bytes"),
-        (1j, "is a complex"),
-        (Fraction(1, 2), "is a Fraction"),
-        (collections.OrderedDict(), "is an OrderedDict"),
-        (collections.Counter(), "is a Counter"),
-        (Pair(1, 2), "is a Pair"),
-        (Colour.RED, "is a Colour"),
-        (Text("x"), "is a Text"),
-        (object(), "is an object"),
+        ({1}, "is of type set"),
+        (b"x", "is of type bytes"),
+        (1j, "is of type complex"),
+        (Fraction(1, 2), "is of type Fraction"),
+        (collections.OrderedDict(), "is of type OrderedDict"),
+        (collections.Counter(), "is of type Counter"),
+        (Pair(1, 2), "is of type Pair"),
+        (Colour.RED, "is of type Colour"),
+        (Text("x"), "is of type Text"),
+        (object(), "is of type object"),
         (np.str_("x"), "has dtype <U1"),
         (np.complex128(1), "has dtype <c16"),
         (np.longdouble(1), "has dtype <f16"),
@@ -254,13 +254,13 @@ Pair = collections.namedtuple("Pair", "a b")
         (np.array([None]), "has dtype |O"),
         (np.array(["x"]), "has dtype <U1"),
         (np.zeros(2, "f4,f4"), r"has dtype |V8"),
-        (np.ma.masked_array([1.0]), "is a MaskedArray"),
+        (np.ma.masked_array([1.0]), "is of type MaskedArray"),
         (torch.zeros(2, dtype=torch.complex128), "is a tensor of torch.complex128"),
         (torch.eye(2).to_sparse(), "torch.sparse_coo"),
         (torch.zeros(2, device="meta"), "on meta"),
-        (torch.nn.Parameter(torch.zeros(2)), "is a Parameter"),
-        ({3: 1}, "has the key 3, an int"),
-        ({Text("x"): 1}, "has the key 'x', a Text"),
+        (torch.nn.Parameter(torch.zeros(2)), "is of type Parameter"),
+        ({3: 1}, "has the key 3 of type int"),
+        ({Text("x"): 1}, "has the key 'x' of type Text"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -274,11 +274,11 @@ def test_other_values_are_refused_by_their_place(tmp_path, value, what):
 
 
 def test_places_at_the_top_and_in_tuples(tmp_path):
-    with pytest.raises(TypeError, match=r"^x is a set"):
+    with pytest.raises(TypeError, match=r"^x is of type set"):
         save_state(tmp_path, {"x": set()})
-    with pytest.raises(TypeError, match=r"^x\[1\]\[0\] is a set"):
+    with pytest.raises(TypeError, match=r"^x\[1\]\[0\] is of type set"):
         save_state(tmp_path, {"x": (1, [set()])})
-    with pytest.raises(TypeError, match=r"^the state has the key None, a NoneType"):
+    with pytest.raises(TypeError, match=r"^the state has the key None of type NoneType"):
         save_state(tmp_path, {None: 1})
     assert not list(tmp_path.iterdir())
 
@@ -393,7 +393,7 @@ def write_signed(path, document):
 
 
 def write_by_hand(folder, state, tensors, changes=None):
-    """Write format 1. `tensors` has the dtype (its name in safetensors), shape and bytes by key."""
+    """Write format 2. `tensors` has the dtype (its name in safetensors), shape and bytes by key."""
     header, data = {}, b""
     for key, (dtype, shape, raw) in tensors.items():
         header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
@@ -402,8 +402,8 @@ def write_by_hand(folder, state, tensors, changes=None):
     raw = struct.pack("<Q", len(text)) + text + data
     (folder / "state.safetensors").write_bytes(raw)
     digest = hashlib.blake2b(raw, digest_size=32).hexdigest()
-    meta = {"file": "state.safetensors", "bytes": len(raw), "blake2b": digest, "library": "torch"}
-    document = {"format": 1, "kind": "bapo_openrlhf state", "blake2b": "", "tensors": meta, "state": state}
+    meta = {"file": "state.safetensors", "bytes": len(raw), "blake2b": digest}
+    document = {"format": 2, "kind": "bapo_openrlhf state", "blake2b": "", "tensors": meta, "state": state}
     write_signed(folder / "state.json", document | (changes or {}))
 
 
@@ -415,12 +415,12 @@ EXAMPLE = {
     "nan": {"$": "float", "of": "7ff8000000000001"},
     "scalar": {"$": "scalar", "of": ["int16", "0201"]},
     "array": {"$": "array", "of": "0"},
-    "tensor": {"$": "tensor", "of": "1"},
+    "tensor": {"$": "tensor", "of": ["1", "bfloat16"]},
 }
-EXAMPLE_TENSORS = {"0": ("U8", [2], b"\x01\x02"), "1": ("BF16", [1, 1], b"\xc0\x3f")}
+EXAMPLE_TENSORS = {"0": ("U8", [2], b"\x01\x02"), "1": ("I16", [1, 1], b"\xc0\x3f")}
 
 
-def test_format_1_is_read(tmp_path):
+def test_format_2_is_read(tmp_path):
     write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS)
     expected = {
         "plain": [2**64 - 1, -(2**63), -0.0, "é", None, True],
@@ -435,7 +435,7 @@ def test_format_1_is_read(tmp_path):
     assert canonical(load_state(tmp_path)) == canonical(expected)
 
 
-def test_format_1_is_what_is_written(tmp_path):
+def test_format_2_is_what_is_written(tmp_path):
     """The structure is compared word for word, the tensors like any reader of safetensors sees them."""
     write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS)
     state = load_state(tmp_path)
@@ -449,16 +449,16 @@ def test_format_1_is_what_is_written(tmp_path):
     header = json.loads(raw[8 : 8 + length])
     assert {key: (item["dtype"], item["shape"]) for key, item in header.items()} == {
         "0": ("U8", [2]),
-        "1": ("BF16", [1, 1]),
+        "1": ("I16", [1, 1]),
     }
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 0}, "has format 0, but this version reads 1"),
-        ({"format": None}, "has format None, but this version reads 1"),
-        ({"format": 2}, "was written by a newer version: format 2, but this version reads 1"),
+        ({"format": 0}, "has format 0, but this version reads 2"),
+        ({"format": None}, "has format None, but this version reads 2"),
+        ({"format": 3}, "was written by a newer version: format 3, but this version reads 2"),
         ({"kind": "bapo_openrlhf checkpoint"}, "is not a bapo_openrlhf state"),
         ({"kind": None}, "is not a bapo_openrlhf state"),
         ({"state": {"x": {"$": "array", "of": "7"}}}, "lacks tensor 7"),
@@ -477,7 +477,7 @@ def test_another_versions_digest_is_not_looked_at(tmp_path):
     save_state(tmp_path, SMALL)
     document = json.loads((tmp_path / "state.json").read_text()) | {"format": 9, "blake2b": "sha"}
     (tmp_path / "state.json").write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match="newer version: format 9, but this version reads 1"):
+    with pytest.raises(CheckpointError, match="newer version: format 9, but this version reads 2"):
         load_state(tmp_path)
 
 
@@ -489,8 +489,8 @@ def test_another_versions_digest_is_not_looked_at(tmp_path):
         ("{}", "is not a bapo_openrlhf state"),
         ("[" * 100_000, "is damaged or cut short"),
         ('{"kind": "bapo_openrlhf state"}', "has format None"),
-        ('{"kind": "bapo_openrlhf state", "format": 1}', "is damaged: its digest is None"),
-        ('{"kind": "bapo_openrlhf state", "format": 1, "blake2b": ""}', "is damaged: its digest is ''"),
+        ('{"kind": "bapo_openrlhf state", "format": 2}', "is damaged: its digest is None"),
+        ('{"kind": "bapo_openrlhf state", "format": 2, "blake2b": ""}', "is damaged: its digest is ''"),
         ("é", "is damaged or cut short"),
     ],
 )
@@ -620,4 +620,4 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 def test_version_is_the_one_that_the_tests_know():
-    assert state_file.FORMAT_VERSION == 1
+    assert state_file.FORMAT_VERSION == 2

@@ -217,6 +217,9 @@ class Worker:
     def shape_traces(self, gamma: float) -> None:
         self.world.note("shape", gamma)
 
+    def scale_learning_rate(self, factor: float) -> None:
+        self.world.note("scale", factor)
+
     def reload_states(self) -> None:
         self.world.note("reload")
 

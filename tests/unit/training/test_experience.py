@@ -75,8 +75,7 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
             ratio="behaviour",
             kl_target="reference",
             returns="gae",
-            vtrace_rho_max=1.0,
-            vtrace_c_max=1.0,
+            max_second_moment=None,
             reevaluated_weight=1.0,
             replayed_weight=1.0,
         ),
@@ -725,10 +724,52 @@ class TestReview:
             assert torch.equal(batch.action_log_probs[row][batch.action_mask[row].bool()], wanted[mask])
 
 
+# --- M2PO -------------------------------------------------------------------------------------------------------------
+
+
+@given(reviews(), st.sampled_from([0.05, 0.6]))
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
+    """Of all tokens of the batch together, in the micro-batches of any ranks."""
+    case, groups, groups_kept, seed = drawn
+    samples, origins = [generated(n, seed) for n in range(groups * case.size)], origins_of(groups * case.size)
+    kept = positions(groups_kept, case.size)
+
+    def set_advantages(experiences):
+        for experience in experiences:
+            experience.advantages, experience.returns = experience.values - 0.1, experience.values
+        return experiences
+
+    results = []
+    for bound in (None, limit):
+        made = maker(case=case, adapt__max_second_moment=bound)
+        made.compute_advantages_and_returns = set_advantages
+        with without_ray() as patch:
+            patch.setattr(RemoteExperienceMaker, "make_experience", by_the_models)
+            results.append(made.finish(made.forward(to_train(copy.deepcopy(samples), origins)), kept))
+    plain, masked = results
+    wanted, found = (by_sample(result.experiences, "advantages") for result in results)
+    counted, tokens = [], 0
+    for place, n in enumerate(kept):
+        (one,) = forward([copy.deepcopy(samples[n])])
+        for at, ratio in enumerate((one.action_log_probs - one.rollout_log_probs)[one.action_mask.bool()].tolist()):
+            tokens += 1
+            if not origins[n].on_policy and ratio * wanted[place][at] > 0:
+                counted.append((abs(ratio), place, at))
+    counted.sort()
+    while counted and sum(ratio**2 for ratio, *_ in counted) > limit * len(counted):
+        _, place, at = counted.pop()
+        wanted[place][at] = 0.0
+    assert found == wanted
+    zeros = sum(value == 0 for values in wanted.values() for value in values)
+    assert plain.masked is None and masked.masked == pytest.approx(zeros / tokens, abs=1e-12)
+    assert by_sample(masked.experiences, "returns") == by_sample(plain.experiences, "returns")
+
+
 # --- V-trace ----------------------------------------------------------------------------------------------------------
 
 
-def by_definition(values, rewards, log_ratios, mask, gamma, lambd, rho_max, c_max):
+def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
     """Espeholt et al., Eq. 1, as a sum over the tokens that follow; lists of one row, positions that are masked too.
 
     v_s = V_s + sum over t >= s of gamma^(t - s) (product of c_s to c_(t-1)) rho_t delta_t
@@ -737,7 +778,7 @@ def by_definition(values, rewards, log_ratios, mask, gamma, lambd, rho_max, c_ma
     values = [value if on else 0.0 for value, on in zip(values, mask, strict=True)] + [0.0]
     rewards = [reward if on else 0.0 for reward, on in zip(rewards, mask, strict=True)]
     ratios = [math.exp(ratio) if on else 1.0 for ratio, on in zip(log_ratios, mask, strict=True)]
-    rho, c = [min(rho_max, ratio) for ratio in ratios], [lambd * min(c_max, ratio) for ratio in ratios]
+    rho, c = [min(1, ratio) for ratio in ratios], [lambd * min(1, ratio) for ratio in ratios]
     delta = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(length)]
     targets = [
         values[s] + sum(gamma ** (t - s) * math.prod(c[s:t]) * rho[t] * delta[t] for t in range(s, length))
@@ -830,18 +871,16 @@ class TestVtrace:
         drawn=reviews(),
         gamma=st.sampled_from([1.0, 0.9]),
         lambd=st.sampled_from([1.0, 0.95]),
-        limits=st.sampled_from([(1.0, 1.0), (2.0, 1.0), (math.inf, 0.5)]),
         coefficient=st.sampled_from([0.0, 0.2]),
         ratio=st.sampled_from(["behaviour", "decoupled"]),
     )
     @settings(max_examples=120, deadline=None, derandomize=True, database=None)
-    def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, limits, coefficient, ratio):
+    def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, coefficient, ratio):
         case, groups, groups_kept, seed = drawn
         size = case.size
         samples = [generated(n, seed) for n in range(groups * size)]
         kept = positions(groups_kept, size)
-        rho_max, c_max = limits
-        changed = {"adapt__vtrace_rho_max": rho_max, "adapt__vtrace_c_max": c_max, "adapt__ratio": ratio}
+        changed = {"adapt__ratio": ratio}
         changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
         origins = origins_of(len(samples))
         made, found = made_of(case, samples, origins, kept, kl=coefficient, **VTRACE, **changed)
@@ -858,7 +897,7 @@ class TestVtrace:
             log_ratios = (one.action_log_probs - one.rollout_log_probs)[0].tolist()
             if origins[n].on_policy:  # it is the same one
                 log_ratios = [0.0] * len(mask)
-            a, v = by_definition(one.values[0].tolist(), rewards, log_ratios, mask, gamma, lambd, rho_max, c_max)
+            a, v = by_definition(one.values[0].tolist(), rewards, log_ratios, mask, gamma, lambd)
             advantages[place] = [value for value, on in zip(a, mask, strict=True) if on]
             targets[place] = [value for value, on in zip(v, mask, strict=True) if on]
         tokens = np.concatenate([advantages[place] for place in advantages])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -55,66 +56,36 @@ def test_pass_at_k_is_unbiased():
 def test_k_is_within_the_runs(k):
     with pytest.raises(ValueError, match=f"k is {k}"):
         estimators.pass_at_k(np.array([1]), 4, k)
-    with pytest.raises(ValueError, match=f"k is {k}"):
-        estimators.majority_at_k(["a"] * 4, [True] * 4, k)
 
 
-# ── maj@k ──
-
-
-def by_voting(answers, solved, k):
-    """The vote in every subset. The worth of a top answer is the share of solved responses that gave it."""
-    subsets = list(itertools.combinations(range(len(answers)), k))
-    return sum(_vote([answers[i] for i in subset], [solved[i] for i in subset]) for subset in subsets) / len(subsets)
-
-
-def _vote(answers, solved):
-    counts = {answer: answers.count(answer) for answer in answers if answer is not None}
-    tops = [answer for answer in counts if counts[answer] == max(counts.values())]
-    worths = [np.mean([s for a, s in zip(answers, solved, strict=True) if a == top]) for top in tops]
-    return np.mean(worths) if tops else 0.0
+# ── maj@n ──
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b", "c", "d"]), st.booleans()), min_size=1, max_size=9))
-def test_majority_is_the_vote_of_all_subsets(responses):
-    """This also holds if a judge scores equal answers differently."""
-    answers, solved = [a for a, _ in responses], [s for _, s in responses]
-    for k in range(1, len(responses) + 1):
-        found = estimators.majority_at_k(answers, solved, k)
-        assert found == pytest.approx(by_voting(answers, solved, k), abs=1e-12)
+def test_majority_is_the_vote(responses):
+    """The worth of a top answer is the share of solved responses that gave it, and top answers share the vote."""
+    votes = Counter(answer for answer, _ in responses if answer is not None)
+    tops = [answer for answer, count in votes.items() if count == max(votes.values())]
+    worths = [Fraction(sum(s for a, s in responses if a == top), votes[top]) for top in tops]
+    wanted = sum(worths) / len(worths) if worths else 0
+    assert estimators.majority(*zip(*responses, strict=True)) == pytest.approx(float(wanted), abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("answers", "right", "k", "value"),
+    ("answers", "right", "value"),
     [
-        ("7 7 3", "7", 3, 1.0),
-        ("3 3 7", "7", 3, 0.0),
-        ("7 3", "7", 2, 1 / 2),  # a tie is shared
-        ("7 7 3 3 5 5", "7", 6, 1 / 3),
-        ("- - 7", "7", 3, 1.0),  # no answer, no vote
-        ("- -", "7", 2, 0.0),
-        ("7 7 3", "7", 2, 1 / 3 * 1 + 2 / 3 * 1 / 2),  # one pair agrees, two pairs tie
-        ("7 - -", "7", 2, 2 / 3),
+        ("7 7 3", "7", 1.0),
+        ("3 3 7", "7", 0.0),
+        ("7 3", "7", 1 / 2),  # a tie is shared
+        ("7 7 3 3 5 5", "7", 1 / 3),
+        ("- - 7", "7", 1.0),  # no answer, no vote
+        ("- -", "7", 0.0),
     ],
 )
-def test_majority_by_hand(answers, right, k, value):
+def test_majority_by_hand(answers, right, value):
     given = [None if word == "-" else word for word in answers.split()]
-    assert estimators.majority_at_k(given, [word == right for word in given], k) == pytest.approx(value, abs=1e-15)
-
-
-def test_majority_of_two_answers_and_many_runs():
-    """600 of 1000 are right, 99 vote: the probability that more than half of 99 draws are right (hypergeometric)."""
-    ways = sum(math.comb(600, right) * math.comb(400, 99 - right) for right in range(50, 100))
-    found = estimators.majority_at_k(["a"] * 600 + ["b"] * 400, [True] * 600 + [False] * 400, 99)
-    assert found == pytest.approx(float(Fraction(ways, math.comb(1000, 99))), rel=1e-9)
-
-
-def test_majority_of_one_is_pass_at_one():
-    answers = [str(i % 5) for i in range(32)]
-    solved = [answer in "03" for answer in answers]
-    expected = estimators.pass_at_k(np.array([sum(solved)]), 32, 1)[0]
-    assert estimators.majority_at_k(answers, solved, 1) == pytest.approx(expected, abs=1e-12)
+    assert estimators.majority(given, [word == right for word in given]) == pytest.approx(value, abs=1e-15)
 
 
 # ── bootstrap ──

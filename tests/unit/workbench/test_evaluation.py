@@ -137,7 +137,7 @@ def test_each_problem_is_a_line_with_all_that_was_said(request_):
 def test_estimates_are_those_of_the_rows(request_):
     metrics = evaluate(request_)["benchmarks"]["mods"]["metrics"]
     scores = [row["scores"] for row in lines(request_)]
-    assert list(metrics) == ["avg@6", "pass@1", "pass@3", "pass@6", "maj@3", "maj@6", "truncated", "tokens"]
+    assert list(metrics) == ["avg@6", "pass@1", "pass@3", "pass@6", "maj@6", "truncated", "tokens"]
     assert metrics["avg@6"]["value"] == pytest.approx(100 * sum(map(sum, scores)) / 48)
     assert metrics["pass@6"]["value"] == pytest.approx(100 * sum(map(any, scores)) / 8)
     assert metrics["truncated"] == {"value": pytest.approx(100 / 6), "low": pytest.approx(100 / 6),
@@ -365,8 +365,7 @@ def test_engine_gets_the_room_that_is_needed(long_request):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"runs": 0}, "runs is 0; it must be within 1..1000"),
-        ({"runs": 1001}, "runs is 1001"),
+        ({"runs": 0}, "runs is 0; it must be at least 1"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": 0}, "temperature is 0 and runs is 6"),
         ({"top_p": 0}, "top_p is 0; it must be above 0"),

@@ -1,0 +1,64 @@
+"""M2PO's mask against its definition, one token at a time, and VCPO's factor in exact arithmetic."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.corrections import learning_rate_factor, second_moment_mask
+
+numbers = st.floats(-3, 3, allow_nan=False).map(lambda value: round(value, 3))
+
+
+def by_removal(log_ratios, advantages, limit):
+    """Take the token with the largest square away until the mean of the others is small enough; exact fractions."""
+    squares = {n: Fraction(str(r)) ** 2 for n, r in enumerate(log_ratios) if r * a_sign(advantages[n]) > 0}
+    while squares and sum(squares.values()) > limit * len(squares):
+        del squares[max(squares, key=lambda n: (squares[n], n))]
+    gone = {n for n, r in enumerate(log_ratios) if r * a_sign(advantages[n]) > 0} - squares.keys()
+    return [n not in gone for n in range(len(log_ratios))]
+
+
+def a_sign(advantage):
+    return (advantage > 0) - (advantage < 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers), max_size=25), st.sampled_from([1e-6, 0.04, 0.5, 3.0]))
+def test_mask_is_the_definition(tokens, limit):
+    log_ratios, advantages = ([pair[i] for pair in tokens] for i in range(2))
+    found = second_moment_mask(np.array(log_ratios), np.array(advantages), limit)
+    assert found.dtype == bool and found.tolist() == by_removal(log_ratios, advantages, Fraction(str(limit)))
+
+
+def test_only_tokens_that_the_clip_is_about_are_left_out():
+    log_ratios = np.array([2.0, 2.0, -2.0, -2.0, 2.0, 0.1])
+    advantages = np.array([1.0, -1.0, 1.0, -1.0, 0.0, 1.0])
+    assert second_moment_mask(log_ratios, advantages, 0.04).tolist() == [False, True, True, False, True, True]
+
+
+def test_a_token_of_small_advantage_counts_as_any_other():
+    """The product of a small log-ratio and a tiny advantage is 0 in floating point, and its sign is not."""
+    assert second_moment_mask(np.array([0.5]), np.array([5e-324]), 0.04).tolist() == [False]
+
+
+def test_a_limit_that_is_reached_leaves_nothing_out():
+    log_ratios = np.array([0.5, 1.0, 0.5])
+    assert second_moment_mask(log_ratios, np.ones(3), 0.5).all()  # (1/4 + 1 + 1/4) / 3
+    assert second_moment_mask(log_ratios, np.ones(3), 0.49).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("weights", "share"),
+    [([1, 1, 1, 1], 1), ([7], 1), ([1, 3], Fraction(16, 20)), ([1, 1, 1, 5], Fraction(64, 112))],
+)
+def test_factor_is_the_root_of_kishs_share(weights, share):
+    found = learning_rate_factor(np.log(np.array(weights, dtype=float)))
+    assert found == pytest.approx(math.sqrt(share), rel=1e-12)
+
+
+def test_one_response_that_outweighs_all_gives_the_least_factor():
+    assert learning_rate_factor(np.array([900.0, 0.0, -900.0, 0.0])) == pytest.approx(0.5, rel=1e-12)
