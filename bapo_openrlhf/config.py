@@ -160,8 +160,8 @@ class AdaptConfig:
         source="A.9; arXiv 1802.01561, Eq. 1", choices=["gae", "vtrace"])
     ratio: str = _flag("behaviour",
         "behaviour: the PPO clip acts on pi/alpha, where alpha is the policy that generated the sample; decoupled: it "
-        "acts on pi/prox with log-probs recomputed today, weighted by prox/alpha as --algo.advantage.is_correction_level "
-        "says; if it is off, each token's weight is truncated at --algo.advantage.is_correction_threshold HIGH",
+        "acts on pi/prox with log-probs recomputed today, weighted by prox/alpha. --algo.advantage.is_correction_level "
+        "says how; if it is off, each token's weight is truncated at --algo.advantage.is_correction_threshold HIGH",
         symbol="rho", source="Eq. 3; arXiv 2505.24298", choices=["behaviour", "decoupled"])
     max_second_moment: float | None = _flag(None,
         "of the tokens that the PPO clip is about, those that moved furthest are left out of the policy loss, until "

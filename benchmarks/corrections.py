@@ -153,8 +153,10 @@ def main() -> None:
 Bias is the distance of the mean gradient from today's exact one, and spread the root mean square distance of a batch's
 gradient from that mean; both as shares of the exact gradient's length. The cosine is between the mean and the exact
 one. The sampling error of a bias is about spread / {math.isqrt(BATCHES)}. The effective shares of the responses'
-weights are {shares}. Today's policy is not where the older one's updates would have led, but at a random place around
-it. In a run, most tokens of a response hardly move, so that a limit for a response's mean is reached later.
+weights are {shares}.
+
+Today's policy is not where the older one's updates would have led, but at a random place around it. In a run, most
+tokens of a response hardly move, so that a limit for a response's mean is reached later.
 """
     write(args.out, "corrections", {"origin": about, "found": found}, page)
 

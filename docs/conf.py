@@ -44,6 +44,8 @@ CONTENTS = {
     ],
     "Measured": [
         "benchmarks/results/adaptation",
+        "benchmarks/results/asynchronous",
+        "benchmarks/results/corrections",
         "benchmarks/results/delay",
         "benchmarks/results/floor",
         "benchmarks/results/kernels",

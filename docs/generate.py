@@ -56,7 +56,7 @@ OPENRLHF = """
 | `--train.micro_batch_size`, `--actor.num_gpus_per_node`, ... | ranks and micro-batches: see `--train.batch_size` |
 | `--reward.remote_url` | a `.py` file with `reward_func`, or an endpoint; must be set |
 | `--algo.kl.init_coef`, `--algo.kl.use_loss` | beta, and whether the loss or the reward has the KL penalty |
-| `--algo.advantage.is_correction_level` | the engine-to-actor correction; with `--adapt.ratio decoupled` it is the weight |
+| `--algo.advantage.is_correction_level` | the engine-to-actor correction, or the weight of `--adapt.ratio decoupled` |
 | `--train.seed` | seed of the order of the prompts and of every random choice of batch adaptation, too |
 | `--train.full_determinism_enable` | each response has a seed, too: two runs are then equal number by number |
 | `--eval.steps` | evaluation uses today's weights, with any v |
