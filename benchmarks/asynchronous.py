@@ -86,8 +86,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         "",
         f"`{result['command']}`",
         "",
-        "| run | step, s | ratio to the synchronous step | predicted ratio | generation of a rollout, s | training, s | "
-        "age of the fresh groups, steps |",
+        "| run | step, s | ratio to the synchronous step | predicted ratio | generation of a rollout, s | training, s "
+        "| age of the fresh groups, steps |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in KINDS:
@@ -103,8 +103,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         )
     lines += [
         "",
-        "The prediction is that of `bapo-openrlhf plan`, from the parts of the synchronous run: in each step, the shorter",
-        "one of generation and (experience + training) costs nothing.",
+        "The prediction is that of `bapo-openrlhf plan`, from the parts of the synchronous run: in each step, the",
+        "shorter one of generation and (experience + training) costs nothing.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -32,10 +32,9 @@ def vtrace(
     A masked position counts as in OpenRLHF's GAE: its value and reward are 0, and its ratio is 1. If lambda = 1 and
     rho_max = c_max >= 1, this is Eq. 1 without the positions between two turns, except for their discount.
 
-    rho_max decides what the values converge to. With infinity these are the values of today's policy, otherwise those
-    of a policy between alpha and today's, proportional to min(rho_max alpha, pi). c_max decides how fast they converge
-    and how much the targets vary. With 1, what a token learns from a later one fades on average by 1 - TV(pi, alpha)
-    for each token between them.
+    rho_max decides what the values converge to: those of a policy proportional to min(rho_max alpha, pi). c_max decides
+    how fast they converge and how much the targets vary. With 1, what a token learns from a later one fades on average
+    by 1 - TV(pi, alpha) for each token between them.
 
     Args:
         values: V of today's critic, shape (rows, A).

@@ -63,11 +63,12 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
     clock = time.perf_counter()
     epoch = epoch_steps(args, checked.prompts, checked.candidates) if checked.prompts else None
     steps = None if epoch is None else epoch * args.train.num_episodes
+    label = args.algorithm or f"{args.algo.advantage.estimator}+{args.adapt.method}"
     about = {
         "name": args.run.name,
-        "algorithm": _label(args),
+        "algorithm": label,
         "seed": args.train.seed,
-        "started": _now(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "total_steps": steps,
         **record.provenance(secret=args.logger.wandb.key),
         "config": {name: record.HIDDEN if value and name in SECRETS else value for name, value in config.items()},
@@ -76,22 +77,18 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         record.remove_run(folder)
     record.begin_run(folder, about, resumes=resumes)
     quiet = args.run.logs == "progress"
-    bar = progress_bar(folder, steps, f"{args.run.name}: {_label(args)}") if quiet else nullcontext()
+    bar = progress_bar(folder, steps, f"{args.run.name}: {label}") if quiet else nullcontext()
     with cpu.forked_processes(), bar:
         _train(args)
     summary = {
         **{name: about[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
         **record.summarise(record.read_metrics(folder)),
         "started": about["started"],
-        "finished": _now(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
     return folder
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def make_paths_absolute(args: SimpleNamespace) -> None:
@@ -135,8 +132,16 @@ def _last_line(error: Exception) -> str:
     return " ".join((text.splitlines()[-1] if 'File "' in text else text).split())
 
 
-def _label(args: SimpleNamespace) -> str:
-    return args.algorithm or f"{args.algo.advantage.estimator}+{args.adapt.method}"
+def _lost_nodes() -> str:
+    """The nodes that Ray loses now, if there are several. It waits half a minute for a sign of life of each."""
+    import ray
+
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    lost, deadline = [], time.monotonic() + 30
+    while len(alive) > 1 and not lost and time.monotonic() < deadline:
+        time.sleep(1)
+        lost = [node for node in ray.nodes() if node["NodeID"] in alive and not node["Alive"]]
+    return "".join(f" Ray has lost the node {n['NodeManagerAddress']}: {n['DeathReasonMessage']}." for n in lost)
 
 
 def _train(args: SimpleNamespace) -> None:
@@ -157,7 +162,7 @@ def _train(args: SimpleNamespace) -> None:
             openrlhf.train(args)
     except ray.exceptions.RayError as error:
         traceback.print_exc()
-        raise RunError(_last_line(error)) from error
+        raise RunError(_last_line(error) + _lost_nodes()) from error
     finally:
         if own_ray:
             time.sleep(0.5)  # the last lines of the workers' logs arrive some tenths of a second late

@@ -262,12 +262,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         return log_ratio
 
     def _weigh(self, experiences: Sequence[Experience], origins: Sequence[SampleOrigin]) -> None:
-        """Scale the advantages of a source by its weight, after they were computed and whitened.
-
-        PPO's clipped objective is positively homogeneous in A: min(rho c A, clip(rho) c A) = c min(rho A, clip(rho) A)
-        for c > 0. This also holds with the dual clip and for GSPO. So the factor weighs the source in the policy loss.
-        The critic's returns stay as they are.
-        """
+        """Scale the advantages of a source by its weight, after they were computed and whitened (docs/decisions.md)."""
         weights = {"reevaluated": self.args.adapt.reevaluated_weight, "replayed": self.args.adapt.replayed_weight}
         for experience in experiences:
             factors = torch.tensor([weights.get(origins[place].source, 1.0) for place in experience.index])

@@ -14,6 +14,7 @@ import pytest
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.cpu.prefork import client
 from bapo_openrlhf.cpu.prefork.serving import python
 
 DEVICES = 16  # of the shared Ray; it only counts them
@@ -139,7 +140,8 @@ def small_flags():
 def train(workspace, request):
     """train(name, *command, flag=value...): run to the end, in a process group of its own.
 
-    The run goes to the Ray that the tests share. With `own_ray` it starts one, as a user's run does.
+    The run goes to the Ray that the tests share, or to another one whose environment is `shared`. With `own_ray` it
+    starts one, as a user's run does.
     """
 
     def start(
@@ -148,6 +150,7 @@ def train(workspace, request):
         switches: tuple = (),
         environment: dict[str, str] | None = None,
         own_ray: bool = False,
+        shared: dict[str, str] | None = None,
         **flags,
     ) -> Result:
         values = FLAGS | {
@@ -164,8 +167,8 @@ def train(workspace, request):
         more = {"PYTHONPATH": python_path} | (environment or {})
         if not own_ray:
             # Workers of a shared Ray do not inherit the environment of a run. This is how Ray's own jobs pass it on.
-            job = {"runtime_env": {"env_vars": more}}
-            more |= request.getfixturevalue("one_ray") | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+            job = {"runtime_env": {"env_vars": {name: more[name] for name in more if name != client.ADDRESS}}}
+            more |= (shared or request.getfixturevalue("one_ray")) | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
         process = subprocess.Popen(
             [python(), *command, *words],
             cwd=workspace,

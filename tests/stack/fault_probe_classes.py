@@ -1,9 +1,11 @@
 """A trainer that kills a process of its own run: FAULT is VICTIM/STEP/PHASE/SECONDS (see fault_probe.py).
 
-VICTIM, one of driver, trainer, engine, core (vLLM's own process, a child of the engine), actor, critic and reference,
-gets a SIGKILL that many seconds after the phase has begun whose name starts with PHASE.
+VICTIM, one of driver, trainer, engine, core (vLLM's own process, a child of the engine), actor, critic, reference and
+node (FAULT_NODE is the process of its raylet), gets a SIGKILL that many seconds after the phase has begun whose name
+starts with PHASE.
 """
 
+import json
 import os
 import signal
 import threading
@@ -15,6 +17,10 @@ import ray
 from bapo_openrlhf.training import trainer
 
 
+def node_of(actor):
+    return ray.get(actor.__ray_call__.remote(lambda self: ray.get_runtime_context().get_node_id()))
+
+
 def process_id(actor):
     return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
 
@@ -24,7 +30,7 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
 
     def fit(self, global_step=0):
         self.victims = {
-            "driver": int(os.environ["FAULT_DRIVER"]),
+            "driver": int(os.environ.get("FAULT_DRIVER", 0)),  # a Ray that is not the run's own does not tell it
             "trainer": os.getpid(),
             "engine": process_id(self.vllm_engines[-1]),
         }
@@ -36,6 +42,10 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
             "reference": self.reference_model_group,
         }
         self.victims |= {name: process_id(group._actor_handlers[-1]) for name, group in groups.items() if group}
+        if "FAULT_NODE" in os.environ:
+            self.victims["node"] = int(os.environ["FAULT_NODE"])
+            actors = {"engine": self.vllm_engines, "actor": self.actor_model_group._actor_handlers}
+            print("nodes:", json.dumps({name: list(map(node_of, found)) for name, found in actors.items()}), flush=True)
         super().fit(global_step)
 
     @property

@@ -161,9 +161,5 @@ def test_killed_at_random_moments(train, workspace, queue, delay):
         assert result.status != 0, fault
         assert_nothing_is_left(f"{name}_{kill}")
     result = train(name, *CLI, switches=(*switches, "ckpt.load_enable"), own_ray=True, run__name=name, **values)
-    ours, theirs = (
-        [{name: value for name, value in row.items() if name != "groups/in_flight"} for row in rows]
-        for rows in (succeeded(result).metrics, reference.metrics)
-    )
-    same_steps(ours, theirs, first=1)
+    same_steps(succeeded(result).metrics, reference.metrics, first=1)
     assert in_flight >= 5 or delay > 1  # hard prompts travel only right after a sync, so few checkpoints have them then
