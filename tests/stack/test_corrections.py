@@ -1,0 +1,30 @@
+"""Each file of configs/corrections trains on the real stack, with generation ahead of training."""
+
+from pathlib import Path
+
+import pytest
+from test_training import succeeded
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+FILES = sorted((Path(__file__).parents[2] / "configs" / "corrections").glob("*.yaml"))
+SHOWS = {  # what shows that the correction was at work
+    "m2po": "importance/masked_share",
+    "masked_responses": "is_filter_ratio",
+    "masked_tokens": "is_filter_ratio",
+    "truncated_weights": "is_filter_ratio",
+    "vcpo": "importance/learning_rate_factor",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_trains_with_old_rollouts(train, path):
+    """Large steps and v = 3 make the rollouts old enough that the correction has something to do."""
+    name = f"correction_{path.stem}"
+    words = ("-m", "bapo_openrlhf.cli", "train", "--config", str(path))
+    more = {"algorithm": "bapo_grpo", "run__name": name, "actor__adam__lr": 2e-2, "adapt__rollout_delay": 3}
+    result = succeeded(train(name, *words, switches=("train.async_enable",), adapt__c3=["2/8", "7/8"], **more))
+    found = [row[SHOWS[path.stem]] for row in result.metrics if not row.get("skipped_update")]
+    assert found and all(0 <= value <= 1 for value in found)
+    neutral = 1.0 if path.stem == "vcpo" else 0.0
+    assert found[0] == pytest.approx(neutral, abs=1e-3) and any(abs(value - neutral) > 1e-3 for value in found)
