@@ -21,7 +21,7 @@ from typing import Any
 
 import steps
 from floor_setting import make_inputs
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, opening, origin, python_path, write
 
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -77,15 +77,12 @@ def inside(words: Sequence[str]) -> int:
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The page of results."""
-    lines = [
-        "# Generation ahead of training",
-        "",
+    about = (
         f"BAPO-GRPO in the quickstart's setting, with engines that sleep for {result['sleep']:g} s before each call. "
-        f"Median of {result['rounds']} rounds with the smallest and the largest. {result['machine']}; commit "
-        f"{result['commit']}.",
-        "",
-        f"`{result['command']}`",
-        "",
+        f"Median of {result['rounds']} rounds with the smallest and the largest."
+    )
+    lines = [
+        *opening("Generation ahead of training", about, result),
         "| run | step, s | ratio to the synchronous step | predicted ratio | generation of a rollout, s | training, s "
         "| age of the fresh groups, steps |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -118,7 +115,7 @@ def main() -> None:
     given = parser.parse_args()
     result = origin("python benchmarks/asynchronous.py", CORES, "no GPU") | vars(given)
     result["runs"] = {one.name: [] for one in KINDS}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = python_path()
     os.environ["ASYNCHRONOUS_SLEEP"] = str(given.sleep)
     with cpu.forked_processes(), tempfile.TemporaryDirectory() as name:
         for number, one in steps.in_turn(KINDS, given.rounds):

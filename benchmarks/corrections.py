@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from report import RESULTS, origin, write
+from report import RESULTS, opening, origin, write
 
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -48,6 +48,7 @@ def arguments_of(*files: str) -> SimpleNamespace:
         words += ["--config", *(str(FILES / f"{file}.yaml") for file in files)]
     args = arguments.parse(words)
     set_openrlhf_flags(args)
+    args.whole = False  # whether the advantages get the weight of the whole response, which no flag asks for
     return args
 
 
@@ -85,7 +86,7 @@ def gradient_of(args: SimpleNamespace, theta: torch.Tensor, old: torch.Tensor, t
         moved = (today - behaviour).flatten().numpy()
         stays = second_moment_mask(moved, advantages.flatten().numpy(), args.adapt.max_second_moment)
         advantages = advantages * torch.from_numpy(stays).view(tokens.shape)
-    if hasattr(args, "whole"):
+    if args.whole:
         advantages = advantages * (today - behaviour).sum(-1, keepdim=True).exp()
     before = today if args.adapt.ratio == "decoupled" else behaviour
     batch = {"dp_size": 1, "batch_num_tokens": float(tokens.numel()), "global_batch_size": float(len(tokens))}
@@ -142,14 +143,9 @@ def main() -> None:
         (name, *(f"{one['rows'][name][kind]:.2f}" for one in found for kind in ("bias", "spread", "cosine")))
         for name in found[0]["rows"]
     ]
-    about = origin(f"python benchmarks/corrections.py --seed {args.seed}")
     shares = ", ".join(f"{one['effective_share']:.2f}" for one in found)
-    page = f"""# What corrections do to bias and variance
-
-{about["machine"]}, commit {about["commit"]}, seed {args.seed}. {BATCHES} batches of {RESPONSES} responses.
-
-{Table.of(head, rows).markdown()}
-
+    about = f"{BATCHES} batches of {RESPONSES} responses."
+    text = f"""
 Bias is the distance of the mean gradient from today's exact one, and spread the root mean square distance of a batch's
 gradient from that mean; both as shares of the exact gradient's length. The cosine is between the mean and the exact
 one. The sampling error of a bias is about spread / {math.isqrt(BATCHES)}. The effective shares of the responses'
@@ -158,7 +154,10 @@ weights are {shares}.
 Today's policy is not where the older one's updates would have led, but at a random place around it. In a run, most
 tokens of a response hardly move, so that a limit for a response's mean is reached later.
 """
-    write(args.out, "corrections", {"origin": about, "found": found}, page)
+    result = origin(f"python benchmarks/corrections.py --seed {args.seed}") | {"found": found}
+    opened = opening("What corrections do to bias and variance", about, result)
+    page = "\n".join([*opened, Table.of(head, rows).markdown(), text])
+    write(args.out, "corrections", result, page)
 
 
 if __name__ == "__main__":

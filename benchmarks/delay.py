@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, opening, origin, python_path, write
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.record.run_record import read_metrics
@@ -90,8 +90,7 @@ def run(folder: Path, kind: str, **flags: Any) -> Path:
     }
     values |= {name.replace("__", "."): value for name, value in flags.items()}
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": python_path, "RESULT": str(folder / "restore.json"), "REPEATS": "9"}
+    environment = os.environ | {"PYTHONPATH": python_path(), "RESULT": str(folder / "restore.json"), "REPEATS": "9"}
     log = folder / f"{kind}.log"
     with log.open("w") as output:
         status = subprocess.run(
@@ -166,13 +165,10 @@ def markdown(result: dict[str, Any]) -> str:
         ("keeping, by the actor", f"{seconds['actor_keep'] * 1e3:.0f} ms", "", ""),
         ("keeping, by the engines", f"{seconds['engines_keep'] * 1e3:.0f} ms", "", ""),
     ]  # fmt: skip
-    lines = ["# Delay and re-evaluation", ""]
+    lines = opening(
+        "Delay and re-evaluation", f"A Qwen3 of {result['parameters'] / 1e6:.1f}M parameters in bf16;", result
+    )
     lines += [
-        f"A Qwen3 of {result['parameters'] / 1e6:.1f}M parameters in bf16; {result['machine']}; commit "
-        f"{result['commit']}.",
-        "",
-        f"`{result['command']}`",
-        "",
         f"## Restoring delayed weights, {result['engines']} engine(s), median of 9 rounds",
         "",
         "| what | time | ratio to sending again | host memory |",

@@ -26,7 +26,7 @@ from typing import Any
 import steps
 from floor_replay import PARTS, Step, chosen_variants, every_variant, recorded
 from floor_setting import SIZES, M, V, make_inputs
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, opening, origin, python_path, write
 from tqdm import tqdm
 
 from bapo_openrlhf.cpu import stack as cpu
@@ -202,18 +202,13 @@ def section(size: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The page of results."""
-    lines = [
-        "# The floor of a step",
-        "",
+    about = (
         f"A run records its steps. The floor does the work of {math.lcm(V, M)} of them, after the first "
         f"{steps.WARM_UP}, in one process. The variant is the fastest one of the first round for each part "
         f"(generation; forward; training): the number of threads ({', '.join(map(str, THREADS))}) and the kind of "
-        "attention. The ratio is a step of the real stack over its floor, within a round. "
-        f"{result['machine']}; commit {result['commit']}.",
-        "",
-        f"`{result['command']}`",
-        "",
-    ]
+        "attention. The ratio is a step of the real stack over its floor, within a round."
+    )
+    lines = opening("The floor of a step", about, result)
     for size in SIZES:
         if any(result["runs"].get(size, {}).values()):
             lines += section(size, result["runs"][size])
@@ -245,7 +240,7 @@ def main() -> None:
     """Measure and write."""
     given = parse(sys.argv[1:])
     result = begun(origin("python benchmarks/floor.py", CORES, "no GPU"), RESULTS)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = python_path()
     with cpu.forked_processes():
         for number in range(1, given.rounds + 1):
             for size in given.sizes:

@@ -32,6 +32,22 @@ def origin(command: str, *machine: str) -> dict[str, Any]:
     }
 
 
+def opening(title: str, about: str, result: Mapping[str, Any]) -> list[str]:
+    """The first lines of a page: its title, what was measured, where, and the command that measures it again.
+
+    Args:
+        about: what was measured, in whole sentences.
+        result: what `origin` returned, and more.
+    """
+    where = f"{result['machine']}; commit {result['commit']}."
+    return [f"# {title}", "", f"{about} {where}", "", f"`{result['command']}`", ""]
+
+
+def python_path() -> str:
+    """PYTHONPATH with this folder, so that Ray's workers can import its modules."""
+    return os.pathsep.join([str(RESULTS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def write(folder: Path, name: str, result: Mapping[str, Any], page: str) -> None:
     """Print the page, and write FOLDER/NAME.md and FOLDER/NAME.json."""
     print(page)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import psutil
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, opening, origin, write
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.record.run_record import METRICS
@@ -66,14 +66,12 @@ def start(fork: str) -> dict[str, float]:
 
 def markdown(result: dict) -> str:
     """The page of results."""
-    lines = [
-        "# A start on the CPU",
-        "",
+    about = (
         f"`configs/quickstart.yaml` until its first step is recorded. Numbers are medians of {result['rounds']} "
-        f"rounds, with the smallest and the largest in brackets. {result['machine']}; commit {result['commit']}.",
-        "",
-        f"`{result['command']}`",
-        "",
+        "rounds, with the smallest and the largest in brackets."
+    )
+    lines = [
+        *opening("A start on the CPU", about, result),
         "| | seconds | processor seconds | GiB |",
         "| --- | ---: | ---: | ---: |",
     ]

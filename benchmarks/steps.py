@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, opening, origin, write
 from tqdm import tqdm
 
 from bapo_openrlhf.cpu import stack as cpu
@@ -243,16 +243,13 @@ def with_spread(values: list[float], digits: int = 2) -> str:
 def markdown(result: dict[str, Any]) -> str:
     """The page of results."""
     found, kinds = result["runs"], [kind for kind in (*KINDS, TRL) if kind.name in result["runs"]]
-    lines = [
-        "# A step of the real stack",
-        "",
+    about = (
         f"A run has {result['steps']} steps, and its numbers are means over the steps after the first {WARM_UP}. The "
         f"table has the median over {result['rounds']} rounds, with the smallest and the largest in brackets. Each "
-        "ratio is to the plain run of the same round. "
-        f"{result['machine']}; commit {result['commit']}.",
-        "",
-        f"`{result['command']}`",
-        "",
+        "ratio is to the plain run of the same round."
+    )
+    lines = [
+        *opening("A step of the real stack", about, result),
         "| | seconds a step | ratio | samples a second | responses a step | tokens trained a step |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]

@@ -121,7 +121,7 @@ class HardBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`. If the capacity is smaller than before, the oldest entries are evicted."""
         self._entries.clear()
-        self._in_flight = dict.fromkeys(state.get("in_flight", ()))  # older states do not have it
+        self._in_flight = dict.fromkeys(state["in_flight"])
         self.counts = Counter(state["counts"])
         for item in state["entries"]:
             prompt = Prompt(**item["prompt"])

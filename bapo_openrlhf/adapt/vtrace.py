@@ -43,11 +43,16 @@ def vtrace(
             Otherwise the rounding difference between engine and actor would end every trace after some hundred tokens.
         mask: Whether a position is a token that the policy generated, shape (rows, A).
         gamma, lambd: Discount and lambda of GAE.
-        rho_max, c_max: Truncations of the ratio, see above; 0 < c_max <= rho_max.
+        rho_max, c_max: Truncations of the ratio, see above.
 
     Returns:
         A and v, both float64 of shape (rows, A).
+
+    Raises:
+        ValueError: c_max is not above 0, or it is above rho_max.
     """
+    if not 0 < c_max <= rho_max:
+        raise ValueError(f"c_max is {c_max} and rho_max is {rho_max}; c_max must be above 0 and at most rho_max")
     generated = np.asarray(mask, dtype=bool)
     values, rewards, log_ratios = (
         np.where(generated, np.asarray(numbers, dtype=np.float64), 0.0) for numbers in (values, rewards, log_ratios)

@@ -68,7 +68,7 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         "name": args.run.name,
         "algorithm": label,
         "seed": args.train.seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": _now(),
         "total_steps": steps,
         **record.provenance(secret=args.logger.wandb.key),
         "config": {name: record.HIDDEN if value and name in SECRETS else value for name, value in config.items()},
@@ -84,11 +84,15 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         **{name: about[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
         **record.summarise(record.read_metrics(folder)),
         "started": about["started"],
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "finished": _now(),
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
     return folder
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def make_paths_absolute(args: SimpleNamespace) -> None:

@@ -32,13 +32,11 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
 
     Attributes:
         next_step: Trainer step of the next rollout to ask for.
-        asked: Number of prompts that were generated for so far, without those of `reevaluate`.
-        handed_out: Number of those whose samples OpenRLHF's loop has got.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.next_step = self.asked = self.handed_out = 0
+        self.next_step = 0
         self._epochs = 0  # whose data has ended
         self._waited = 0.0  # seconds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
@@ -66,7 +64,6 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
             samples, rollout = self._generate_rollout(step, policy_step, lambda: hard, **kwargs)
             found.append(samples)
             self._epochs += rollout.exhausted
-            self.asked += rollout.asked
             if samples[0]:
                 break
         return found, rollout
@@ -81,7 +78,8 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
     @property
     def in_flight(self) -> int:
         """Number of prompts whose groups were generated, and have not reached the trainer yet."""
-        return self.asked - self.handed_out
+        there = [rollout for rollout in self._rollouts if rollout.done() and not rollout.exception()]
+        return sum(rollout.result()[1].asked for rollout in there)
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last step, with what overlapped and what did not."""
@@ -96,7 +94,6 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
             if not self._rollouts:  # at the start of a run
                 self.ask(self.step(), [], **kwargs)
             self._ready, self.rollout = self._rollouts.popleft().result()
-            self.handed_out += self.rollout.asked
         return self._ready.pop(0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,7 +111,6 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
             rollout: Future[Asked] = Future()
             rollout.set_result(_rollout_of(saved))
             self._rollouts.append(rollout)
-            self.asked += saved["rollout"]["asked"]
 
 
 def _rollout_state(found: list[Samples], rollout: Rollout) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class WholeCheckpoints(RecordedTrainer):
                     f"{states['global_step']}"
                 )
             self.load_state_dict(state)
-            ahead = state.get("ahead") or {"next_step": state["step"], "epochs": states["episode"], "rollouts": []}
+            ahead = state["ahead"] or {"next_step": state["step"], "epochs": states["episode"], "rollouts": []}
             if self.ahead:
                 self.samples_generator.load_state_dict(ahead)
             elif ahead["rollouts"]:

@@ -270,20 +270,17 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
                 experience.advantages = experience.advantages * factors.unsqueeze(-1)
 
     def _mask_moved(self, experiences: Sequence[Experience], log_ratios: Sequence[torch.Tensor]) -> float | None:
-        """Leave tokens out of the policy loss, see `second_moment_mask`. Without an advantage a token has no gradient.
-
-        `log_ratios` are those of `_loss_log_ratio`. Returns the share that is left out; None without a limit.
-        """
+        """Set advantages to 0 as `second_moment_mask` says. Returns the share of these tokens; None without a limit."""
         limit = self.args.adapt.max_second_moment
         if limit is None:
             return None
         masks = [experience.action_mask.bool() for experience in experiences]
-        moved = torch.cat([ratio[mask] for ratio, mask in zip(log_ratios, masks, strict=True)]).double().numpy()
-        signs = torch.cat([e.advantages[mask] for e, mask in zip(experiences, masks, strict=True)]).double().numpy()
-        stays = torch.from_numpy(second_moment_mask(moved, signs, limit))
-        parts = stays.split([int(mask.sum()) for mask in masks])
+        moved = torch.cat([ratio[mask] for ratio, mask in zip(log_ratios, masks, strict=True)])
+        advantages = torch.cat([e.advantages[mask] for e, mask in zip(experiences, masks, strict=True)])
+        stays = torch.from_numpy(second_moment_mask(moved.double().numpy(), advantages.double().numpy(), limit))
+        parts = (advantages * stays).split([int(mask.sum()) for mask in masks])
         for experience, mask, part in zip(experiences, masks, parts, strict=True):
-            experience.advantages = experience.advantages.masked_scatter(mask, experience.advantages[mask] * part)
+            experience.advantages = experience.advantages.masked_scatter(mask, part)
         return 1 - float(stays.double().mean())
 
     @torch.no_grad()

@@ -167,8 +167,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
         parts = [("fresh", rollout_samples, rollout.policy_step)]
         parts += [("reevaluated", rollout.hard_samples, rollout.policy_step), ("reevaluated", today, step)]
-        size, about = self.args.rollout.n_samples_per_prompt, {"reward_range": self.args.adapt.rewards()}
-        made = GeneratedStep.of(parts, size, first_uid=self.generated, step=step, **about)
+        size, rewards = self.args.rollout.n_samples_per_prompt, self.args.adapt.rewards()
+        made = GeneratedStep.of(parts, size, first_uid=self.generated, step=step, reward_range=rewards)
         self.generated += len(made.recorded)
         failed = len(made.failed)
         check_share(failed, len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
@@ -251,7 +251,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)), next_step
 
     def _correct(self, experience: MadeExperience) -> dict[str, float]:
-        """Set the learning rate's factor. Returns what the corrections did, for the log."""
+        """Send the factor on the learning rate to the actor. Returns metrics of the corrections."""
         done = {} if experience.masked is None else {"importance/masked_share": experience.masked}
         if self.args.adapt.scale_learning_rate:
             at_one = [origin.on_policy or origin.external for origin in experience.origins]  # their ratio starts at 1

@@ -83,7 +83,7 @@ def _times(plan: Plan, model: str) -> str:
 
 
 def _phases(plan: Plan) -> str:
-    rows, columns = [], PHASES + (OVERLAP,) * any(OVERLAP in (e.seconds or {}) for e in plan.entries)
+    rows, columns = [], list(dict.fromkeys(phase for e in plan.entries for phase in e.seconds or PHASES))
     for shape in plan.shapes:
         for name in NAMES:
             fitting = [e for e in plan.entries if (e.model, e.method) == (shape.name, name) and e.seconds]

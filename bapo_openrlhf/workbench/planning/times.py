@@ -78,8 +78,7 @@ def step_seconds(algorithm: Algorithm, workload: Workload, constants: Constants,
                  together: bool, synced: bool) -> dict[str, float]:  # fmt: skip
     """Seconds of one step by phase.
 
-    With generation ahead of training, the engines generate what follows while the models pass and train the batch. A
-    sync and a re-evaluation apart from the fresh prompts have to wait for both. So a step takes
+    With generation ahead of training, only a sync and a re-evaluation apart from the rollout wait. So a step takes
     sync + apart + max(generation + together, experience + training). OVERLAP is the part that this saves, below 0.
 
     Args:

@@ -143,7 +143,7 @@ class Workload:
         It is at least 1, so that a plan for fewer GPUs than blocks can say so instead of dividing by zero.
         """
         blocks = self.blocks(algorithm)
-        own = blocks.get(role, blocks["actor"])
+        own = blocks.get(role, blocks["actor"])  # A role that shares GPUs with the actor has no block of its own.
         return max(total * own // sum(blocks.values()), 1)
 
     def ranks(self, role: str, algorithm: Algorithm, total: int) -> int:

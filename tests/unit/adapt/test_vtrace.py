@@ -293,3 +293,11 @@ def test_default_truncation_is_1():
         strict=True,
     ):
         assert np.array_equal(ours, other)
+
+
+@pytest.mark.parametrize(("rho_max", "c_max"), [(1.0, 1.1), (0.5, 1.0), (1.0, 0.0), (1.0, -1.0), (math.nan, 1.0)])
+def test_truncations_that_make_no_sense(rho_max, c_max):
+    with pytest.raises(
+        ValueError, match=f"c_max is {c_max} and rho_max is {rho_max}; c_max must be above 0 and at most"
+    ):
+        vtrace(*numbers(), MASK, gamma=1.0, lambd=1.0, rho_max=rho_max, c_max=c_max)
