@@ -129,8 +129,8 @@ does again.
 METRICS_FOOT = """
 ## What a reward function reports
 
-What a reward function returns as `extra_logs` is averaged over the batch and has its own name: `boxed` (mathematics and
-geometry: share of answers in a box) and `well_formed` (Countdown: share of answers that follow the rules).
+What a reward function returns as `extra_logs` is averaged over the batch and has its own name: `boxed` (mathematics,
+geometry and GSM8K: share of answers in a box) and `well_formed` (Countdown: share of answers that follow the rules).
 
 ## How to read them
 

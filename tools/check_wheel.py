@@ -132,7 +132,7 @@ def use(wheel: Path, venv: Path, elsewhere: Path) -> None:
     assert "usage: bapo-openrlhf" in run([program, "--help"], elsewhere)
     words = ["--config", "ba_ppo_qwen3_4b.yaml", "--prompts", "40000", "--reward.remote_url", reward]
     assert "configuration is valid" in run([program, "check", *words], elsewhere)
-    run([program, "prepare", "countdown", "--generate", "small", "--limit", "train=8"], elsewhere)
+    run([program, "prepare", "countdown", "--generate", "small", "--size", "train=8"], elsewhere)
     assert len((elsewhere / "data" / "countdown" / "train.jsonl").read_text().splitlines()) == 8
     run([program, "init", "mine"], elsewhere)
     assert "configuration is valid" in run([program, "check", "--config", "mine/config.yaml"], elsewhere)

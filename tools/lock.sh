@@ -17,5 +17,5 @@ lock() {  # name of the environment, flags for uv
     mv "$file.new" "$file"
 }
 
-lock cpu --extra cpu --extra test "$@"
+lock cpu --extra cpu --extra test --extra reasoning-gym "$@"
 lock cuda --extra cuda "$@"

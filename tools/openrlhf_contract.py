@@ -54,6 +54,9 @@ MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 # Functions that are called, or whose private attributes are used, although they are not a public interface.
 CALLED = {
     "openrlhf.cli.train_ppo_ray:__main__": "launch/openrlhf_cli.py runs its statements",
+    "openrlhf.cli.train_sft:__main__": "launch/openrlhf_cli.py runs its statements",
+    "openrlhf.cli.train_sft:train": "launch/warmup.py calls it",
+    "openrlhf.datasets.sft_dataset:preprocess_data": "launch/warmup.py calls it",
     "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",
     "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/patches_openrlhf.py calls it",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key": "the trainer calls it",

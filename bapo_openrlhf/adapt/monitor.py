@@ -70,7 +70,6 @@ def off_policy(
 
     The bound is the sum of the sources' terms, each weighted by its share of the groups. In a group whose responses
     several policies generated, the log-ratio of each response is that to its own policy, and the source is the group's.
-    Responses that another model wrote are left out, because they have no behaviour policy of this run.
 
     Args:
         batch: The batch of this step.
@@ -88,12 +87,8 @@ def off_policy(
             continue
         rewards = np.array([[float(reward) for reward in group.rewards] for group in groups])
         advantages = group_relative_advantages(rewards, eps).reshape(-1)  # A_alpha(x, y) of Eq. 23: Eq. 2
-        own = np.array([not response.external for group in groups for response in group.responses])
-        log_ratio = log_ratios[start : start + len(advantages)][own]
+        log_ratio = log_ratios[start : start + len(advantages)]
         start += len(advantages)
-        advantages = advantages[own]
-        if not len(advantages):
-            continue
         tv = sampled_tv(log_ratio)
         surrogate = float(np.mean(np.exp(np.minimum(log_ratio, LOG_RATIO_CAP)) * advantages))
         metrics[f"tv/{source}"] = tv

@@ -53,8 +53,7 @@ def review(
     size = groups[0].size
     broken = {group.uid for group, bad in zip(groups, nonfinite(log_ratios, size), strict=True) if bad}
     today = [group.policy_step_of(response) == step for group in groups for response in group.responses]
-    external = np.array([response.external for group in groups for response in group.responses], dtype=bool)
-    tv = group_tv(np.where(today, 0.0, log_ratios), size, external)
+    tv = group_tv(np.where(today, 0.0, log_ratios), size)
     distances = dict(zip((group.uid for group in groups), tv, strict=True))
     fresh = {group.uid: distances[group.uid] for group in batch.fresh}
     replayed = {group.uid: distances[group.uid] for group in batch.replayed}

@@ -51,7 +51,7 @@ def importance_summary(log_ratios: np.ndarray) -> dict[str, float]:
     }
 
 
-def group_tv(log_ratios: np.ndarray, group_size: int, external: np.ndarray | None = None) -> np.ndarray:
+def group_tv(log_ratios: np.ndarray, group_size: int) -> np.ndarray:
     """Sampled TV(pi(.|x), alpha(.|x)) of each prompt (Eq. 9, 10): the mean over its G responses of max(0, 1 - w).
 
     The estimate is unbiased, but it comes from only G responses: its standard deviation is up to 1 / (2 sqrt(G)).
@@ -59,15 +59,11 @@ def group_tv(log_ratios: np.ndarray, group_size: int, external: np.ndarray | Non
     Args:
         log_ratios: Log-ratios, shape (groups * G,).
         group_size: G.
-        external: Which responses another model wrote, bool of shape (groups * G,). They are left out. None: there are
-            none.
 
     Returns:
-        Distances in [0, 1], shape (groups,). A group without a response that counts has 0.
+        Distances in [0, 1], shape (groups,).
     """
-    own = np.ones(np.size(log_ratios), dtype=bool) if external is None else ~external
-    rows = zip(np.reshape(log_ratios, (-1, group_size)), np.reshape(own, (-1, group_size)), strict=True)
-    return np.array([sampled_tv(group[kept]) if kept.any() else 0.0 for group, kept in rows])
+    return np.array([sampled_tv(group) for group in np.reshape(log_ratios, (-1, group_size))])
 
 
 def beyond(tv: Mapping[int, float], limit: float | None) -> set[int]:

@@ -27,7 +27,6 @@ def group_state(group: Group) -> dict[str, Any]:
                 "reward": response.reward,
                 "extras": response.extras,
                 "policy_step": response.policy_step,
-                "external": response.external,
             }
             for response in group.responses
         ],
@@ -43,8 +42,7 @@ def group_from_state(state: dict[str, Any]) -> Group:
             log_probs=item["log_probs"],
             reward=item["reward"],
             extras=item["extras"],
-            policy_step=item.get("policy_step"),  # older states do not have these two
-            external=item.get("external", False),
+            policy_step=item.get("policy_step"),  # older states do not have this
         )
         for item in state["responses"]
     )

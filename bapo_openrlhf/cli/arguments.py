@@ -74,13 +74,13 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
     """
     parser = build_parser(prog)
     given = parse_words(parser, argv)
-    files = {path: dict(_settings(Path(path))) for path in given.config or []}
+    files = {path: dict(settings_of(path)) for path in given.config or []}
     written = {name: path for path, settings in files.items() for name in settings}  # the last file that has the flag
     settings = {name: files[path][name] for name, path in written.items()}
     algorithm = given.algorithm or settings.get("algorithm")
     layers: list[str] = []
     for path, file in files.items():
-        layers += _as_argv(parser, [(name, file[name]) for name in file if written[name] == path], path)
+        layers += as_words(parser, [(name, file[name]) for name in file if written[name] == path], path)
     if algorithm is not None:
         if algorithm not in config.ALGORITHMS:
             allowed = ", ".join(config.ALGORITHMS)
@@ -165,9 +165,9 @@ def _check_algorithm(args: SimpleNamespace) -> None:
         )
 
 
-def _settings(path: Path) -> Iterator[tuple[str, Any]]:
+def settings_of(path: str) -> Iterator[tuple[str, Any]]:
     """The flags of a YAML file by dotted name."""
-    content = read_yaml("config", path)
+    content = read_yaml("config", Path(path))
     if not isinstance(content, dict):
         raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
     seen = set()
@@ -187,7 +187,7 @@ def _dotted(node: dict, prefix: str) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _as_argv(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str) -> Iterator[str]:
+def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str) -> Iterator[str]:
     """The words of a command line that say the same as YAML settings, so that argparse checks types and choices."""
     known = parser._option_string_actions
     for name, value in settings:

@@ -11,6 +11,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 COMMANDS = {
     "train": "train a model (every OpenRLHF flag, plus --algorithm and --adapt.*)",
     "model": "make a model folder out of a GGUF file, or of one that pip downloads, without a model hub",
+    "warmup": "train a model on worked solutions with OpenRLHF's supervised trainer, before `train`",
     "init": "write settings, problems and a reward function, to start from with a model and data of your own",
     "check": "validate a configuration without models or GPU, and print what would run",
     "smoke": "make two steps, a kill and a resume of a configuration on this machine, with a small model",

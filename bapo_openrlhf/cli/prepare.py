@@ -20,6 +20,11 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
     """Parse the flags, prepare the files, and print what was written and what was left out."""
     given = _parser(prog).parse_args(argv)
     task = get_task(given.task)
+    if task.configure is not None:
+        task = task.configure(given.tasks, given.config)
+        [given.generate] = task.sizes or {}
+    elif given.tasks or given.config:
+        raise ConfigError(f"--tasks and --config are only for reasoning_gym; the task is {task.name}")
     request = _request(task, given)
     manifest = prepare(task, request)
     console = Console()
@@ -38,9 +43,12 @@ def _parser(prog: str) -> Parser:
     add("--local", action="append", default=[], metavar="PART=PATH", help="local copy of the published data: a "
         f"file ({', '.join(FORMATS)}) or a folder; may be given several times")  # fmt: skip
     add("--generate", metavar="GENERATOR", help="generate problems instead; an unknown name lists the generators")
+    add("--tasks", help="kinds of reasoning_gym's problems, separated by commas: NAME, NAME@LEVEL or NAME:WEIGHT")
+    add("--config", type=Path, metavar="FILE", help="YAML file of reasoning_gym's kinds: by name the task, level, "
+        "weight and parameters of the library")  # fmt: skip
     add("--prompt", help="which prompt of the task (default: the first; an unknown name lists them)")
-    add("--limit", action="append", default=[], metavar="PART=N", help="most problems of a part; may be given several "
-        "times (default: the number of the paper, or of the generator)")  # fmt: skip
+    add("--size", metavar="PART=N,...", help="most problems of parts; test stands for each benchmark (default: the "
+        "number of the paper, or of the generator)")  # fmt: skip
     add("--seed", type=int, default=0, help="seed of the order in which one data set is divided into parts, and of "
         "generated problems (default: 0)")  # fmt: skip
     add("--overlap", choices=["report", "drop"], default="report",
@@ -60,7 +68,7 @@ def _request(task: Task, given: argparse.Namespace) -> Request:
         local=parse_local(given.local, list(task.parts)),
         style=given.prompt,
         seed=given.seed,
-        limits=_limits(given.limit),
+        limits=_sizes(given.size, task),
         drop_overlap=given.overlap == "drop",
         tokens=_token_counter(given.tokenizer) if given.tokenizer else None,
         max_tokens=given.max_prompt_tokens,
@@ -68,14 +76,14 @@ def _request(task: Task, given: argparse.Namespace) -> Request:
     )
 
 
-def _limits(words: Sequence[str]) -> dict[str, int]:
-    limits = {}
-    for word in words:
-        part, _, number = word.partition("=")
+def _sizes(words: str | None, task: Task) -> dict[str, int]:
+    sizes = {}
+    for word in words.split(",") if words else ():
+        part, _, number = word.strip().partition("=")
         if not number.isdecimal() or int(number) < 1:
-            raise ConfigError(f"--limit is {word!r}; it must be PART=N, and N must be at least 1")
-        limits[part] = int(number)
-    return limits
+            raise ConfigError(f"--size is {word!r}; it must be PART=N, and N must be at least 1")
+        sizes |= dict.fromkeys(task.benchmarks if part == "test" else [part], int(number))
+    return sizes
 
 
 def _token_counter(name: str) -> Callable[[str], int]:

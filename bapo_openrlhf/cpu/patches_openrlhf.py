@@ -34,7 +34,8 @@ def prepare(original: Any, self: Any, *models: Any) -> Any:
     prepared = original(self, *models)
     first = models[0][0] if isinstance(models[0], tuple) else models[0]
     parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in first.parameters())
-    kinds = 2 if self.args.critic.model_name_or_path else 1
+    critic = getattr(self.args, "critic", None)  # supervised training has none
+    kinds = 2 if critic and critic.model_name_or_path else 1
     use_threads(parameters, self.world_size * kinds)
     return prepared
 

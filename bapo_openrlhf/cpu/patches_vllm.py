@@ -34,6 +34,17 @@ def experts(_original: Any, _self: Any, layer: Any) -> None:
     _refuse(layer)
 
 
+@replaces("vllm.engine.arg_utils", "EngineArgs._set_default_chunked_prefill_and_prefix_caching_args")
+def whole_prompts(original: Any, self: Any, *args: Any) -> None:
+    """Never work on a part of a prompt.
+
+    vLLM draws a token after each part, and sets the random numbers of a request with a seed back if the prompt goes on.
+    A generator on the CPU cannot be set back: the engine would end.
+    """
+    self.enable_chunked_prefill = False
+    original(self, *args)
+
+
 @replaces("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.load_model")
 def load_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """Load the model, and give this process its share of the cores."""

@@ -94,6 +94,7 @@ def _defaults() -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "THP_MEM_ALLOC_ENABLE": "1",  # torch asks for memory in pages of 2 MiB
         # No usage reports.
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -161,6 +162,7 @@ def install() -> None:
     """
     if not active() or not patching.install():
         return
+    threads.keep_memory()
     # Start-up is mostly imports, and a fifth of it would go to collecting garbage after every 700 new objects.
     gc.set_threshold(100_000, 20, 20)
     # OpenRLHF asks for pinned memory everywhere, and torchdata calls set_vital on every import.

@@ -6,12 +6,14 @@ at the same time (`OMP_WAIT_POLICY`). A small model computes with one thread, be
 longer than its operations.
 """
 
+import ctypes
 import os
 
 from bapo_openrlhf.errors import ConfigError
 
 LIMIT = "BAPO_OPENRLHF_THREADS"  # threads that one process may take: OMP_NUM_THREADS if the user set it, or all cores
 SMALL = 1_000_000  # parameters
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 
 
 def limit() -> int:
@@ -41,3 +43,14 @@ def use_threads(parameters: int, processes: int) -> None:
 
     # vLLM replaces `torch.set_num_threads` by a function that does nothing.
     torch._C.set_num_threads(1 if parameters < SMALL else max(1, limit() // processes))
+
+
+def keep_memory() -> None:
+    """Let this process keep the memory of freed tensors for the next ones.
+
+    Otherwise glibc gives each large block back to the kernel, which fills a new one with zeros, page by page.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        for option, value in {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 * 2**20}.items():
+            set_option(option, value)

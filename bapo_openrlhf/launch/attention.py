@@ -20,7 +20,7 @@ _NEEDS = {"flash_attention_2": _FLASH | _HUB, "flash_attention_3": {"flash_attn_
 
 def packing_flag(flags: Mapping[str, Any]) -> str | None:
     """The flag that makes OpenRLHF pack samples."""
-    return next((flag for flag in PACKS if flags[flag] > (flag == "ds.ring_attn_size")), None)
+    return next((flag for flag in PACKS if flags.get(flag, 0) > (flag == "ds.ring_attn_size")), None)
 
 
 def check_flags(flat: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
 """OpenRLHF's own command line: its parser and its checks, without importing its stack.
 
-OpenRLHF builds its parser and validates the arguments under `if __name__ == "__main__"` of `cli/train_ppo_ray.py`,
-where no other module can import them. Therefore this module reads that block from the installed file and runs its
-statements in the same order. The statements before `parser.parse_args()` make the parser. The statements between it
+OpenRLHF builds its parser and validates the arguments under `if __name__ == "__main__"` of a script in its folder
+`cli`, where no other module can import them. Therefore this module reads that block from the installed file and runs
+its statements in the same order. The statements before `parser.parse_args()` make the parser. The statements between it
 and `train(args)` check and complete the arguments. So this project repeats no line of the block, and all of OpenRLHF's
 flags keep their meaning.
 """
@@ -18,6 +18,8 @@ from typing import Any
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.training.contract import OPENRLHF_VERSION, require_version
 
+PPO, SFT = "train_ppo_ray", "train_sft"  # the scripts: training on rewards, and supervised training
+
 
 def _package_file(relative: str) -> Path:
     # The path is built from the package's folder, because finding the spec of a submodule would import its parents.
@@ -31,10 +33,10 @@ def _is_call(node: ast.stmt, target: str) -> bool:
 
 
 @cache
-def _main_block() -> tuple[list[ast.stmt], list[ast.stmt], str]:
+def _main_block(script: str) -> tuple[list[ast.stmt], list[ast.stmt], str]:
     """The statements before and after `args = parser.parse_args()`, without the final `train(args)`, and the path."""
     require_version()
-    path = _package_file("cli/train_ppo_ray.py")
+    path = _package_file(f"cli/{script}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     blocks = [
         node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
@@ -51,15 +53,15 @@ def _run(statements: list[ast.stmt], path: str, names: dict[str, Any]) -> dict[s
     return names
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """OpenRLHF's argument parser, with every flag of `python -m openrlhf.cli.train_ppo_ray`."""
+def build_parser(script: str = PPO) -> argparse.ArgumentParser:
+    """OpenRLHF's argument parser, with every flag of `python -m openrlhf.cli.SCRIPT`."""
     from datetime import datetime
 
-    before, _, path = _main_block()
+    before, _, path = _main_block(script)
     return _run(before, path, {"argparse": argparse, "datetime": datetime})["parser"]
 
 
-def validate(flat: argparse.Namespace) -> SimpleNamespace:
+def validate(flat: argparse.Namespace, script: str = PPO) -> SimpleNamespace:
     """Apply OpenRLHF's own checks and derived defaults to parsed arguments.
 
     Returns:
@@ -68,7 +70,7 @@ def validate(flat: argparse.Namespace) -> SimpleNamespace:
     Raises:
         ConfigError: One of OpenRLHF's assertions failed; the message has its text.
     """
-    _, after, path = _main_block()
+    _, after, path = _main_block(script)
     # The module is loaded from its file, because its package would import DeepSpeed.
     spec = importlib.util.spec_from_file_location("_openrlhf_config", _package_file("utils/config.py"))
     module = importlib.util.module_from_spec(spec)

@@ -13,10 +13,10 @@ from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
 from bapo_openrlhf.config import Checked, flags_of
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch import attention, vision
+from bapo_openrlhf.launch.data_files import local_rows
 from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, check_combinations
 from bapo_openrlhf.launch.values import warnings_of
 from bapo_openrlhf.tasks import TASKS
-from bapo_openrlhf.training.data_files import local_rows, read_traces
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -56,8 +56,6 @@ def check_inputs(
         missing = [] if prepared else _unprepared(flag, dataset)
         warnings += missing
         row, prompts = (None, None) if missing else check_dataset(flag, dataset, args)
-    if method is not None and method.traces is not None:
-        read_traces(method.traces, args if prompts is not None else None)
     check_reward(args, row if call_reward else None)
     check_checkpoints(args)
     return Checked(
@@ -168,12 +166,16 @@ def _hint(file: str) -> str:
 def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tuple[dict[str, Any] | None, int | None]:
     """Check that local files exist and have rows, and that each row has the requested columns and images that open.
 
+    Supervised training has a column of responses (`data.output_key`), which must be texts, and no labels and images.
+
     Returns:
         The first row and the number of rows; None and None if the data is not local.
     """
     if not datasets:
         raise ConfigError(f"{flag} is not set; it must be a file, a folder or a data set's hub name")
-    columns = {"data.input_key": args.data.input_key, "data.label_key": args.data.label_key}
+    supervised = hasattr(args.data, "output_key")
+    other = "output_key" if supervised else "label_key"
+    columns = {"data.input_key": args.data.input_key, f"data.{other}": getattr(args.data, other)}
     first, total, local = None, 0, True
     for dataset in datasets.split(","):
         path = Path(dataset.strip().split("@")[0]).expanduser()
@@ -192,7 +194,10 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
                     raise ConfigError(
                         f"{flag} {path}, row {count + 1}: no column {column!r} ({key_flag}); it has {', '.join(row)}"
                     )
-            vision.check_row(f"{flag} {path}, row {count + 1}", row, args)
+            if not supervised:
+                vision.check_row(f"{flag} {path}, row {count + 1}", row, args)
+            elif (column := args.data.output_key) and not (isinstance(row[column], str) and row[column].strip()):
+                raise ConfigError(f"{flag} {path}, row {count + 1}: {column} is {row[column]!r}; it must be a text")
             first = first or row
             count += 1
         if count == 0:

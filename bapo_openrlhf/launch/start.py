@@ -108,9 +108,6 @@ def make_paths_absolute(args: SimpleNamespace) -> None:
     if ".py:" in args.adapt.method:
         file, _, name = args.adapt.method.rpartition(":")
         args.adapt.method = f"{_absolute(file)}:{name}"
-    if args.adapt.options:
-        words = [word.partition("=") for word in args.adapt.options]
-        args.adapt.options = [n + eq + (_absolute(value) if n == "traces" else value) for n, eq, value in words]
     if isinstance(args.reward.remote_url, list):
         args.reward.remote_url = [_absolute(url) for url in args.reward.remote_url]
 

@@ -78,16 +78,13 @@ RULES: dict[str, str | tuple[str, ...]] = {
 }
 
 
-def check_values(flags: Mapping[str, Any]) -> None:
-    """Refuse a value outside its range, and flags that contradict each other.
-
-    Args:
-        flags: Values by dotted name, as they were given, before OpenRLHF completes them.
+def check_ranges(flags: Mapping[str, Any], rules: Mapping[str, str | tuple[str, ...]]) -> None:
+    """Refuse a value that is not what its rule says. The rules are as in `RULES`, and a flag without a value passes.
 
     Raises:
         ConfigError: The message names the flag, its value and what is allowed.
     """
-    for flag, rule in RULES.items():
+    for flag, rule in rules.items():
         value = flags[flag]
         if value is None:
             continue
@@ -100,6 +97,18 @@ def check_values(flags: Mapping[str, Any]) -> None:
         if not all(map(ALLOWED[words], value if several else [value])):
             shown, verb = (" ".join(map(str, value)), "each") if several else (value, "it")
             raise ConfigError(f"{flag} is {shown}; {verb} must be {words}" + (f", because {reason}" if reason else ""))
+
+
+def check_values(flags: Mapping[str, Any]) -> None:
+    """Refuse a value outside its range, and flags that contradict each other.
+
+    Args:
+        flags: Values by dotted name, as they were given, before OpenRLHF completes them.
+
+    Raises:
+        ConfigError: The message names the flag, its value and what is allowed.
+    """
+    check_ranges(flags, RULES)
     contradiction = next(chain(_sizes(flags), _options(flags), _placement(flags)), None)
     if contradiction is not None:
         raise ConfigError(contradiction)

@@ -34,10 +34,6 @@ class Method(ABC):
             or an object with `state_dict` and `load_state_dict`.
         METRICS: Every metric that it can report.
         candidates: Prompts drawn from the data for each prompt that is generated for. 1 means that none are chosen.
-        traces: File with responses of another model. It is the option of this name, "" if that was not given. None
-            means that the method does not use such a file.
-        trace_of: The traces, see `take_traces`.
-        shaping: gamma of the policy shaping (`adapt.traces.shaped`) in the loss of a trace's tokens.
         asynchronous: Whether groups of prompts that it names may come in a later step.
         measured: Metrics of the last step. `build_batch` sets it.
     """
@@ -47,9 +43,6 @@ class Method(ABC):
     STATE: ClassVar[tuple[str, ...]] = ()
     METRICS: ClassVar[tuple[Metric, ...]] = ()
     candidates: int = 1
-    traces: str | None = None
-    trace_of: Mapping[str, np.ndarray] = MappingProxyType({})
-    shaping: float = 0.1
     asynchronous: ClassVar[bool] = True
     measured: Mapping[str, float] = MappingProxyType({})
 
@@ -80,15 +73,6 @@ class Method(ABC):
             count: How many prompts to select. It is at most the number of candidates.
         """
         return list(range(count))
-
-    def take_traces(self, traces: Mapping[str, np.ndarray]) -> None:
-        """Called once before the first step, if the attribute `traces` names a file. They are not part of the state.
-
-        Args:
-            traces: Token ids of a response, int32 (A,), end token included, by the text of its prompt.
-                `adapt.traces.external_response` turns them into a response.
-        """
-        self.trace_of = traces
 
     def begin_step(self, step: int) -> list[Prompt]:
         """Start trainer step `step` (0, 1, ...): the prompts to re-evaluate with today's policy, oldest first."""

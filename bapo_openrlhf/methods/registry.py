@@ -26,7 +26,6 @@ METHODS = {
     "remix": "bapo_openrlhf.methods.remix:ReMix",
     "arpo": "bapo_openrlhf.methods.arpo:ARPO",
     "exgrpo": "bapo_openrlhf.methods.exgrpo:ExGRPO",
-    "luffy": "bapo_openrlhf.methods.luffy:LUFFY",
 }
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
 

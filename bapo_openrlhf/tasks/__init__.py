@@ -7,7 +7,7 @@ from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks.task import Task
 
-TASKS = ("math", "countdown", "geometry")
+TASKS = ("math", "countdown", "geometry", "gsm8k", "reasoning_gym")
 
 
 def get_task(name: str) -> Task:
@@ -26,17 +26,23 @@ def get_task(name: str) -> Task:
     return importlib.import_module(f"bapo_openrlhf.tasks.{name}").TASK
 
 
-def task_of(benchmark: str) -> Task:
+def task_of(benchmark: str, data: Path) -> Task:
     """The task that a benchmark belongs to.
+
+    Args:
+        benchmark: Its name.
+        data: The folder that `bapo-openrlhf prepare` wrote to. It knows the benchmarks of tasks that are configured.
 
     Raises:
         ConfigError: No task has a benchmark with that name.
     """
     tasks = [get_task(name) for name in TASKS]
     for task in tasks:
-        if benchmark in task.benchmarks:
+        prepared = task.configure is not None and (data / task.name / f"{benchmark}.jsonl").is_file()
+        if prepared or benchmark in task.benchmarks:
             return task
     known = ", ".join(name for task in tasks for name in task.benchmarks)
     raise ConfigError(
-        f"benchmark is {benchmark!r}; it must be one of {known}, or NAME=FILE.jsonl with --reward FILE.py"
+        f"benchmark is {benchmark!r}; it must be one of {known}, one that `bapo-openrlhf prepare reasoning_gym` wrote "
+        f"to {data}, or NAME=FILE.jsonl with --reward FILE.py"
     )

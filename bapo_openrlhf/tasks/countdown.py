@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, vector
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, shares, vector
 
 # ---------------------------------------------------------------------------------------------------- published data
 
@@ -210,7 +210,7 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
     if n < 1:
         raise ConfigError(f"{generator}/{part}: the number of problems is {n}; it must be at least 1")
     puzzles = []
-    for level, count in _shares(n, mixes[part]).items():
+    for level, count in shares(n, mixes[part]).items():
         rng = random.Random(f"{seed}/{part}/{level}")
         found = _different(rng, level, "train" if part == "train" else "test", count)
         if len(found) < count:
@@ -221,16 +221,6 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
         puzzles += found
     random.Random(f"{seed}/{part}").shuffle(puzzles)
     return puzzles
-
-
-def _shares(n: int, mix: Mapping[str, float]) -> dict[str, int]:
-    """`n` divided among the levels in proportion to their shares, by largest remainder."""
-    exact = {level: n * share for level, share in mix.items()}
-    counts = {level: int(amount) for level, amount in exact.items()}
-    by_remainder = sorted(mix, key=lambda level: counts[level] - exact[level])
-    for level in by_remainder[: n - sum(counts.values())]:
-        counts[level] += 1
-    return counts
 
 
 def _different(rng: random.Random, level: str, split: str, count: int) -> list[Puzzle]:

@@ -26,12 +26,14 @@ class Problem:
         label: The input of the reward function. It is a string because OpenRLHF's loader needs one type in a column.
         key: Equal for two forms of the same problem. It shows duplicates, and overlap of training and test data.
         images: Contents of the image files, in the order in which the text refers to them.
+        solution: A worked solution with its answer, for a supervised warm-up. None means that there is none.
     """
 
     text: str
     label: str
     key: str
     images: tuple[bytes, ...] = ()
+    solution: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Task:
         prompts: Functions that make a prompt without chat markup, by name. The first is the default.
         generate: Makes problems from (generator, part, number, seed), for tasks that need no published data.
         sizes: The default number of generated problems by generator and part. It names the generators.
+        configure: Makes the task from `--tasks` and `--config`, for a task that has no problems without them.
+        kinds: What these two say, for the manifest.
     """
 
     name: str
@@ -95,11 +99,14 @@ class Task:
     prompts: Mapping[str, Callable[[Problem], str]]
     generate: Callable[[str, str, int, int], Iterator[Problem]] | None = None
     sizes: Mapping[str, Mapping[str, int]] | None = None
+    configure: Callable[[str | None, Path | None], "Task"] | None = None
+    kinds: str = ""
 
     @property
     def parts(self) -> dict[str, Part]:
-        """The training data under the name train, and the benchmarks."""
-        return {"train": self.train, **self.benchmarks}
+        """The benchmarks, the training data as train, and as warmup the problems with solutions that are generated."""
+        warmup = any("warmup" in sizes for sizes in (self.sizes or {}).values())
+        return {**self.benchmarks, **({"warmup": self.train} if warmup else {}), "train": self.train}
 
 
 def require(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
@@ -113,6 +120,16 @@ def require(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
         if value is None or (isinstance(value, str) and not value.strip()):
             raise BadRow(f"{column} is empty")
     return values
+
+
+def shares(count: int, weights: Mapping[str, float]) -> dict[str, int]:
+    """`count` divided in proportion to the weights, by largest remainder."""
+    exact = {name: count * weight / sum(weights.values()) for name, weight in weights.items()}
+    counts = {name: int(amount) for name, amount in exact.items()}
+    by_remainder = sorted(weights, key=lambda name: counts[name] - exact[name])
+    for name in by_remainder[: count - sum(counts.values())]:
+        counts[name] += 1
+    return counts
 
 
 _LAYOUT = re.compile(r"\s+|\$|\\[,;:! ]|\\(?:left|right|quad|qquad|displaystyle)(?![a-zA-Z])")

@@ -42,13 +42,10 @@ class SampleOrigin:
     Attributes:
         source: One of fresh, reevaluated and replayed.
         on_policy: Whether today's weights generated the sample.
-        external: Whether another model wrote the sample. The probabilities of its policy are unknown then. So the
-            sample counts as on-policy, and no ratio, clip or correction of this project is taken against its policy.
     """
 
     source: str
     on_policy: bool
-    external: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class BatchToTrain:
             samples_of([group for _, group in grouped]),
             [response for _, group in grouped for response in group.responses],
             [
-                SampleOrigin(source, group.policy_step_of(response) == step, response.external)
+                SampleOrigin(source, group.policy_step_of(response) == step)
                 for source, group in grouped
                 for response in group.responses
             ],
@@ -218,27 +215,20 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             origins: Where each of its samples comes from.
         """
         adapt = self.args.adapt
-        external = torch.tensor([origin.external for origin in origins])
-        on_policy = torch.tensor([origin.on_policy for origin in origins]) | external
+        on_policy = torch.tensor([origin.on_policy for origin in origins])
         if adapt.returns == "vtrace":
             # The log ratio of an on-policy sample is only the rounding of the engine. V-trace must not correct for it.
             off_policy = token_log_ratios(experience).masked_fill(on_policy.unsqueeze(-1), 0.0)
             self._token_log_ratios.append(off_policy.numpy())
         if adapt.kl_target == "behaviour":
-            self._pull_towards_behaviour(experience, external)
+            self._pull_towards_behaviour(experience)
         if adapt.ratio == "behaviour":
             today, behaviour = experience.action_log_probs, experience.rollout_log_probs
             experience.action_log_probs = old_log_probs(today, behaviour, on_policy)
 
-    def _pull_towards_behaviour(self, experience: Experience, external: torch.Tensor) -> None:
-        """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3.
-
-        Args:
-            experience: Forward-pass batch.
-            external: Samples that another model wrote, bool, shape (B,). Today's policy stands in for their policy.
-        """
-        today, mask = experience.action_log_probs, experience.action_mask
-        behaviour = old_log_probs(today, experience.rollout_log_probs, external)
+    def _pull_towards_behaviour(self, experience: Experience) -> None:
+        """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3 in a forward-pass batch."""
+        today, behaviour, mask = experience.action_log_probs, experience.rollout_log_probs, experience.action_mask
         if self.args.algo.kl.use_loss:
             experience.base_action_log_probs = behaviour
             return
@@ -384,7 +374,7 @@ def source_tokens(
     log_ratios: Sequence[torch.Tensor],
     origins: Sequence[SampleOrigin],
 ) -> SourceTokens:
-    """What the loss takes of the tokens of one source. Responses that another model wrote are left out.
+    """What the loss takes of the tokens of one source.
 
     Args:
         source: One of fresh, reevaluated and replayed.
@@ -394,8 +384,7 @@ def source_tokens(
     """
     parts: list[tuple[torch.Tensor, ...]] = []
     for experience, log_ratio in zip(experiences, log_ratios, strict=True):
-        own = [origins[place] for place in experience.index]
-        rows = torch.tensor([origin.source == source and not origin.external for origin in own])
+        rows = torch.tensor([origins[place].source == source for place in experience.index])
         if parts and not rows.any():
             continue
         chosen = experience.action_mask.bool() & rows.unsqueeze(-1)

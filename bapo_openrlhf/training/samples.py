@@ -8,10 +8,6 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Range, Response
 
-# A mark in a sample's `info`: 1 for a response that another model wrote, otherwise 0. OpenRLHF hands `info` on to the
-# loss with the sample, and logs the mean of each number in it. The mean of this mark is the share of such responses.
-EXTERNAL = "traces/trained_share"
-
 
 def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
     """The pair (start, end) of each run of ones in a 0/1 mask of shape (T,)."""
@@ -100,12 +96,7 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
         mask[start:end] = True
     log_probs[mask] = response.log_probs
     spans = response.action_spans or ((0, 0),)
-    extras, info = response.extras, response.extras["info"]
-    if response.external:  # its extras are copied from the generated response that it replaces
-        own = {"reward": response.reward, "score": response.reward, "response_clip_ratio": False}
-        info = info | {name: value for name, value in own.items() if name in info}
-        score = None if extras["score"] is None else response.reward
-        extras = extras | {"score": score, "truncated": False}
+    extras = response.extras
     return Experience(
         sequences=torch.from_numpy(response.token_ids.copy()).unsqueeze(0),
         attention_mask=torch.ones(1, length, dtype=torch.bool),
@@ -120,19 +111,10 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
         response_length=torch.tensor([spans[-1][1] - spans[0][0]]),
         truncated=torch.tensor([extras["truncated"]]),
         total_length=torch.tensor([float(length)]),
-        info={key: torch.tensor([value]) for key, value in info.items()},
+        info={key: torch.tensor([value]) for key, value in extras["info"].items()},
     )
 
 
 def samples_of(groups: Sequence[Group]) -> list[Experience]:
-    """All responses of the groups as samples, in order.
-
-    If another model wrote one of the responses, all samples get the mark EXTERNAL, because all samples of a batch must
-    have the same keys in `info`.
-    """
-    responses = [(group.prompt, response) for group in groups for response in group.responses]
-    samples = [sample_of(prompt, response) for prompt, response in responses]
-    if any(response.external for _, response in responses):
-        for sample, (_, response) in zip(samples, responses, strict=True):
-            sample.info[EXTERNAL] = torch.tensor([float(response.external)])
-    return samples
+    """All responses of the groups as samples, in order."""
+    return [sample_of(group.prompt, response) for group in groups for response in group.responses]

@@ -28,13 +28,11 @@ from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.data_files import read_traces
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
 from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
 from bapo_openrlhf.training.recorder import Base
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.traces import tokens_of
 
 logger = init_logger(__name__)
 
@@ -57,9 +55,6 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             self.kl_ctl.value = self.args.checked.kl_coef
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
-        if self.method.traces is not None:
-            known = {text for _, text, *_ in self.prompts_dataloader.dataset}
-            self.method.take_traces(tokens_of(read_traces(self.method.traces), known, self.tokenizer, self.args))
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
         evaluate_every = int(self.args.eval.steps) if evaluates else 0
         self.ahead = adapt.steps_ahead(self.args.train)
@@ -110,8 +105,6 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         """
         try:
             self.rollout_weights.set_up(self.args.ds.lora)
-            if self.method.traces is not None:
-                ray.get(self.actor_model_group.async_run_method(method_name="shape_traces", gamma=self.method.shaping))
             if self.args.checked.resume_tag is None:
                 self.rollout_weights.keep_if_needed()
             super().fit(global_step)
@@ -254,8 +247,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         """Send the factor on the learning rate to the actor. Returns metrics of the corrections."""
         done = {} if experience.masked is None else {"importance/masked_share": experience.masked}
         if self.args.adapt.scale_learning_rate:
-            at_one = [origin.on_policy or origin.external for origin in experience.origins]  # their ratio starts at 1
-            factor = learning_rate_factor(np.where(at_one, 0.0, experience.log_ratios))
+            on_policy = [origin.on_policy for origin in experience.origins]  # their ratio starts at 1
+            factor = learning_rate_factor(np.where(on_policy, 0.0, experience.log_ratios))
             ray.get(self.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
             done["importance/learning_rate_factor"] = factor
         return done

@@ -10,11 +10,9 @@ only the gradient of the last micro-batch of a step.
 A rank that has one micro-batch less than another rank trains on a filler, a fully masked sample (see `dealing`). A
 filler adds nothing to a gradient, to a metric or to the auxiliary loss of a mixture of experts.
 
-Two things are added that OpenRLHF's actor does not do: the loss of responses that another model wrote, and a factor on
-the learning rate.
+One thing is added that OpenRLHF's actor does not do: a factor on the learning rate.
 """
 
-import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +21,6 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
@@ -31,7 +28,6 @@ from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.log_probs import SlicedActor
 from bapo_openrlhf.training.profiling import Trace, start_trace, stop_trace
-from bapo_openrlhf.training.samples import EXTERNAL
 from bapo_openrlhf.training.weight_sync import in_parcels
 from bapo_openrlhf.training.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
 
@@ -113,23 +109,14 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             # The flag was set to 0 so that OpenRLHF loads no reference model, but the loss needs the coefficient.
             strategy.args.algo.kl.init_coef = strategy.args.checked.kl_coef
         super().__init__(strategy, *args, **kwargs)
-        self.plain_loss = self.actor_loss_fn
-        self.shaping: float | None = None  # gamma of the policy shaping, if the method has traces
 
     @extends(ppo_actor.ActorPPOTrainer)
     def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict:
         """Make OpenRLHF's step, and count a filler in no metric."""
-        marks = experience.info.get(EXTERNAL)
-        if marks is not None:
-            external = torch.tensor([bool(mark) for mark in marks], device=experience.action_mask.device)
-            self.actor_loss_fn = MixedLoss(self.plain_loss, external, self.shaping)
-        try:
-            with self._micro_batch(self.actor.model, step) as part:
-                if part.closes and self.rate_factor != 1:
-                    self._set_rates(self.rate_factor)
-                status = super().training_step(experience, kl_ctl, step, loss_batch_info)
-        finally:
-            self.actor_loss_fn = self.plain_loss
+        with self._micro_batch(self.actor.model, step) as part:
+            if part.closes and self.rate_factor != 1:
+                self._set_rates(self.rate_factor)
+            status = super().training_step(experience, kl_ctl, step, loss_batch_info)
         if part.closes and self.rate_factor != 1:
             self._set_rates(1.0)
         self._count(status, part)
@@ -155,48 +142,6 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         losses = ["policy_loss", "entropy_loss"] + ["kl"] * self.args.algo.kl.use_loss
         for name in metrics.keys() & set(losses):
             metrics[name] = metrics[name] * (part.step_parts / self._parts_of_a_step)
-
-
-class MixedLoss:
-    """The policy loss if another model wrote some of the responses.
-
-    The other responses have OpenRLHF's loss. The responses of the other model have the loss -f(pi) A, with the policy
-    shaping f of `adapt.traces.shaped`. Both parts are normalised over all tokens (or samples) of the optimizer step, as
-    in OpenRLHF. In the logged numbers, a token of the other model counts as one that is not clipped and has not moved.
-
-    Args:
-        plain: OpenRLHF's loss.
-        external: Whether another model wrote the sample, bool of shape (B,).
-        gamma: Parameter of the shaping.
-    """
-
-    def __init__(self, plain: Any, external: torch.Tensor, gamma: float | None) -> None:
-        if gamma is None:
-            raise RuntimeError("there are traces in the batch, and the actor was not told how to shape their loss")
-        self.plain, self.external, self.gamma = plain, external.unsqueeze(-1), gamma
-
-    def __call__(
-        self,
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        *,
-        action_mask: torch.Tensor,
-        rollout_log_probs: torch.Tensor | None,
-        **batch_info: Any,
-    ) -> tuple[torch.Tensor | None, ...]:
-        own = action_mask.masked_fill(self.external, 0)
-        loss, *numbers = self.plain(
-            log_probs, old_log_probs, advantages, action_mask=own, rollout_log_probs=rollout_log_probs, **batch_info
-        )
-        shaped = torch.sigmoid(log_probs - math.log(self.gamma))  # x / (x + gamma) = 1 / (1 + exp(log gamma - log x))
-        other = action_mask.masked_fill(~self.external, 0)
-        loss = loss + aggregate_loss(-shaped * advantages, other, self.plain.token_level_loss, **batch_info)
-        share = own.sum() / action_mask.sum().clamp(min=1)
-        return loss, *(
-            None if number is None else torch.where(share > 0, number * share, torch.zeros_like(number))
-            for number in numbers
-        )
 
 
 class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
@@ -295,10 +240,6 @@ class PolicyWorker(_TrainingWorker, POLICY):
         with rebound(ppo_actor, Actor=SlicedActor, ActorPPOTrainer=trainer, NaiveReplayBuffer=replay_buffer):
             super().init_model_from_pretrained(*args, **kwargs)
         self._require_trainer(WholeBatchActorTrainer)
-
-    def shape_traces(self, gamma: float) -> None:
-        """Set gamma of the policy shaping. Call it before the first batch with responses of another model."""
-        self.trainer.shaping = gamma
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the schedule's learning rate by the factor in the optimizer steps that follow."""

@@ -1,9 +1,14 @@
-"""The quickstart's base model: a small Qwen3 that is made here and learns Countdown badly on purpose.
+"""The quickstart's base models: small Qwen3s that are made here and learn their task badly on purpose.
 
-Nothing is downloaded. A character-level tokenizer and a model with 0.8M parameters are made from a seed. The model is
-trained for less than a minute on two cores, on solutions of which a known share is wrong. It then writes well-formed
-answers, nearly always solves easy problems, and seldom solves hard ones. So there are all-right, all-wrong and mixed
-groups, which batch adaptation needs, and reinforcement learning can still improve the model.
+Nothing is downloaded. A character-level tokenizer and a model are made from a seed. There are two sizes:
+
+- `BaseModelSettings`: 0.8M parameters, Countdown, answers of about 7 tokens. It is trained for less than a minute on
+  two cores, on solutions of which a known share is wrong.
+- `StepsModelSettings`: 2.1M parameters, sums, answers of 30 to 90 tokens with the steps before the result. It is
+  trained for some minutes, too short for the longer sums.
+
+Both write well-formed answers, solve most easy problems, and seldom solve hard ones. So there are all-right, all-wrong
+and mixed groups, which batch adaptation needs, and reinforcement learning can still improve the model.
 """
 
 from __future__ import annotations
@@ -13,15 +18,17 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.tasks import countdown
+from bapo_openrlhf.tasks import countdown, reasoning_gym
 
 if TYPE_CHECKING:
     import torch
@@ -32,14 +39,18 @@ FORMAT = 2  # Increase it if a change of this file makes a different model from 
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
-CHARACTERS = "0123456789+-*/() :="
+CHARACTERS = "0123456789+-*/() :=."
+# The question of a sum of reasoning-gym before its numbers, and the tags of an answer, are one token each.
+WORDS = ("State the final answer to the following arithmetic problem: ", "<answer>", "</answer>")
+PIECE = re.compile("|".join(map(re.escape, WORDS)) + r"|[\s\S]")
+SUMS = Path(__file__).parents[2] / "configs" / "steps" / "sums.yaml"
 VOCAB_MULTIPLE = 64  # The rollout engine pads the vocabulary to it. Reserved tokens fill it, so that each id decodes.
 POOL = 8  # Number of batches that are drawn and sorted by length at a time.
 
 
 @dataclass(frozen=True)
-class BaseModelSettings:
-    """Everything that the base model depends on. Equal settings give equal models on one machine and equal versions.
+class Recipe:
+    """What a base model depends on. Equal recipes give equal models on one machine and equal versions.
 
     Attributes:
         seed: Seed of the weights, the problems and their order.
@@ -47,8 +58,6 @@ class BaseModelSettings:
         batch_size: Number of solutions in a step.
         learning_rate: Peak learning rate, after a linear warm-up over 5 % of the steps and before a cosine decay to 0.
         mix: Weight of each level among the solutions.
-        wrong: Share of wrong solutions at each level in the second phase. They use the right numbers but miss the
-            target.
         clean: Share of the steps that form the first phase. All its solutions are right, and reinforcement learning
             can quickly restore what the model learns in it.
         hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, max_length: The architecture.
@@ -59,9 +68,8 @@ class BaseModelSettings:
     steps: int = 500
     batch_size: int = 48
     learning_rate: float = 5e-3
-    mix: Mapping[str, float] = field(default_factory=lambda: dict(countdown.DEFAULT_MIX))
-    wrong: Mapping[str, float] = field(default_factory=lambda: {"easy": 0.03, "medium": 0.4, "hard": 0.4})
-    clean: float = 0.8
+    mix: Mapping[str, float] = field(default_factory=dict)
+    clean: float = 1.0
     hidden_size: int = 128
     layers: int = 4
     heads: int = 4
@@ -76,13 +84,9 @@ class BaseModelSettings:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         weights = self.mix.values()
-        if set(self.mix) - set(countdown.LEVELS) or min(weights, default=-1) < 0 or sum(weights) <= 0:
+        if set(self.mix) - set(self.levels) or min(weights, default=-1) < 0 or sum(weights) <= 0:
             raise ConfigError(
-                f"mix is {dict(self.mix)}; it must give weights >= 0, not all 0, to any of {sorted(countdown.LEVELS)}"
-            )
-        if set(self.mix) - set(self.wrong) or not all(0 <= share <= 1 for share in self.wrong.values()):
-            raise ConfigError(
-                f"wrong is {dict(self.wrong)}; it must give a share of 0..1 to each level of mix, {sorted(self.mix)}"
+                f"mix is {dict(self.mix)}; it must give weights >= 0, not all 0, to any of {sorted(self.levels)}"
             )
         if not 0 <= self.clean <= 1:
             raise ConfigError(f"clean is {self.clean}; it must be within 0..1")
@@ -94,8 +98,89 @@ class BaseModelSettings:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class BaseModelSettings(Recipe):
+    """The small model, which answers with an expression: Countdown, partly with wrong solutions.
+
+    Attributes:
+        wrong: Share of wrong solutions at each level in the second phase. They use the right numbers but miss the
+            target.
+    """
+
+    mix: Mapping[str, float] = field(default_factory=lambda: dict(countdown.DEFAULT_MIX))
+    wrong: Mapping[str, float] = field(default_factory=lambda: {"easy": 0.03, "medium": 0.4, "hard": 0.4})
+    clean: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if set(self.mix) - set(self.wrong) or not all(0 <= share <= 1 for share in self.wrong.values()):
+            raise ConfigError(
+                f"wrong is {dict(self.wrong)}; it must give a share of 0..1 to each level of mix, {sorted(self.mix)}"
+            )
+
+    @property
+    def levels(self) -> Collection[str]:
+        """Those of Countdown."""
+        return countdown.LEVELS
+
+    def draw(self, rng: random.Random, level: str, clean: bool) -> tuple[str, str] | None:
+        """A problem of the train split. None means that the drawn one is of the test split."""
+        puzzle = countdown.make_puzzle(rng, level)
+        if puzzle.split != "train":
+            return None
+        err = not clean and rng.random() < self.wrong[level]
+        return countdown.short_prompt(puzzle.problem), _wrong(rng, puzzle) if err else puzzle.solution
+
+
+@dataclass(frozen=True)
+class StepsModelSettings(Recipe):
+    """The larger model, which writes its steps before the answer: worked sums of reasoning-gym, all of them right.
+
+    Attributes:
+        problems: Number of different problems, of the part `warmup`. Neither training data nor benchmarks have any.
+        kinds: The levels, as SUMS has them.
+    """
+
+    steps: int = 900
+    batch_size: int = 32
+    mix: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "two_terms": 0.2,
+            "three_terms": 0.45,
+            "four_terms": 0.25,
+            "five_terms": 0.05,
+            "five_large": 0.05,
+        }
+    )
+    hidden_size: int = 192
+    layers: int = 5
+    head_dim: int = 48
+    intermediate_size: int = 512
+    problems: int = 20_000
+    kinds: Sequence[reasoning_gym.Asked] = field(default_factory=lambda: reasoning_gym.asked(None, SUMS))
+
+    @property
+    def levels(self) -> Collection[str]:
+        """The names in SUMS."""
+        return [kind.name for kind in self.kinds]
+
+    @cached_property
+    def worked(self) -> dict[str, list[tuple[str, str]]]:
+        """Pairs (prompt, solution) of each level."""
+        made = {}
+        for kind in self.kinds:
+            count = round(self.problems * self.mix.get(kind.name, 0) / sum(self.mix.values()))
+            found = reasoning_gym.problems(kind, "warmup", count, self.seed)
+            made[kind.name] = [(reasoning_gym.question_prompt(one), one.solution or "") for one in found]
+        return made
+
+    def draw(self, rng: random.Random, level: str, clean: bool) -> tuple[str, str]:
+        """One of `worked`."""
+        return rng.choice(self.worked[level])
+
+
 def make_tokenizer(size: int | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer with a token for each character of the task, and <pad> <bos> <eos> <unk>. It adds none to a text.
+    """A tokenizer with a token for each of CHARACTERS and WORDS, and <pad> <bos> <eos> <unk>. It adds none to a text.
 
     Args:
         size: Size of the vocabulary, which reserved tokens fill. None means the least multiple of VOCAB_MULTIPLE.
@@ -103,11 +188,11 @@ def make_tokenizer(size: int | None = None) -> PreTrainedTokenizerFast:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokens = [*SPECIAL_TOKENS, *CHARACTERS]
+    tokens = [*SPECIAL_TOKENS, *CHARACTERS, *WORDS]
     size = size or math.ceil(len(tokens) / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     tokens += [f"<reserved{i}>" for i in range(size - len(tokens))]
     core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(PIECE.pattern), "isolated")
     core.decoder = decoders.Fuse()
     pad, bos, eos, unk = SPECIAL_TOKENS
     return PreTrainedTokenizerFast(
@@ -118,11 +203,11 @@ def make_tokenizer(size: int | None = None) -> PreTrainedTokenizerFast:
         unk_token=unk,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        model_max_length=BaseModelSettings.max_length,
+        model_max_length=Recipe.max_length,
     )
 
 
-def make_model(settings: BaseModelSettings, vocab_size: int) -> Qwen3ForCausalLM:
+def make_model(settings: Recipe, vocab_size: int) -> Qwen3ForCausalLM:
     """A Qwen3 with fresh weights in float32."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -145,8 +230,8 @@ def make_model(settings: BaseModelSettings, vocab_size: int) -> Qwen3ForCausalLM
     return Qwen3ForCausalLM(config)
 
 
-def solutions(settings: BaseModelSettings) -> Iterator[list[tuple[str, str]]]:
-    """A batch of pairs (prompt, solution) for each step. All problems are from the train split.
+def solutions(settings: Recipe) -> Iterator[list[tuple[str, str]]]:
+    """A batch of pairs (prompt, solution) for each step.
 
     Batches are cut from a pool that is sorted by length. That saves a quarter of the padding.
     """
@@ -157,14 +242,10 @@ def solutions(settings: BaseModelSettings) -> Iterator[list[tuple[str, str]]]:
     pool: list[list[tuple[str, str]]] = []
     for step in range(settings.steps):
         if not pool or step == clean_steps:
-            pairs = []
+            pairs: list[tuple[str, str]] = []
             while len(pairs) < POOL * settings.batch_size:
-                level = rng.choices(levels, weights)[0]
-                puzzle = countdown.make_puzzle(rng, level)
-                if puzzle.split == "train":
-                    err = step >= clean_steps and rng.random() < settings.wrong[level]
-                    solution = _wrong(rng, puzzle) if err else puzzle.solution
-                    pairs.append((countdown.short_prompt(puzzle.problem), solution))
+                pair = settings.draw(rng, rng.choices(levels, weights)[0], step < clean_steps)
+                pairs += [pair] if pair else []
             pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
             pool = [pairs[i : i + settings.batch_size] for i in range(0, len(pairs), settings.batch_size)]
             rng.shuffle(pool)
@@ -184,16 +265,17 @@ def _batch(pairs: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    ids = {character: i for i, character in enumerate(CHARACTERS, start=len(SPECIAL_TOKENS))}
-    texts = [torch.tensor([*(ids[character] for character in prompt + solution), EOS]) for prompt, solution in pairs]
+    ids = {token: i for i, token in enumerate((*CHARACTERS, *WORDS), start=len(SPECIAL_TOKENS))}
+    encoded = [[[ids[token] for token in PIECE.findall(text)] for text in pair] for pair in pairs]
+    texts = [torch.tensor([*prompt, *solution, EOS]) for prompt, solution in encoded]
     tokens = pad_sequence(texts, batch_first=True, padding_value=PAD)
     labels = pad_sequence(texts, batch_first=True, padding_value=-100)
-    for row, (prompt, _) in enumerate(pairs):
+    for row, (prompt, _) in enumerate(encoded):
         labels[row, : len(prompt)] = -100
     return tokens, labels
 
 
-def train(model: Qwen3ForCausalLM, settings: BaseModelSettings) -> list[float]:
+def train(model: Qwen3ForCausalLM, settings: Recipe) -> list[float]:
     """Train the model on imperfect solutions. Returns the loss of each step in nats per token."""
     import torch
     from tqdm import tqdm
@@ -231,7 +313,7 @@ def train(model: Qwen3ForCausalLM, settings: BaseModelSettings) -> list[float]:
     return losses
 
 
-def is_current(directory: str | os.PathLike, settings: BaseModelSettings) -> bool:
+def is_current(directory: str | os.PathLike, settings: Recipe) -> bool:
     """Whether the folder holds a complete model of these settings, with all files as they were written."""
     directory = Path(directory)
     try:
@@ -242,7 +324,7 @@ def is_current(directory: str | os.PathLike, settings: BaseModelSettings) -> boo
         return False
 
 
-def build(directory: str | os.PathLike, settings: BaseModelSettings | None = None) -> tuple[Path, bool]:
+def build(directory: str | os.PathLike, settings: Recipe | None = None) -> tuple[Path, bool]:
     """Make the base model in `directory`, or reuse it.
 
     The model is written to a folder next to its place and moved there when it is complete. So an interrupted build

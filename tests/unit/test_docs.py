@@ -16,6 +16,7 @@ from bapo_openrlhf import config
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.tasks import TASKS
 
@@ -47,9 +48,9 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_and_presets_exist(page):
     text = page.read_text()
-    known = arguments.build_parser("docs")._option_string_actions
+    parsers = arguments.build_parser("docs"), openrlhf_cli.build_parser(openrlhf_cli.SFT)  # `train` and `warmup`
     flags = set(re.findall(r"(?<![\w-])--[a-z_]+\.[a-z0-9_.]*[a-z0-9_]", text))
-    assert flags <= set(known)
+    assert flags <= {flag for parser in parsers for flag in parser._option_string_actions}
     for name in re.findall(r"configs/[\w./]+\.yaml", text):
         assert (ROOT / name).is_file(), name
 

@@ -1,5 +1,6 @@
 """Every command in the documentation is run here, or parsed and tied to the test that runs its kind."""
 
+import argparse
 import ast
 import json
 import re
@@ -14,6 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import yaml
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.cli import arguments, evaluate, main, model, study
@@ -41,12 +43,6 @@ PROGRAMS = ("bapo-openrlhf", "python", "pip", "make", "ray", "git", "ssh", "pre-
 def run_it(words, here):
     """For real, in the project's folder `here`."""
     assert main.run(words) == 0
-
-
-def run_example(words, here):
-    """For real, in the project's folder `here`."""
-    with patch("sys.argv", words):
-        runpy.run_path(str(ROOT / words[0]), run_name="__main__")
 
 
 def run_pytest(words, here):
@@ -104,6 +100,13 @@ def parse_train(words, here):
     arguments.parse([*words, *others])
 
 
+def parse_warmup(words, here):
+    """By the real parser and its checks of values; neither the model nor the data are there."""
+    with patch("bapo_openrlhf.launch.warmup.check"), patch("bapo_openrlhf.launch.warmup.launch") as launch:
+        assert main.run(words) == 0
+    launch.assert_called_once()
+
+
 def parse_preset_script(words, here):
     script, *flags = words
     arguments.parse(["--config", f"configs/{Path(script).stem}.yaml", *flags])
@@ -111,9 +114,14 @@ def parse_preset_script(words, here):
 
 def parse_quickstart(words, here):
     """Its own flags, and those of the training that it passes on."""
-    flags = [word for word in words if word != "--only-prepare"]
-    arguments.parse(["--config", "configs/quickstart.yaml", *flags])
-    assert "--only-prepare" in (ROOT / "examples" / "quickstart" / "__main__.py").read_text()
+    own = argparse.ArgumentParser()
+    own.add_argument("--size")
+    own.add_argument("--only-prepare", action="store_true")
+    given, flags = own.parse_known_args(words)
+    source = (ROOT / "examples" / "quickstart" / "__main__.py").read_text()
+    assert all(f'"{flag}"' in source for flag in own._option_string_actions if flag not in ("-h", "--help"))
+    more = [f"configs/{given.size}/train.yaml"] if given.size else []
+    arguments.parse(["--config", "configs/quickstart.yaml", *more, *flags])
 
 
 def parse_evaluate(words, here):
@@ -121,12 +129,20 @@ def parse_evaluate(words, here):
     given = evaluate.build_parser("docs").parse_args(words)
     for benchmark in given.benchmarks.split(","):
         _, own, file = benchmark.partition("=")
-        assert (here / file).is_file() if own else task_of(benchmark)
+        assert (here / file).is_file() if own else task_of(benchmark, here / given.data)
     assert given.reward is None or (here / given.reward).is_file()
 
 
 def parse_prepare(words, here):
     get_task(prepare_cli._parser("docs").parse_args(words).task)
+
+
+def parse_reasoning_gym(words, here):
+    """The library accepts the kinds, if it is here; problems are made elsewhere."""
+    given = prepare_cli._parser("docs").parse_args(words)
+    if find_spec("reasoning_gym"):
+        task = get_task(given.task).configure(given.tasks, given.config)
+        prepare_cli._sizes(given.size, task)
 
 
 def over_ssh(words, here):
@@ -202,6 +218,7 @@ def has_rays_flags(words, here):
 
 MODEL = "unit/cli/test_model.py::test_a_package_is_downloaded_and_its_licence_kept"
 QUICKSTART = "unit/examples/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
+GYM = "unit/tasks/test_reasoning_gym.py::test_prepare_writes_rows_that_train_and_evaluate_read"
 PREPARING = "unit/workbench/test_prepare.py::test_command"
 TRAINING = "stack/test_training.py::test_off_equals_plain_openrlhf"
 SMOKE = "stack/test_smoke.py::test_a_preset_passes"
@@ -242,14 +259,15 @@ RULES = [
     Rule("bapo-openrlhf report", on_runs),
     Rule("bapo-openrlhf buffer", on_checkpoint),
     Rule("bapo-openrlhf plan", run_it),
+    Rule("bapo-openrlhf prepare reasoning_gym", parse_reasoning_gym, GYM, "takes an optional package"),
     Rule("bapo-openrlhf prepare math", parse_prepare, PREPARING, "asks the model hub"),
+    Rule("bapo-openrlhf warmup", parse_warmup, None, "takes the real stack"),
     Rule("bapo-openrlhf train", parse_train, TRAINING, "takes the real stack"),
     Rule("bapo-openrlhf smoke", parse_train, SMOKE, "takes the real stack"),
     Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
     Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
-    Rule("python examples/traces/countdown.py", run_example),
     Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
     Rule("python benchmarks/floor.py", parse_floor, FLOOR, "takes the real stack, for hours"),
     Rule("python benchmarks/gpu_training.py", parse_gpu_benchmark, GPU_TRAINING, "takes a GPU; there, a tiny model"),
@@ -274,7 +292,8 @@ def rule_of(call):
 
 def words_for(rule, call):
     """What a handler gets: all but the program; for modules and commands that are parsed, what follows their name."""
-    if rule.do in (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_study, is_a_known_model):
+    parsers = (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_reasoning_gym, parse_study)
+    if rule.do in (*parsers, is_a_known_model):
         return call[3:] if call[:2] == ["python", "-m"] else call[2:]
     return call if rule.do is parse_preset_script else call[1:]
 
@@ -332,6 +351,12 @@ def project(tmp_path_factory):
         (here / name).symlink_to(ROOT / name)
     (here / "runs" / "base_model").mkdir(parents=True)
     (here / "runs" / "base_model" / "config.json").write_text("{}")
+    (here / "runs" / "reasoning_gym").mkdir()
+    for level in yaml.safe_load((ROOT / "configs" / "steps" / "sums.yaml").read_text()):
+        (here / "runs" / "reasoning_gym" / f"{level}.jsonl").write_text("")
+    (here / "data" / "reasoning_gym").mkdir(parents=True)
+    for level in ("two_terms", "five_terms"):
+        (here / "data" / "reasoning_gym" / f"{level}.jsonl").write_text("")
     prepare(countdown.TASK, Request(out=here / "runs" / "data", generator="small", style="short", limits={"train": 8}))
     return here
 
@@ -365,7 +390,6 @@ def test_rules_name_tests_that_are_there():
     for rule in RULES:
         assert rule.why or rule.do in (
             run_it,
-            run_example,
             run_pytest,
             over_ssh,
             on_evaluations,

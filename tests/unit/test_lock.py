@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {"cpu": ("cpu", "test"), "cuda": ("cuda",)}
+EXTRAS = {"cpu": ("cpu", "test", "reasoning-gym"), "cuda": ("cuda",)}
 TARGETS = {"cpu": ".venv/.installed", "cuda": ".venv-gpu/.installed"}
 
 
@@ -124,7 +124,10 @@ case "$*" in *"$FAILS"*) exit 1 ;; esac
 """
 
 
-@pytest.mark.parametrize(("fails", "falls_back"), [("nothing", False), ("--editable", True), ("--no-deps", True)])
+@pytest.mark.parametrize(
+    ("fails", "falls_back"),
+    [("nothing", False), ("--editable .[cpu,test]", True), ("--no-deps", True), ("reasoning-gym", False)],
+)
 def test_uv_installs_from_where_pip_would_and_pip_if_uv_cannot(tmp_path, fails, falls_back):
     (tmp_path / "bin").mkdir()
     for name, text in (("pip", PIP), ("uv", UV)):
@@ -137,10 +140,11 @@ def test_uv_installs_from_where_pip_would_and_pip_if_uv_cannot(tmp_path, fails, 
     no_deps = "--no-deps --requirement requirements/cpu-no-deps.txt"
     places = "--index file:///one --index file:///two --index file:///three --find-links /wheels"
     flags = f"--quiet --python {tmp_path}/bin/python --index-strategy unsafe-best-match {places}"
-    tried = [f"uv /certificates.pem pip install {flags} {what}" for what in (project, no_deps)]
-    by_pip = [f"pip install --quiet --no-compile {what}" for what in (project, no_deps)]
+    optional = "--constraint requirements/cpu.lock.txt --editable .[reasoning-gym]"
+    tried = [f"uv /certificates.pem pip install {flags} {what}" for what in (project, no_deps, optional)]
+    by_pip = [f"pip install --quiet --no-compile {what}" for what in (project, no_deps, optional)]
     assert lines == [
         "pip install --quiet --no-compile uv",
-        *tried[: 1 if fails == "--editable" else 2],
+        *tried[: {"--editable .[cpu,test]": 1, "--no-deps": 2}.get(fails, 3)],
         *(by_pip if falls_back else []),
     ]

@@ -84,8 +84,9 @@ def load(spec: str, data: Path, reward: Path | None, limit: int | None) -> Bench
         if not file.is_file():
             raise ConfigError(f"benchmark {spec!r}: there is no file {file}")
     else:
-        task = task_of(name)
-        title, file, reward = task.benchmarks[name].title, data / task.name / f"{name}.jsonl", task.file
+        task = task_of(name, data)
+        title = task.benchmarks[name].title if name in task.benchmarks else name
+        file, reward = data / task.name / f"{name}.jsonl", task.file
         if not file.is_file():
             raise ConfigError(
                 f"benchmark {name}: there is no file {file}; `bapo-openrlhf prepare {task.name}` makes it, and --data "

@@ -68,7 +68,8 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
     _check(task, request)
     request.out.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(request.out, task.name)
-    parts = [part for part in (*task.benchmarks, "train") if request.parts is None or part in request.parts]
+    made = (task.sizes or {})[request.generator] if request.generator else {*task.benchmarks, "train"}
+    parts = [part for part in task.parts if part in (made if request.parts is None else request.parts)]
     for part in parts:
         try:
             manifest["parts"][part] = _part(task, part, request, manifest)
@@ -168,6 +169,7 @@ def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any])
     }
     if request.generator is not None:
         asked["generator"] = request.generator
+        asked["kinds"] = task.kinds
         asked["size"] = request.limits.get(name) or (task.sizes or {})[request.generator][name]
     else:
         asked["hub"] = task.parts[name].source.hub
@@ -265,6 +267,8 @@ class _Build:
             "label": problem.label,
             "key": key,
         }
+        if problem.solution is not None:
+            row["solution"] = problem.solution
         if problem.images:
             images = enumerate(problem.images)
             row["images"] = [str(_image(self.request.out, f"{row['id']}-{place}", image)) for place, image in images]

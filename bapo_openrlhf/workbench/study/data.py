@@ -314,7 +314,7 @@ def missing(results: Results) -> list[str]:
     sentences = []
     for arm in results.study.arms:
         name, runs = results.labels[arm.name], results.by_arm[arm.name]
-        if absent := [seed for seed in results.study.seeds if seed not in {found.seed for found in runs}]:
+        if absent := [seed for seed in arm.seeds or results.study.seeds if seed not in {found.seed for found in runs}]:
             sentences.append(f"{name}: no run of seed {', '.join(map(str, absent))}.")
         sentences += [
             f"{name}, seed {found.seed}: stopped at step {found.run.last_step:,} of "

@@ -29,6 +29,7 @@ class Arm:
         label: Its name in tables and figures.
         flags: Its own flags, by dotted name. They win over those of the study.
         config: Its own YAML files. They win over those of the study.
+        seeds: The seeds that it is run with. Empty means all seeds of the study.
     """
 
     method: str
@@ -36,6 +37,7 @@ class Arm:
     label: str
     flags: Mapping[str, Any] = field(default_factory=dict)
     config: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,7 +77,7 @@ class Study:
     Attributes:
         name: The study's name, which is also that of its folder.
         arms: The arms, in the file's order.
-        seeds: The seeds that every arm is run with.
+        seeds: All seeds, in order.
         evaluations: Names of the data sets that are evaluated during training.
         targets: Held-out accuracies to reach, lowest first.
         claims: The claims to test.
@@ -95,6 +97,12 @@ class Study:
     flags: Mapping[str, Any] = field(default_factory=dict)
     prepare: tuple[tuple[str, ...], ...] = ()
     parallel: int = 1
+
+    @property
+    def runs(self) -> list[tuple[Arm, int]]:
+        """All runs, in an order in which an unfinished study can already be compared: seed by seed, path by path."""
+        arms = [arm for path in ALGORITHMS for arm in self.arms if arm.path == path]
+        return [(arm, seed) for seed in self.seeds for arm in arms if seed in (arm.seeds or self.seeds)]
 
     def words(self, arm: Arm, seed: int) -> list[str]:
         """A run's command line after `bapo-openrlhf train`, without the flags that say where its files lie."""
@@ -153,9 +161,10 @@ class _Reader:
         if not isinstance(methods, dict) or not methods:
             raise self.fail("methods must map at least one name to its arms")
         arms = tuple(arm for name, about in methods.items() for arm in self.arms(str(name), about))
-        seeds = self.numbers("seeds", given["seeds"], int)
-        if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
-            raise self.fail(f"seeds is {list(seeds)}; it must hold different whole numbers of at least 0")
+        seeds = given["seeds"]
+        if isinstance(seeds, dict):  # a list for each path
+            arms = tuple(replace(arm, seeds=self.seeds(seeds.get(arm.path))) for arm in arms)
+            seeds = sorted({seed for arm in arms for seed in arm.seeds})
         targets = self.numbers("targets", given.get("targets", []), (int, float))
         if list(targets) != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
             raise self.fail(f"targets is {list(targets)}; it must hold rising numbers above 0 and at most 1")
@@ -166,7 +175,7 @@ class _Reader:
         return Study(
             name=str(given["name"]),
             arms=arms,
-            seeds=tuple(seeds),
+            seeds=self.seeds(seeds),
             evaluations=self.strings("evaluations", given.get("evaluations", [])),
             targets=tuple(targets),
             claims=tuple(self.claim(claim, names) for claim in given.get("claims") or []),
@@ -196,6 +205,12 @@ class _Reader:
         flags = self.flags(f"{where}: flags", given.get("flags"))
         files = self.files(f"{where}: config", given.get("config", []))
         return [Arm(method, path, str(label), flags, files) for path, label in paths.items()]
+
+    def seeds(self, content: Any) -> tuple[int, ...]:
+        seeds = self.numbers("seeds", content, int)
+        if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+            raise self.fail(f"seeds is {list(seeds)}; it must hold different whole numbers of at least 0")
+        return tuple(seeds)
 
     def claim(self, about: Any, arms: Sequence[str]) -> Claim:
         known = {one.name for one in fields(Claim)}

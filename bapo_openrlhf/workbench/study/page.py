@@ -54,7 +54,7 @@ def _claims(results: Results) -> Section:
 
 
 def _overview(results: Results) -> Section:
-    planned = len(results.study.arms) * len(results.study.seeds)
+    planned = len(results.study.runs)
     notes = [f"{len(results.runs)} of {planned} runs are there."]
     if not results.runs:
         return Section("overview", "At a glance", notes=notes)

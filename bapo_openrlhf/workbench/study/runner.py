@@ -79,20 +79,19 @@ class Outcome:
 
 
 def plan(study: Study, out: Path) -> list[Planned]:
-    """All runs of a study. The first seed of every arm comes first, so an unfinished study can already be compared."""
+    """All runs of a study, in order."""
     planned = []
-    for seed in study.seeds:
-        for arm in study.arms:
-            folder = out / RUNS / f"{arm.name}-s{seed}"
-            place = {
-                "run.dir": folder.parent,
-                "run.name": folder.name,
-                "run.logs": "progress",
-                "ckpt.path": folder / "checkpoints",
-                "ckpt.output_dir": folder / "model",
-            }
-            words = [*study.words(arm, seed), *(f"--{name}={value}" for name, value in place.items())]
-            planned.append(Planned(arm, seed, folder, (*words, "--ckpt.load_enable")))
+    for arm, seed in study.runs:
+        folder = out / RUNS / f"{arm.name}-s{seed}"
+        place = {
+            "run.dir": folder.parent,
+            "run.name": folder.name,
+            "run.logs": "progress",
+            "ckpt.path": folder / "checkpoints",
+            "ckpt.output_dir": folder / "model",
+        }
+        words = [*study.words(arm, seed), *(f"--{name}={value}" for name, value in place.items())]
+        planned.append(Planned(arm, seed, folder, (*words, "--ckpt.load_enable")))
     return planned
 
 

@@ -30,7 +30,11 @@ def overview(results: Results) -> Table:
     rows: list[list[Any]] = []
     for arm in results.arms:
         of_arm, scores = results.of_arm(finished, arm), 100 * results.scores(arm)
-        row: list[Any] = [results.labels[arm.name], arm.path, f"{len(of_arm)} of {len(results.study.seeds)}"]
+        row: list[Any] = [
+            results.labels[arm.name],
+            arm.path,
+            f"{len(of_arm)} of {len(arm.seeds or results.study.seeds)}",
+        ]
         row.append(_with_interval(statistics.mean_interval(scores.mean(axis=1))))
         row += [f"{mean:.1f}" for mean in scores.mean(axis=0)] if len(scores) else ["–"] * scores.shape[1]
         row += of_arm[["reward_end", "rollouts", "tokens_trained", "update_tokens", "seconds"]].mean().to_list()

@@ -148,14 +148,6 @@ class TestReview:
         assert found.batch.nonfinite == [batch.fresh[1]] and found.batch.cut == []
         assert found.batch.fresh == [batch.fresh[0], *batch.fresh[2:]]
 
-    def test_the_distance_of_a_trace_does_not_count(self, make_group):
-        """A response that another model wrote is far from every policy."""
-        group = make_group(1, size=2, step=9, policy_step=6)
-        trace = replace(group.responses[0], external=True)
-        mixed = replace(group, responses=(trace, group.responses[1]))
-        found = reviewed(Batch(fresh=[mixed]), [-1000.0, np.log(0.75)], max_tv_fresh=0.26)
-        assert found.kept == [0, 1] and found.rollout_tv == pytest.approx(0.25)
-
     def test_the_distance_of_a_broken_group_does_not_count(self, make_group):
         fresh = [make_group(1, size=2, step=9, policy_step=6) for _ in range(2)]
         assert reviewed(Batch(fresh=fresh), [-1000.0, 0.0, math.nan, -1000.0]).rollout_tv == 0.5

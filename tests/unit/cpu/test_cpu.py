@@ -6,6 +6,7 @@ import importlib.metadata
 import inspect
 import multiprocessing.spawn
 import os
+import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
@@ -249,6 +250,7 @@ REAL_PATCHES = dict(patching.PATCHES)
         ("openrlhf.trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer"),
         ("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer"),
         ("openrlhf.trainer.ray.vllm_worker_wrap", "WorkerWrap"),
+        ("vllm.engine.arg_utils", "EngineArgs"),
         ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm"),
         ("vllm.model_executor.layers.fused_moe.experts.cpu_moe", "CPUUnquantizedExperts"),
         ("vllm.v1.worker.cpu_worker", "CPUWorker"),
@@ -265,7 +267,7 @@ def test_a_missing_name_is_named(patch, missing):
 
 
 def test_every_patch_is_in_the_test_above():
-    assert len(REAL_PATCHES) == 15
+    assert len(REAL_PATCHES) == 16
     assert list(patching.AROUND) == ["openrlhf.models.ring_attn_utils"]
 
 
@@ -593,3 +595,32 @@ def test_a_weight_of_another_dtype_is_an_error():
     with pytest.raises(RuntimeError, match=r"'w' is torch\.float16 in the actor and torch\.bfloat16 in vLLM"):
         worker.update_weight("w", dtype=torch.float16, shape=(2, 2))
     assert not received
+
+
+def test_vllm_takes_whole_prompts():
+    seen = []
+    options = SimpleNamespace(enable_chunked_prefill=None)
+    patches_vllm.whole_prompts(lambda self, *rest: seen.append((self.enable_chunked_prefill, rest)), options, "a", "b")
+    assert seen == [(False, ("a", "b"))]
+
+
+MEMORY = """
+import sys
+import numpy as np
+from bapo_openrlhf.cpu import threads
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+if sys.argv[1] == "keep":
+    threads.keep_memory()
+before = resident()
+array = np.ones(2**25)  # 256 MiB
+del array
+print(resident() - before)
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_memory_of_freed_tensors_is_kept(kept):
+    words = [sys.executable, "-c", MEMORY, "keep" if kept else "give back"]
+    left = float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert left > 200 if kept else left < 50

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.tasks import countdown
+from bapo_openrlhf.tasks import countdown, reasoning_gym
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -133,6 +134,49 @@ def test_training_learns():
     assert len(losses) == 40
     assert losses[0] == pytest.approx(math.log(64), abs=0.3)  # it starts at chance
     assert sum(losses[-5:]) / 5 < 2.6
+
+
+# ── The larger model ──
+
+
+@pytest.fixture(scope="module")
+def levels():
+    """Worked problems of each level of the larger model, from the easiest to the hardest."""
+    pytest.importorskip("reasoning_gym")
+    kinds = base_model.StepsModelSettings().kinds
+    return {kind.name: reasoning_gym.problems(kind, "warmup", 30, seed=1) for kind in kinds}
+
+
+def test_worked_solutions_round_trip_and_are_right(levels):
+    tokenizer = base_model.make_tokenizer()
+    for problem in itertools.chain(*levels.values()):
+        text = reasoning_gym.question_prompt(problem) + problem.solution
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        decoded = tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=False)
+        assert decoded == text + "<eos>"
+        (tokens,), _ = base_model._batch([(reasoning_gym.question_prompt(problem), problem.solution)])
+        assert tokens.tolist() == [*ids, tokenizer.eos_token_id]
+        assert reasoning_gym.reward_func([decoded], [problem.text], [problem.label])["rewards"] == 1
+
+
+def test_levels_grow_in_length_and_fit_the_preset(levels):
+    tokenizer = base_model.make_tokenizer()
+    preset = yaml.safe_load((base_model.SUMS.parent / "train.yaml").read_text())
+    asked = [max(len(tokenizer(one.text)["input_ids"]) for one in level) for level in levels.values()]
+    written = [[len(tokenizer(one.solution)["input_ids"]) + 1 for one in level] for level in levels.values()]
+    means = [sum(lengths) / len(lengths) for lengths in written]
+    assert means == sorted(means) and 25 < means[1] < 40 and 70 < means[-1] < 90
+    assert max(map(max, written)) <= preset["rollout"]["max_new_tokens"]
+    assert max(asked) + preset["rollout"]["max_new_tokens"] <= preset["data"]["max_len"]
+
+
+def test_larger_size_is_two_to_five_million_and_learns_each_level(levels):
+    settings = base_model.StepsModelSettings(steps=8, problems=200)
+    model = base_model.make_model(settings, 64)
+    assert 2e6 < sum(parameter.numel() for parameter in model.parameters()) < 5e6
+    prompts = [prompt for prompt, _ in itertools.chain(*base_model.solutions(settings))]
+    assert {prompt.count("+") + prompt.count("-") for prompt in prompts} == {1, 2, 3, 4}
 
 
 # ── The folder ──

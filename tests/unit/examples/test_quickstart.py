@@ -20,10 +20,11 @@ main = runpy.run_path(str(PROJECT / "examples" / "quickstart"))["main"]
 def prepare(tmp_path, monkeypatch):
     """Run --only-prepare in an empty folder without making a base model. Returns the rows of the training data."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(main.__globals__, "build", lambda folder: (folder, False))
-    config = yaml.safe_load((PROJECT / "configs" / "quickstart.yaml").read_text())
+    monkeypatch.setitem(main.__globals__, "build", lambda folder, settings=None: (folder, False))
 
     def run(*flags):
+        preset = "steps/train.yaml" if "steps" in flags else "quickstart.yaml"
+        config = yaml.safe_load((PROJECT / "configs" / preset).read_text())
         monkeypatch.setattr(sys, "argv", ["quickstart", "--only-prepare", *flags])
         assert main() == 0
         rows = (tmp_path / config["data"]["prompt_dataset"]).read_text().splitlines()
@@ -51,6 +52,14 @@ def test_another_number_of_prompts_is_made_anew(prepare):
     assert len(prepare("--prompts", "30")[0]) == 30
     assert len(prepare("--prompts", "20")[0]) == 20
     assert len(prepare()[0]) == 1536
+
+
+def test_larger_size_has_sums_of_each_level(prepare, tmp_path):
+    pytest.importorskip("reasoning_gym")
+    rows, _ = prepare("--size", "steps", "--prompts", "40")
+    assert {row["input"].count("+") + row["input"].count("-") for row in rows} == {2, 3, 4}
+    study = yaml.safe_load((PROJECT / "configs" / "studies" / "steps.yaml").read_text())
+    assert all((tmp_path / file).is_file() for file in study["flags"]["eval.dataset"].split(","))
 
 
 @pytest.mark.parametrize("number", ["0", "2501"])

@@ -14,7 +14,6 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch import attention
 from bapo_openrlhf.launch.openrlhf_flags import check_combinations, set_openrlhf_flags
 from bapo_openrlhf.launch.preflight import check_batch, check_inputs
-from bapo_openrlhf.training.data_files import read_traces
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.5]}\n"
 
@@ -85,63 +84,6 @@ def test_a_good_run_passes(run):
 
 def test_max_samples_caps_the_prompts(run):
     assert run.check(data__max_samples=2).prompts == 2
-
-
-class TestTraces:
-    GOOD = '{"prompt": "1+1", "response": "2"}\n{"prompt": "9+9", "response": "18", "note": "not in the data"}\n'
-
-    def options(self, run, text):
-        return {"adapt__method": "luffy", "adapt__options": f"traces={run.write('traces.jsonl', text)}"}
-
-    def test_good_ones_pass(self, run):
-        run.check(**self.options(run, self.GOOD))
-        assert read_traces(str(run.folder / "traces.jsonl")) == {'"1+1"': "2", '"9+9"': "18"}
-
-    def test_not_given(self, run):
-        text = run.refusal(adapt__method="luffy")
-        assert text.startswith("adapt.options traces is not set; the method needs traces=FILE.jsonl")
-
-    @pytest.mark.parametrize("name", ["none.jsonl", "train.jsonl/x.jsonl", "model", "traces.json"])
-    def test_no_such_file(self, run, name):
-        run.write("traces.json", self.GOOD)
-        text = run.refusal(adapt__method="luffy", adapt__options=f"traces={run.folder / name}")
-        assert text == f"adapt.options traces is {run.folder / name}; it must be a .jsonl file that is there"
-
-    @pytest.mark.parametrize(
-        ("row", "reason"),
-        [
-            ('{"prompt": "1+2", "answer": "3"}', "row 2: no column 'response'; it has prompt, answer"),
-            ('{"input": "1+2", "response": "3"}', "row 2: no column 'prompt'; it has input, response"),
-            ("{}", "row 2: no column 'prompt'; it has none"),
-            ('{"prompt": 3, "response": "3"}', "row 2: prompt is 3; it must be a text or a list of messages"),
-            ('{"prompt": "", "response": "3"}', "row 2: prompt is ''; it must be"),
-            ('{"prompt": "1+2", "response": ""}', "row 2: response is ''; it must be a text that is not empty"),
-            ('{"prompt": "1+2", "response": ["3"]}', "row 2: response is ['3']; it must be"),
-            ('{"prompt": "1+1", "response": "3"}', "row 2: the prompt has a trace already, in an earlier row"),
-            ('{"prompt": "1+2", ', "line 2: no valid JSON"),
-            ("[1]", "line 2: must be a JSON object, is list"),
-        ],
-    )
-    def test_bad_rows_are_named(self, run, row, reason):
-        text = run.refusal(**self.options(run, '{"prompt": "1+1", "response": "2"}\n' + row + "\n"))
-        assert text.startswith(f"adapt.options traces {run.folder / 'traces.jsonl'}, {reason}")
-
-    def test_an_empty_file(self, run):
-        text = run.refusal(**self.options(run, "\n"))
-        assert text == f"adapt.options traces {run.folder / 'traces.jsonl'} has no rows; it must have at least one"
-
-    def test_of_other_prompts_alone(self, run):
-        text = run.refusal(**self.options(run, '{"prompt": "1+1=", "response": "2"}\n'))
-        assert "has no prompt of the training data" in text and "'q' (data.input_key)" in text
-
-    def test_prompts_that_are_messages(self, run):
-        chat = [{"role": "user", "content": "1+1"}]
-        data = run.write("chat.jsonl", json.dumps({"q": chat, "a": "2"}) + "\n")
-        trace = json.dumps({"prompt": chat, "response": "2"}) + "\n"
-        run.check(data__prompt_dataset=data, data__apply_chat_template=True, **self.options(run, trace))
-
-    def test_data_that_is_not_here_is_not_compared(self, run):
-        run.check(data__prompt_dataset="someone/data", **self.options(run, '{"prompt": "x", "response": "2"}\n'))
 
 
 class TestModel:

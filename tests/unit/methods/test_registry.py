@@ -78,7 +78,6 @@ STATES = {
     "remix": "rng replay",
     "arpo": "rng cache",
     "exgrpo": "rng started store retired",
-    "luffy": "rng",
 }
 
 

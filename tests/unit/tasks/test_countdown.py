@@ -6,12 +6,10 @@ import importlib.util
 import itertools
 import random
 import re
-import runpy
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -585,17 +583,17 @@ def test_bad_requests_are_refused(generator, part, n, message):
 def test_parts_share_out_one_source_without_overlap():
     """The paper has 10,000 training problems and 200 test problems of Countdown-3to4, and 200 of Countdown-4."""
     task = countdown.TASK
-    assert list(task.parts) == ["train", "cd34", "cd4"]
+    assert list(task.parts) == ["cd34", "cd4", "train"]
     assert [part.title for part in task.benchmarks.values()] == ["CD-34", "CD-4"]
     assert [part.source.hub for part in task.parts.values()] == [
         "Jiayi-Pan/Countdown-Tasks-3to4",
-        "Jiayi-Pan/Countdown-Tasks-3to4",
         "Jiayi-Pan/Countdown-Tasks-4",
+        "Jiayi-Pan/Countdown-Tasks-3to4",
     ]
     assert all(part.shuffled and part.source.columns == ("nums", "target") for part in task.parts.values())
     order = list(range(task.train.source.rows))
     taken = {name: set(order[part.first :][: part.count]) for name, part in task.parts.items()}
-    assert [len(rows) for rows in taken.values()] == [10_000, 200, 200]
+    assert [len(rows) for rows in taken.values()] == [200, 200, 10_000]
     assert not taken["train"] & taken["cd34"]
 
 
@@ -603,7 +601,7 @@ def test_generators_have_sizes_that_they_can_make():
     task = countdown.TASK
     assert set(task.sizes) == set(countdown.GENERATORS) == {"published", "small"}
     for generator, sizes in task.sizes.items():
-        assert list(sizes) == list(task.parts)
+        assert set(sizes) == set(task.parts)
         for part, n in sizes.items():
             assert len(list(task.generate(generator, part, n, 1))) == n
     assert task.sizes["published"] == {"train": 10_000, "cd34": 200, "cd4": 200}
@@ -703,26 +701,3 @@ def test_loads_by_path_alone_and_works_in_threads(tmp_path):
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(score, puzzles)) == [1.0] * 64
-
-
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "traces" / "countdown.py"))
-
-
-class TestSolve:
-    """The search of examples/traces/countdown.py."""
-
-    @pytest.mark.parametrize("level", sorted(countdown.LEVELS))
-    def test_finds_an_expression_for_every_problem_made_here(self, level):
-        rng = random.Random(level)
-        for _ in range(40):
-            puzzle = countdown.make_puzzle(rng, level)
-            found = EXAMPLE["solve"](puzzle.numbers, puzzle.target)
-            assert found is not None and countdown.verify(found, puzzle.numbers, puzzle.target) == 1.0
-
-    @pytest.mark.parametrize(("numbers", "target"), [([2, 2], 7), ([1, 1, 1], 50), ([1, 5, 5, 5], 24), ([3], 4)])
-    def test_none_where_there_is_none_of_positive_integers(self, numbers, target):
-        # 1, 5, 5, 5 makes 24 only through a fifth: 5*(5-1/5)
-        assert EXAMPLE["solve"](numbers, target) is None
-
-    def test_a_number_alone(self):
-        assert EXAMPLE["solve"]([7], 7) == "7"

@@ -73,7 +73,7 @@ def png_head(width: int, height: int) -> bytes:
 
 
 def test_parts_are_those_of_the_paper():
-    assert get_task("geometry") is task.TASK and task_of("geo3k_val") is task.TASK
+    assert get_task("geometry") is task.TASK and task_of("geo3k_val", Path()) is task.TASK
     parts = task.TASK.parts
     assert {name: (part.title, part.source.split, part.source.rows) for name, part in parts.items()} == {
         "train": ("Geometry3K", "train", 2101),

@@ -7,7 +7,6 @@ generated, trained, kept and saved. The trainer, the generator, the experience m
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import pickle
 from pathlib import Path
@@ -214,9 +213,6 @@ class Worker:
         self.rng = self.rng + 1  # it shuffles
         return dict(self.world.norms)
 
-    def shape_traces(self, gamma: float) -> None:
-        self.world.note("shape", gamma)
-
     def scale_learning_rate(self, factor: float) -> None:
         self.world.note("scale", factor)
 
@@ -309,12 +305,7 @@ class Tokenizer:
     def __init__(self) -> None:
         self.decode = decode
 
-    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
-        assert not add_special_tokens
-        return {"input_ids": [100 + ord(character) for character in text]}
 
-
-TRACES = f"traces={Path(__file__).parent}/traces.jsonl"
 CHOOSING = f"{Path(__file__).parent}/choosing_method.py:First"
 
 
@@ -485,15 +476,6 @@ def trained(made: World, first: int) -> list[tuple]:
         for step, experiences in made.trained
         if step >= first
     ]
-
-
-def traces_file(folder: Path, prompts: Any) -> Path:
-    """A trace of 1 to 5 characters for each of these prompts, and one of a prompt that is not in the data."""
-    path = folder / "traces.jsonl"
-    rows = [{"prompt": f"prompt {n}", "response": "abcde"[: 1 + n % 5]} for n in prompts]
-    rows.append({"prompt": "another", "response": "x"})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 SOURCES = ("fresh", "reevaluated", "replayed")

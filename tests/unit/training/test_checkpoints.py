@@ -16,7 +16,7 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
-from fake_stack import CHOOSING, STATES, TRACES, Group, World, numbers, trained  # noqa: E402
+from fake_stack import CHOOSING, STATES, Group, World, numbers, trained  # noqa: E402
 
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
@@ -237,7 +237,6 @@ class TestResume:
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},
         {"prompts": 16, "algo.kl.init_coef": 0.02},  # the reference's log-probs of stored responses are stored
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo", "algo.kl.init_coef": 0.02},
-        {"prompts": 16, "adapt.method": "luffy", "adapt.options": [TRACES]},
     )
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))

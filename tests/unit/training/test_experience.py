@@ -36,7 +36,6 @@ from bapo_openrlhf.training.experience import (  # noqa: E402
     group_errors,
     old_log_probs,
     row_of,
-    source_tokens,
     token_log_ratios,
 )
 
@@ -788,82 +787,6 @@ def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
 
 
 VTRACE = {"estimator": "gae", "adapt__returns": "vtrace"}
-
-
-class TestExternal:
-    """Samples that another model wrote have no behaviour policy: no ratio, correction or pull is taken against it."""
-
-    CASE = Case(4, (1, 2), 3)
-    MARKS = (False, True, False, False, True, True, False, False)
-
-    def both(self, **changed):
-        """The same off-policy batch with these samples marked, and without marks."""
-        samples = [generated(n) for n in range(8)]
-        marked = [SampleOrigin("fresh", False, external) for external in self.MARKS]
-        plain = [SampleOrigin("fresh", False)] * 8
-        return [made_of(self.CASE, samples, origins, **changed) for origins in (marked, plain)]
-
-    def rows(self, experiences, name):
-        return {
-            index: getattr(e, name)[row][e.action_mask[row].bool()].tolist()
-            for e in experiences
-            for row, index in enumerate(e.index)
-        }
-
-    def test_old_log_probs_are_todays(self):
-        marked, plain = (made.experiences for _, made in self.both())
-        today = forward([Experience.concat_experiences([generated(n) for n in range(8)], PAD)])
-        today[0].index = list(range(8))
-        wanted = self.rows(today, "action_log_probs")
-        ours, theirs = self.rows(marked, "action_log_probs"), self.rows(plain, "action_log_probs")
-        for n, external in enumerate(self.MARKS):
-            assert ours[n] == (wanted[n] if external else theirs[n])
-            assert theirs[n] != wanted[n]
-
-    def test_their_returns_are_those_of_gae(self):
-        found = {}
-        for returns in ("vtrace", "gae"):
-            for name, (made, experience) in zip(
-                ("marked", "plain"), self.both(estimator="gae", adapt__returns=returns), strict=True
-            ):
-                made.compute_advantages_and_returns(experience.experiences)
-                found[name, returns] = self.rows(experience.experiences, "returns")
-        for n, external in enumerate(self.MARKS):
-            wanted = found["plain", "gae" if external else "vtrace"][n]
-            assert found["marked", "vtrace"][n] == pytest.approx(wanted, abs=1e-6)
-        corrected = [
-            n for n in range(8) if found["plain", "gae"][n] != pytest.approx(found["plain", "vtrace"][n], abs=1e-3)
-        ]
-        assert {self.MARKS[n] for n in corrected} == {False, True}
-
-    @pytest.mark.parametrize("use_loss", [False, True])
-    def test_nothing_pulls_them_towards_a_policy_that_is_not_known(self, use_loss):
-        changed = {"adapt__kl_target": "behaviour", "algo__kl__use_loss": use_loss}
-        marked, plain = (made.experiences for _, made in self.both(**changed))
-        name = "base_action_log_probs" if use_loss else "kl"
-        ours, theirs = self.rows(marked, name), self.rows(plain, name)
-        today = self.rows(marked, "action_log_probs")  # of marked rows, see above
-        for n, external in enumerate(self.MARKS):
-            if external:
-                assert ours[n] == (today[n] if use_loss else [0.0] * len(ours[n]))
-            assert (ours[n] == theirs[n]) is not external
-
-    def test_their_tokens_are_not_among_the_sources(self):
-        (made, marked), (other, plain) = self.both()
-        tokens = []
-        for maker_, made_ in ((made, marked), (other, plain)):
-            maker_.compute_advantages_and_returns(made_.experiences)
-            zeros = [torch.zeros(e.action_mask.shape) for e in made_.experiences]
-            tokens.append(source_tokens("fresh", made_.experiences, zeros, made_.origins))
-        own, all_ = tokens
-        count = {n: len(row) for n, row in self.rows(plain.experiences, "advantages").items()}
-        assert len(all_.advantages) == sum(count.values())
-        assert len(own.advantages) == len(own.log_ratios) == sum(c for n, c in count.items() if not self.MARKS[n])
-
-    def test_the_review_sees_them_as_they_are(self):
-        """A response that today's policy gives no finite probability must be found, whoever wrote it."""
-        (_, marked), (_, plain) = self.both()
-        assert marked.log_ratios.tolist() == plain.log_ratios.tolist()
 
 
 class TestVtrace:

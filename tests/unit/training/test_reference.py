@@ -25,7 +25,6 @@ from openrlhf.trainer.ray import launcher  # noqa: E402
 
 from bapo_openrlhf.adapt.buffers import ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response  # noqa: E402
-from bapo_openrlhf.adapt.traces import external_response  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.samples import sample_of  # noqa: E402
@@ -345,16 +344,3 @@ class TestKept:
         stored = group.standalone(one)
         make(maker(Models(ranks), arguments(ranks)), [one])
         assert stored.extras[REFERENCE][1] is one.extras[REFERENCE][1]
-
-    @pytest.mark.parametrize("first", ["trace", "generated"])
-    def test_of_a_trace_is_not_that_of_the_response_whose_place_it_takes(self, first):
-        ranks = {"actor": 1, "reference": 1}
-        models = Models(ranks)
-        made = maker(models, arguments(ranks))
-        one = response(3)
-        if first == "generated":
-            make(made, [one])
-        trace = external_response(np.array([50, 51, 52, 53, 54, 55, 56, 2]), one, 1.0)
-        assert_same(make(made, [trace]), openrlhfs(made, ranks, [trace]))
-        assert_same(make(made, [one]), openrlhfs(made, ranks, [one]))
-        assert len(trace.extras[REFERENCE][1]) == 8 != len(one.extras[REFERENCE][1])

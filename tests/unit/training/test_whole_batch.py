@@ -411,7 +411,7 @@ def trainer_with(kind: type, plan: list[MicroBatch], *, dynamic: bool = False, r
     made.replay_buffer = SimpleNamespace(plan=plan, total=total)
     made.marked = []
     engine = SimpleNamespace(set_gradient_accumulation_boundary=made.marked.append)
-    made.actor, made.critic, made.plain_loss = SimpleNamespace(model=engine), engine, None
+    made.actor, made.critic = SimpleNamespace(model=engine), engine
     return made
 
 
@@ -516,7 +516,7 @@ class TestAuxiliaryLoss:
             plan = whole_batch.micro_batch_plan(total, len(rows[rank]), ranks, size, window)
             made = trainer_with(WholeBatchActorTrainer, plan, dynamic=dynamic, accumulated=accumulated, total=total)
             made.args.actor.entropy_coef, made.aux_loss, made.ema_model, made.grads = None, True, None, []
-            made.actor_loss_fn = made.plain_loss = PolicyLoss()
+            made.actor_loss_fn = PolicyLoss()
             made.actor_optim = None
             made.strategy.ring_attn_group = None
             made.strategy.optimizer_step = lambda *_, **__: None

@@ -355,7 +355,7 @@ def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"parts": ("aime",)}, "part is 'aime'; toy has train, held_out, other"),
+        ({"parts": ("aime",)}, "part is 'aime'; toy has held_out, other, train"),
         ({"style": "quiet"}, "prompt is 'quiet'; toy has plain, loud"),
         ({"generator": "magic", "local": {}}, "generator is 'magic'; toy has counting"),
         ({"generator": "counting"}, "generator is 'counting' and there are local copies"),
@@ -475,13 +475,13 @@ def test_command(tmp_path, capsys):
     rows = [{"question": f"question number {i}", "gold": i} for i in range(30)]
     shared, out = jsonl(tmp_path / "shared.jsonl", [*rows, rows[3]]), tmp_path / "out"
     words = ["prepare", str(task), "--out", str(out), "--parts", "held_out, train"]
-    assert run([*words, "--local", f"train={shared}", "--local", f"held_out={shared}", "--limit", "train=4"]) == 0
+    assert run([*words, "--local", f"train={shared}", "--local", f"held_out={shared}", "--size", "train=4"]) == 0
     printed = capsys.readouterr().out
     assert "toy in" in printed and "1 duplicate" in printed and "no problem of held_out" in printed
     assert len(lines(out / "train.jsonl")) == 4
     local = ["--local", f"train={shared}", "--local", f"held_out={shared}"]
     (out / "train.rejected.jsonl").unlink()
-    assert run([*words, *local, "--limit", "train=4"]) == 0 and not (out / "train.rejected.jsonl").exists()
+    assert run([*words, *local, "--size", "train=4"]) == 0 and not (out / "train.rejected.jsonl").exists()
     other = jsonl(tmp_path / "other.jsonl", [rows[3]])
     words[-1] = "other,train"
     everything = ["--local", f"train={shared}", "--local", f"other={other}", "--seed", "3"]
@@ -489,8 +489,8 @@ def test_command(tmp_path, capsys):
     assert all(row["label"] != "3" for row in lines(out / "train.jsonl"))
     assert run([*words, "--local", "train"]) == 2
     assert "--local is 'train'; it must be PART=PATH" in capsys.readouterr().err
-    assert run([*words, "--limit", "train=0"]) == 2
-    assert "--limit is 'train=0'; it must be PART=N" in capsys.readouterr().err
+    assert run([*words, "--size", "train=0"]) == 2
+    assert "--size is 'train=0'; it must be PART=N" in capsys.readouterr().err
     assert run(["prepare", "chess"]) == 2
     assert "task is 'chess'; it must be one of math, countdown, geometry" in capsys.readouterr().err
     assert run(["prepare", str(tmp_path / "no.py")]) == 2
@@ -511,9 +511,9 @@ def test_tokens_are_those_of_the_chat(tmp_path):
 
 
 def test_registered_tasks_and_benchmarks():
-    assert task_of("cd34") is get_task("countdown") and task_of("aime24") is get_task("math")
-    with pytest.raises(ConfigError, match="benchmark is 'gsm8k'; it must be one of aime24"):
-        task_of("gsm8k")
+    assert task_of("cd34", Path()) is get_task("countdown") and task_of("aime24", Path()) is get_task("math")
+    with pytest.raises(ConfigError, match="benchmark is 'gsm9k'; it must be one of aime24"):
+        task_of("gsm9k", Path())
 
 
 def test_text_key_keeps_what_tells_problems_apart():

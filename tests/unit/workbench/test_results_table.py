@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.cli.show import show
-from bapo_openrlhf.tasks import TASKS, get_task
+from bapo_openrlhf.tasks import get_task
 from bapo_openrlhf.workbench.evaluation import paper, plots, results, store
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
@@ -53,7 +53,7 @@ def test_a_row_of_the_paper_with_other_cells_is_refused(cells):
 
 def test_columns_are_the_tasks_benchmarks():
     """Names and titles agree in the same order. The paper's table shortens two titles with a point."""
-    for task, block in zip(TASKS, paper.BLOCKS, strict=True):
+    for task, block in zip(("math", "countdown", "geometry"), paper.BLOCKS, strict=True):
         titles = [(name, part.title) for name, part in get_task(task).benchmarks.items()]
         assert titles == [(name, head.removesuffix(".")) for name, head in block.benchmarks.items()]
 

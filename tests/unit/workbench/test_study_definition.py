@@ -95,6 +95,15 @@ def test_a_flag_as_words(write, value, words):
     assert study.words(study.arms[0], 0) == ["--algorithm", "ba_ppo", *words, "--train.seed", "0"]
 
 
+def test_seeds_by_path(write):
+    study = read_study(write(seeds={"group": [4, 2], "critic": [2]}))
+    runs = [(arm.name, seed) for arm, seed in study.runs]
+    groups = ["plain-group", "bapo-group"]
+    assert runs == [*((name, 2) for name in [*groups, "plain-critic"]), *((name, 4) for name in groups)]
+    with pytest.raises(ConfigError, match="seeds is None; it must be a list of numbers"):
+        read_study(write(seeds={"group": [1]}))
+
+
 def test_smoke_is_the_first_seed_of_some_methods(write):
     study = read_study(write(), smoke=True)
     assert (study.name, study.seeds, [arm.name for arm in study.arms]) == ("tiny_smoke", (1,), ["bapo-group"])
@@ -168,7 +177,7 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_studies_that_come_with_the_project(path):
     """Each arm has valid flags on its path, and all arms except DAPO take the same number of steps."""
-    prompts, expected = (10_000, 120) if path.stem == "countdown_gpu" else (1536, 96)
+    prompts, expected = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60)}.get(path.stem, (1536, 96))
     study, steps = read_study(path), {}
     assert read_study(path, smoke=True).arms
     for arm in study.arms:

@@ -1,0 +1,37 @@
+"""`bapo-openrlhf warmup`: supervised training on worked solutions with OpenRLHF's own trainer, before `train`."""
+
+from collections.abc import Sequence
+
+from bapo_openrlhf.cli.arguments import as_words, settings_of
+from bapo_openrlhf.cli.parser import parse_words
+from bapo_openrlhf.errors import refuse
+from bapo_openrlhf.launch import attention, openrlhf_cli, values
+
+# The flags of OpenRLHF's two scripts mean the same. One script has them for the actor and the critic.
+ACTOR = "actor."
+RULES = values.RULES | {name.removeprefix(ACTOR): rule for name, rule in values.RULES.items() if ACTOR in name}
+
+
+def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
+    """Parse, check, train."""
+    parser = openrlhf_cli.build_parser(openrlhf_cli.SFT)
+    parser.prog, parser.usage, parser.description = prog, "%(prog)s --config YAML [flags]", __doc__
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.add_argument("--config", metavar="YAML", nargs="+", help="files of flags; a later file overrules an "
+                        "earlier one, the command line overrules all files")  # fmt: skip
+    parser.set_defaults(**{"data.output_key": "solution"})  # the column that `bapo-openrlhf prepare` writes
+    words = [
+        word
+        for path in parse_words(parser, argv).config or []
+        for word in as_words(parser, list(settings_of(path)), path)
+    ]
+    flat = parse_words(parser, [*words, *argv])
+    attention.check_flags(flat)
+    values.check_ranges(vars(flat), {flag: rule for flag, rule in RULES.items() if flag in vars(flat)})
+    args = openrlhf_cli.validate(flat, openrlhf_cli.SFT)
+
+    from bapo_openrlhf.launch.warmup import check, launch
+
+    check(args)
+    launch(args, argv)
+    return 0

@@ -1,0 +1,112 @@
+"""Supervised training with OpenRLHF's own trainer, on GPUs or on the CPU.
+
+A base model that solves no problem of a task has no group with mixed rewards, so it cannot learn from rewards. A short
+training on worked solutions comes first: the warm-up.
+"""
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from bapo_openrlhf.cpu import flash_attention
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.launch import attention, openrlhf_cli
+from bapo_openrlhf.launch.data_files import local_rows
+from bapo_openrlhf.launch.preflight import check_dataset, check_model
+
+
+def check(args: SimpleNamespace) -> None:
+    """Check everything that can be known before the model loads.
+
+    Raises:
+        ConfigError: The message names the flag, the value and what is allowed.
+    """
+    check_model("model.model_name_or_path", args.model.model_name_or_path)
+    out, model = Path(args.ckpt.output_dir).expanduser(), Path(args.model.model_name_or_path).expanduser()
+    if out.is_file() or out.resolve() == model.resolve():
+        raise ConfigError(f"ckpt.output_dir is {out}; it must be a folder, and another one than the model's")
+    if cpu.active():
+        allowed = {"attn_implementation": "eager", "packing_samples": False, "load_in_4bit": False}
+        for name, value in allowed.items():
+            if getattr(args.ds, name) != value:
+                given = getattr(args.ds, name)
+                raise ConfigError(f"ds.{name} is {given}; on a machine without a GPU it must be {value}")
+    attention.check_packages(args)
+    train, ranks = args.train, int(os.environ.get("WORLD_SIZE", "1"))
+    samples = train.micro_batch_size * ranks
+    if train.batch_size % samples:
+        raise ConfigError(
+            f"train.batch_size is {train.batch_size}; it must be a multiple of {samples} = ranks {ranks} x "
+            f"train.micro_batch_size {train.micro_batch_size}"
+        )
+    rows = check_dataset("data.dataset", args.data.dataset, args)[1]
+    if rows is not None and rows * train.max_epochs < train.batch_size:
+        raise ConfigError(
+            f"train.batch_size is {train.batch_size}; it must be at most {rows * train.max_epochs} = rows {rows} x "
+            f"train.max_epochs {train.max_epochs}"
+        )
+
+
+def launch(args: SimpleNamespace, words: Sequence[str]) -> None:
+    """Train: here on the CPU, and in a process for each GPU of this machine if it has any.
+
+    Args:
+        args: What OpenRLHF's script takes.
+        words: The command line, which the processes get.
+
+    Raises:
+        RunError: The training failed.
+    """
+    if not cpu.active() and "LOCAL_RANK" not in os.environ:
+        runner = ["-m", "deepspeed.launcher.runner", "--no_local_rank", "--module", "bapo_openrlhf.cli", "warmup"]
+        if subprocess.run([sys.executable, *runner, *words]).returncode != 0:
+            raise RunError("the warm-up failed; the messages of its processes stand above")
+        return
+    _set_up()
+    first = os.environ["RANK"] == "0"
+    if first:
+        _warn_of_long_rows(args)
+    importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SFT}").train(args)
+    if first:
+        print(f"{args.ckpt.output_dir}: {args.model.model_name_or_path}, trained on {args.data.dataset}")
+
+
+def _set_up() -> None:
+    """Patch this process as far as the machine needs it. On the CPU also set what DeepSpeed's launcher would set."""
+    if not cpu.active():
+        if flash_attention.missing():
+            flash_attention.set_up_worker()
+        return
+    cpu.prepare_environment()
+    cpu.install()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        only = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    for name, value in {**only, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        os.environ.setdefault(name, value)
+
+
+def _warn_of_long_rows(args: SimpleNamespace) -> None:
+    """Say how many rows do not fit. OpenRLHF leaves a row out if its prompt is too long, and else cuts the response."""
+    from openrlhf.datasets.sft_dataset import preprocess_data
+    from transformers import AutoTokenizer
+
+    data = args.data
+    file = Path(data.dataset.split("@")[0]).expanduser()
+    if "," in data.dataset or not file.is_file() or data.multiturn or args.model.pretrain_mode_enable:
+        return
+    tokenizer = AutoTokenizer.from_pretrained(args.model.model_name_or_path)
+    template = tokenizer.apply_chat_template if data.apply_chat_template else None
+    texts = (
+        "".join(preprocess_data(row, data.input_template, data.input_key, data.output_key, template))
+        for row in local_rows("data.dataset", file)
+    )
+    long = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) > data.max_len for text in texts)
+    if long:
+        print(f"warning: data.max_len is {data.max_len}; rows with more tokens, which are cut: {long}", file=sys.stderr)

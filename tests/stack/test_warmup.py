@@ -1,0 +1,78 @@
+"""The warm-up on OpenRLHF's own supervised trainer, beside a plain loop in torch."""
+
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bapo_openrlhf.cpu.prefork.serving import python
+
+pytestmark = pytest.mark.stack
+
+ROWS = [
+    (f"{a} {b} {c}:{a + b + c}=", f"{a}+{b}+{c}<eos>")
+    for a, b, c in zip(range(5, 13), range(20, 28), [3] * 8, strict=False)
+]
+EPOCHS, RATE = 3, 1e-3
+
+
+def warm_up(workspace, out, *words):
+    data = workspace / f"{out}.jsonl"
+    data.write_text("".join(json.dumps({"input": prompt, "solution": text}) + "\n" for prompt, text in ROWS))
+    flags = {
+        "model.model_name_or_path": "model",
+        "data.dataset": data,
+        "data.input_template": "{}",
+        "data.max_len": 32,
+        "train.batch_size": len(ROWS),
+        "train.micro_batch_size": 4,
+        "train.max_epochs": EPOCHS,
+        "adam.lr": RATE,
+        "lr_scheduler": "constant",
+        "ds.attn_implementation": "eager",
+        "ckpt.output_dir": out,
+    }
+    command = [python(), "-m", "bapo_openrlhf.cli", "warmup", *(f"--{name}={value}" for name, value in flags.items())]
+    environment = os.environ | {"BAPO_OPENRLHF_CPU": "1"}
+    return subprocess.run([*command, *words], cwd=workspace, env=environment, capture_output=True, text=True)
+
+
+def plain_loop(folder):
+    """AdamW on the mean negative log-likelihood of the solutions' tokens, one step for each epoch."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0)
+    for _ in range(EPOCHS):
+        losses = []
+        for prompt, text in ROWS:
+            asked, told = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompt, text))
+            logits = model(torch.tensor([asked + told])).logits[0, len(asked) - 1 : -1]
+            losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(told), reduction="none"))
+        optimizer.zero_grad()
+        torch.cat(losses).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return model.state_dict()
+
+
+def test_the_weights_are_those_of_a_plain_loop(workspace):
+    done = warm_up(workspace, "warm")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "warm: model, trained on" in done.stdout and "warning" not in done.stderr
+    before, after = (load_file(workspace / name / "model.safetensors") for name in ("model", "warm"))
+    wanted = plain_loop(workspace / "model")
+    moved = sum(float(((wanted[name] - before[name].float()) ** 2).sum()) for name in before)
+    apart = sum(float(((wanted[name] - after[name].float()) ** 2).sum()) for name in before)
+    assert apart < 0.05 * moved  # The stack computes in bfloat16.
+    AutoTokenizer.from_pretrained(workspace / "warm")
+
+
+def test_rows_that_do_not_fit_are_counted(workspace):
+    done = warm_up(workspace, "cut", "--data.max_len=18", "--train.max_epochs=1")
+    assert done.returncode == 0, done.stderr[-4000:]
+    long = sum(len(prompt) + len(text) - len("<eos>") + 1 > 18 for prompt, text in ROWS)  # a token for each character
+    assert f"warning: data.max_len is 18; rows with more tokens, which are cut: {long}" in done.stderr and 0 < long < 8

@@ -1,0 +1,142 @@
+"""GSM8K: rows become labels and worked solutions, and responses are judged.
+
+All rows here are made for these tests. They have the columns of the published data and copy nothing from it.
+"""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bapo_openrlhf import user_file
+from bapo_openrlhf.tasks import get_task, gsm8k
+from bapo_openrlhf.tasks.task import BadRow, Source
+from bapo_openrlhf.workbench.evaluation import problems
+from bapo_openrlhf.workbench.prepare.build import Request, prepare
+
+# Made rows: the answer, its label and its worked solution, all written by hand.
+GOOD = {
+    "thousands": (
+        "The mill grinds 1,250*4=<<1250*4=5000>>5,000 sacks.\n#### 5,000",
+        "5000",
+        "The mill grinds 1,250*4=5,000 sacks.\nThe final answer is \\boxed{5000}",
+    ),
+    "millions": ("It is <<3*10^6=3000000>>3,000,000.\n#### 3,000,000", "3000000",
+                 "It is 3,000,000.\nThe final answer is \\boxed{3000000}"),
+    "negative": ("The diver goes down to <<0-1012=-1012>>-1,012 m.\n#### -1,012", "-1012",
+                 "The diver goes down to -1,012 m.\nThe final answer is \\boxed{-1012}"),
+    "decimal": ("A pear costs 15/4=$<<15/4=3.75>>3.75.\n#### 3.75", "3.75",
+                "A pear costs 15/4=$3.75.\nThe final answer is \\boxed{3.75}"),
+    "both": ("Rent is $<<2*617.25=1234.5>>1,234.50.\n#### 1,234.50", "1234.50",
+             "Rent is $1,234.50.\nThe final answer is \\boxed{1234.50}"),
+    "no_zero": ("Half is left.\n#### .5", ".5", "Half is left.\nThe final answer is \\boxed{.5}"),
+    "two_in_a_line": ("First <<1+1=2>>2, then <<2+5=7>>7 < 9 days.\nSo 7.\n####7\n", "7",
+                      "First 2, then 7 < 9 days.\nSo 7.\nThe final answer is \\boxed{7}"),
+    "marked_twice": ("Bus #### 12 has 8 seats.\n#### 8", "8",
+                     "Bus #### 12 has 8 seats.\nThe final answer is \\boxed{8}"),
+}  # fmt: skip
+BAD = {  # Made rows, too: the answer and the reason for its rejection.
+    "There are 2+2=<<2+2=4>>4 hens.": "no #### in the answer: 'There are 2+...+2=4>>4 hens.'",
+    "Four hens.\n#### ": "no number after ####: ' '",
+    "Four hens.\n#### four": "no number after ####: ' four'",
+    "Four hens.\n#### 4 or 5": "no number after ####: ' 4 or 5'",
+    "Four hens.\n#### 1.2.3": "no number after ####: ' 1.2.3'",
+    "Four hens.\n#### -": "no number after ####: ' -'",
+    " ": "answer is empty",
+}
+ROWS = [{"question": f" Made question {name}?\n", "answer": answer} for name, (answer, _, _) in GOOD.items()]
+ROWS += [{"question": f"Bad made question {number}?", "answer": answer} for number, answer in enumerate(BAD)]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def data(request, tmp_path):
+    """The folder of data that `prepare` wrote from local copies with made rows."""
+    path = tmp_path / f"made.{request.param}"
+    if request.param == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    prepare(get_task("gsm8k"), Request(out=tmp_path / "data" / "gsm8k", local={"train": path, "gsm8k": path}))
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("part", ["train", "gsm8k"])
+def test_made_rows_are_prepared(data, part):
+    found = lines(data / "gsm8k" / f"{part}.jsonl")
+    assert [(row["label"], row["solution"]) for row in found] == [(label, text) for _, label, text in GOOD.values()]
+    assert found[0]["input"] == (
+        "Made question thousands? Let's think step by step and output the final answer within \\boxed{}."
+    )
+    rejected = lines(data / "gsm8k" / f"{part}.rejected.jsonl")
+    assert [(row["row"], row["reason"]) for row in rejected] == list(enumerate(BAD.values(), len(GOOD) + 1))
+
+
+def test_a_made_answer_that_is_no_text_is_rejected():
+    with pytest.raises(BadRow, match="no #### in the answer: 24"):
+        gsm8k.problem({"question": "Made?", "answer": 24})
+
+
+RESPONSES = [  # the made row, the response, its reward, and whether it has an answer in a box
+    ("thousands", r"\boxed{5000}", 1.0, 1.0),
+    ("thousands", r"They are \boxed{5,000}.", 1.0, 1.0),
+    ("thousands", r"$\boxed{5{,}000 \text{ sacks}}$", 1.0, 1.0),
+    ("thousands", r"First \boxed{1}, then \boxed{5000.00}", 1.0, 1.0),
+    ("thousands", r"\boxed{500}", 0.0, 1.0),
+    ("thousands", r"\boxed{5}", 0.0, 1.0),
+    ("thousands", r"\boxed{5001}", 0.0, 1.0),
+    ("negative", r"\boxed{-1,012}", 1.0, 1.0),
+    ("negative", r"\boxed{1012}", 0.0, 1.0),
+    ("decimal", r"\boxed{\$3.75}", 1.0, 1.0),
+    ("decimal", r"\boxed{\frac{15}{4}}", 1.0, 1.0),
+    ("decimal", r"\boxed{3.7}", 0.0, 1.0),
+    ("decimal", r"\boxed{375}", 0.0, 1.0),
+    ("both", r"\boxed{1234.5}", 1.0, 1.0),
+    ("no_zero", r"\boxed{1/2}", 1.0, 1.0),
+    # no box
+    ("thousands", "5000", 0.0, 0.0),
+    ("thousands", "The mill grinds <<1250*4=5000>>5,000.\n#### 5,000", 0.0, 0.0),
+    ("thousands", "", 0.0, 0.0),
+    # hostile
+    ("thousands", r"\boxed{5000", 0.0, 0.0),
+    ("thousands", r"\boxed{}", 0.0, 0.0),
+    ("thousands", r"\boxed{5000} or \boxed{5001}", 0.0, 1.0),
+    ("thousands", r"\boxed{5000, 5001}", 0.0, 1.0),
+    ("thousands", r"\boxed{x}", 0.0, 1.0),
+    ("thousands", r'\boxed{__import__("os")}', 0.0, 1.0),
+    ("thousands", "\\boxed{" * 1000, 0.0, 0.0),
+    ("thousands", "\\boxed{" + "5" * 5000 + "}", 0.0, 0.0),
+    *((name, solution, 1.0, 1.0) for name, (_, _, solution) in GOOD.items()),
+]
+
+
+@pytest.mark.parametrize("data", ["jsonl"], indirect=True)
+def test_responses_to_made_rows_are_judged(data):
+    """The benchmark is loaded as `evaluate` loads it. Its reward file is the one that a run names."""
+    benchmark = problems.load("gsm8k", data, None, None)
+    assert (benchmark.title, benchmark.size) == ("GSM8K", len(GOOD))
+    assert benchmark.reward.parts[-3:] == ("bapo_openrlhf", "tasks", "gsm8k.py")
+    reward = user_file.load("reward.remote_url", benchmark.reward)
+    rows = dict(zip(GOOD, benchmark.problems, strict=True))
+    asked = [(rows[name], response) for name, response, _, _ in RESPONSES]
+    found = reward.reward_func(
+        [f"<s>{row.input}{response}" for row, response in asked],
+        [row.input for row, _ in asked],
+        [row.label for row, _ in asked],
+    )
+    judged = zip(map(float, found["rewards"]), map(float, found["extra_logs"]["boxed"]), strict=True)
+    assert [(*case[:2], *pair) for case, pair in zip(RESPONSES, judged, strict=True)] == RESPONSES
+    assert reward.answer(r"\boxed{5,000 \text{ sacks}}") == reward.answer(r"\boxed{5000}") == "5000"  # majority votes
+
+
+def test_the_published_parts():
+    sources = {name: part.source for name, part in gsm8k.TASK.parts.items()}
+    columns = ("question", "answer")
+    assert sources == {
+        "gsm8k": Source("openai/gsm8k", columns, split="test", config="main", rows=1319),
+        "train": Source("openai/gsm8k", columns, split="train", config="main", rows=7473),
+    }

@@ -1,0 +1,349 @@
+"""The adapter of reasoning-gym: every task of the library, names and levels, and text that tries to run."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.cli import main as cli
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.tasks import reasoning_gym as task
+from bapo_openrlhf.tasks import worked
+from bapo_openrlhf.workbench.evaluation.problems import load
+
+pytest.importorskip("reasoning_gym")
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[3]
+SUMS = ROOT / "configs" / "smollm2" / "sums.yaml"
+LIBRARY = Path(importlib.util.find_spec("reasoning_gym").origin).parent
+TASKS = sorted(set(task.library().DATASETS) - set(task.REFUSED))
+
+
+def problem_of(name: str):
+    return task.problems(task.asked(name, None)[0], "train", 1, seed=0)[0]
+
+
+def tagged(text: object) -> str:
+    return f"First I think. <answer>{text}</answer>"
+
+
+# ── every task of the library ──
+
+
+@pytest.fixture(scope="module")
+def every_problem():
+    return {name: problem_of(name) for name in TASKS}
+
+
+def test_the_library_has_the_tasks_that_were_looked_at():
+    assert len(TASKS) == 104
+
+
+def test_the_answer_of_every_task_is_right_after_a_round_trip_through_a_file(every_problem):
+    lines = {name: json.dumps({"label": problem.label}) for name, problem in every_problem.items()}
+    scores = {}
+    for name, line in lines.items():
+        label = json.loads(line)["label"]
+        entry = ast.literal_eval(label)["entry"]
+        if entry["answer"] is not None:
+            scores[name] = task.score(tagged(entry["answer"]), label)
+    assert len(scores) == len(TASKS) - 5  # the answers of five tasks are not unique, and the library gives none
+    assert {name: score for name, score in scores.items() if score != 1.0} == {}
+
+
+HOSTILE = (
+    "__import__('pathlib').Path({file!r}).write_text('run')",
+    "open({file!r}, 'w').write('run')",
+    "(lambda: open({file!r}, 'w'))()",
+    "9**9**9**9",
+    "factorial(10**9)",
+    "(" * 400 + ")" * 400,
+    "[" * 3000,
+    "x" * 100_000,
+    "1e999",
+    "nan",
+    "-inf",
+    "\x00\ud800",
+    "{{'a': 1}}",
+    "[[0, 1], [1]]",
+    "None",
+    "",
+    "٣ + ²",
+)
+
+
+def test_no_text_runs_or_crashes_in_any_scorer(every_problem, tmp_path):
+    file = tmp_path / "made"
+    for name, problem in every_problem.items():
+        for text in HOSTILE:
+            score = task.score(tagged(text.format(file=str(file))), problem.label)
+            assert 0 <= score <= 1, (name, text)
+            assert not file.exists(), (name, text)
+
+
+DANGEROUS = {"eval", "exec", "__import__", "parse_expr", "sympify", "parse_latex", "lambdify", "system", "popen"}
+LOOKED_AT = {  # Calls on text that the library itself has made, so no response reaches them.
+    "algorithmic.number_sorting": "the entry's answer",
+    "arithmetic.basic_arithmetic": "the entry's expression",
+    "arithmetic.bitwise_arithmetic": "the entry's problem",
+    "arithmetic.gsm_symbolic.generators_00_49": "templates",
+    "arithmetic.gsm_symbolic.generators_50_99": "templates",
+    "logic.propositional_logic": "a parser of its own with this name",
+}
+
+
+def test_each_module_that_evaluates_text_has_been_looked_at():
+    """If another version calls `eval` in another place, this test names it."""
+    found = set()
+    for file in LIBRARY.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in DANGEROUS:
+                found.add(".".join(file.relative_to(LIBRARY).with_suffix("").parts))
+    modules = {task.library().DATASETS[name][0].__module__.partition(".")[2] for name in (*task.FENCES, "codeio")}
+    assert found == modules | set(task.LITERALS) | set(LOOKED_AT)
+
+
+@pytest.mark.parametrize(
+    ("formula", "numbers", "names"),
+    [
+        ("(3 + 5) * 7 / 2 - 1", True, True),
+        ("2**10", True, True),
+        ("x**2 + 3*x", False, True),
+        ("sin(x)*exp(-x)/pi", False, True),
+        ("2**100", False, False),
+        ("2**(9*9*9)", False, False),
+        ("2**-(99)", True, True),
+        ("x.__class__", False, False),
+        ("xx", False, False),
+        ("eval(x)", False, False),
+        ("sin(x, evaluate=x)", False, False),
+        ("'a' * 9", False, False),
+        ("True", False, False),
+        ("x if x else x", False, False),
+        ("[x for x in x]", False, False),
+        ("1 +" * 200 + "1", False, False),
+    ],
+)
+def test_harmless_formulas(formula, numbers, names):
+    assert (task.harmless(formula, names=False), task.harmless(formula, names=True)) == (numbers, names)
+
+
+# ── scores ──
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        ("<answer> 12 </answer>", "12"),
+        ("<answer>1</answer> no: <answer>2</answer>", "2"),
+        ("<answer>1</answer> and <answer>2", "1"),
+        ("<answer><answer>3</answer>", "3"),
+        ("12", None),
+        ("</answer>12<answer>", None),
+    ],
+)
+def test_the_last_answer_counts(response, found):
+    assert task.answer(response) == found
+
+
+def test_rewards_are_the_librarys_scores_and_say_what_was_answered():
+    label = problem_of("chain_sum").label
+    right = ast.literal_eval(label)["entry"]["answer"]
+    prompt = "How much? <answer> </answer>"
+    responses = [tagged(right), tagged("no number"), f"It is {right}.", ""]
+    got = task.reward_func([prompt + text for text in responses], [prompt] * 4, [label] * 4)
+    assert got["rewards"].tolist() == [1.0, 0.0, 0.0, 0.0] and got["scores"] is got["rewards"]
+    assert got["extra_logs"]["answered"].tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_partial_score_stays_as_it_is():
+    """The library gives parts of a point for parts of this answer: one word of two is in its place."""
+    [kind] = task.asked("sentence_reordering", None)
+    problem = task.problems(kind, "train", 1, seed=0)[0]
+    words = ast.literal_eval(problem.label)["entry"]["answer"].split()
+    half = [*words[: len(words) // 2], *["no"] * (len(words) - len(words) // 2)]
+    assert 0 < task.score(tagged(" ".join(half)), problem.label) < 1
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+def test_a_score_outside_its_range_is_an_error(monkeypatch, value):
+    scorer = type("Scorer", (), {"score_answer": lambda self, answer, entry: value})
+    monkeypatch.setattr(task, "_scorer", lambda name, parameters: scorer())
+    with pytest.raises(ValueError, match=rf"the score of chain_sum is {value}; it must be within 0\.\.1"):
+        task.score(tagged(1), problem_of("chain_sum").label)
+
+
+@pytest.mark.parametrize("label", ["", "12", "{'task': 1}", "__import__('os')", "[1]"])
+def test_a_label_of_another_task_is_an_error(label):
+    with pytest.raises(ValueError, match="it must be one that `bapo-openrlhf prepare reasoning_gym` wrote"):
+        task.score(tagged(1), label)
+
+
+# ── names, levels, weights ──
+
+
+def test_names_levels_and_weights():
+    easy, hard, gcd = task.asked("chain_sum@0,chain_sum@3:0.5,gcd:0", None)
+    assert [kind.name for kind in (easy, hard, gcd)] == ["chain_sum@0", "chain_sum@3", "gcd"]
+    assert [kind.weight for kind in (easy, hard, gcd)] == [1.0, 0.5, 0.0]
+    assert easy.parameters["max_terms"] < hard.parameters["max_terms"] and gcd.parameters == {}
+
+
+def test_the_file_gives_names_of_ones_own():
+    kinds = {kind.name: kind for kind in task.asked(None, SUMS)}
+    assert kinds["five_terms"].weight == 0 and kinds["two_terms"].task == "chain_sum"
+    assert kinds["five_terms"].parameters == {"min_terms": 5, "max_terms": 5, "min_digits": 3, "max_digits": 3}
+    assert [kind.weight for kind in task.asked("three_terms:3,gcd", SUMS)] == [3.0, 1.0]
+
+
+BAD = {
+    "chainsum": r"task is 'chainsum'; it must be one of reasoning-gym's 106; did you mean chain_sum",
+    "codeio": "task is codeio; it is refused because it runs programs of its data",
+    "chain_sum@99": r"reasoning-gym refuses chain_sum .*level is 99; it must be 0\.\.",
+    "chain_sum:x": "--tasks has 'chain_sum:x'; each must be NAME, NAME@LEVEL or NAME:WEIGHT",
+    "chain_sum,chain_sum": "--tasks has chain_sum twice",
+    "chain_sum:0": "all weights are 0",
+}
+
+
+@pytest.mark.parametrize(("tasks", "message"), BAD.items(), ids=BAD)
+def test_bad_names(tasks, message):
+    with pytest.raises(ConfigError, match=message):
+        task.asked(tasks, None)
+
+
+BAD_FILES = {
+    "x: {task: chain_sum, terms: 3}": "x: terms is no parameter of chain_sum; it has min_terms",
+    "x: {task: chain_sum, min_terms: 9, max_terms: 2}": "x: reasoning-gym refuses chain_sum with min_terms=9, max_t",
+    "x: {task: chain_sum, weight: -1}": "x: weight is -1; it must be a number of at least 0",
+    "x: 3": "x is 3; it must be a mapping",
+    "[]": "it must have a mapping of names",
+    "train: {task: gcd}": "--tasks has train; the name stands for a part",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_FILES.items(), ids=range(len(BAD_FILES)))
+def test_bad_files(tmp_path, text, message):
+    file = tmp_path / "kinds.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        task.configured(None, file)
+
+
+@pytest.mark.parametrize("installed", [None, "0.1.24"])
+def test_another_version_or_none_names_the_command(monkeypatch, installed):
+    real = importlib.import_module
+
+    def missing(name):
+        if installed is None and name.startswith("reasoning_gym"):
+            raise ImportError("No module named 'reasoning_gym'")
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
+    found = installed or r"none \(ImportError: No module named 'reasoning_gym'\)"
+    with pytest.raises(ConfigError, match=rf"has version {found}; .*`pip install reasoning-gym==0\.1\.25`"):
+        task.library.__wrapped__()
+
+
+# ── parts ──
+
+
+def test_no_question_is_in_two_parts_and_a_seed_repeats_them():
+    [kind] = task.asked("chain_sum@2", None)
+    parts = {part: task.problems(kind, part, 60, seed=1) for part in ("train", "warmup", "chain_sum@2")}
+    texts = [problem.text for problems in parts.values() for problem in problems]
+    assert len(texts) == 180 == len(set(texts))
+    assert task.problems(kind, "train", 60, seed=1) == parts["train"]
+    assert task.problems(kind, "train", 60, seed=2) != parts["train"]
+
+
+def test_weights_are_shares_of_the_training_data_and_of_the_warm_up():
+    made = task.configured("two_terms:1,five_terms:3,letter_counting:4", SUMS)
+    for part, shares in {"train": (5, 15, 20), "warmup": (10, 30, 0)}.items():  # nothing writes how letters are counted
+        tasks = Counter()
+        for problem in made.generate("", part, 40, 0):
+            tasks[ast.literal_eval(problem.label)["parameters"].get("max_terms")] += 1
+            assert (problem.solution is not None) is (part == "warmup")
+        assert (tasks[2], tasks[5], tasks[None]) == shares
+
+
+def test_a_kind_with_too_few_problems_says_so(tmp_path):
+    file = tmp_path / "kinds.yaml"
+    file.write_text("one: {task: chain_sum, min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}")
+    with pytest.raises(ConfigError, match="one: 300 problems of one are asked for; there are only"):
+        task.configured(None, file).generate("", "one", 300, 0)
+
+
+# ── worked solutions ──
+
+
+def test_a_worked_solution_is_right_step_by_step():
+    """Each step is computed again by Python, and the library judges the answer."""
+    for name in ("chain_sum", "basic_arithmetic", "products", "gcd", "countdown"):
+        for problem in task.problems(task.asked(name, None)[0], "warmup", 40, seed=3):
+            assert task.score(problem.solution, problem.label) == 1.0, problem
+            for step in problem.solution.partition(" <answer>")[0].removesuffix(".").split(". "):
+                values = {round(eval(side.replace("mod", "%").replace("/", "*1.0/")), 9) for side in step.split(" = ")}
+                assert len(values) == 1, step
+
+
+@pytest.mark.parametrize(
+    ("expression", "steps"),
+    [
+        ("12 + 3 * 4", ["3 * 4 = 12", "12 + 12 = 24"]),
+        ("7 - (2 - 9)", ["2 - 9 = -7", "7 - (-7) = 14"]),
+        ("23 * 45", ["23 * 45 = 23 * 40 + 23 * 5 = 920 + 115 = 1035"]),
+        ("7 / 2", ["7 / 2 = 7/2"]),
+    ],
+)
+def test_steps_of_a_calculation(expression, steps):
+    assert worked.calculation(expression) == steps
+
+
+def test_steps_of_a_divisor_and_what_is_no_calculation():
+    assert worked.divisor([48, 36]) == ["48 mod 36 = 12", "36 mod 12 = 0"]
+    with pytest.raises(ValueError, match="is no expression"):
+        worked.calculation("2 ** 3")
+
+
+# ── the commands ──
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    words = [
+        "reasoning_gym",
+        "--config",
+        str(SUMS),
+        "--size",
+        "train=20,test=4,warmup=10",
+        "--out",
+        str(folder / "reasoning_gym"),
+    ]
+    assert cli.run(["prepare", *words]) == 0
+    return folder
+
+
+def test_prepare_writes_rows_that_train_and_evaluate_read(prepared):
+    rows = [json.loads(line) for line in (prepared / "reasoning_gym" / "train.jsonl").open()]
+    assert len(rows) == 20 and all(task.score("", row["label"]) == 0 for row in rows)
+    kinds = json.loads((prepared / "reasoning_gym" / "manifest.json").read_text())["parts"]["train"]["asked"]["kinds"]
+    assert "chain_sum" in kinds and "five_terms" in kinds
+    benchmark = load("five_terms", prepared, None, None)
+    assert len(benchmark.problems) == 4 and benchmark.reward == task.TASK.file
+
+
+def test_prepare_needs_names_and_refuses_them_for_other_tasks(capsys):
+    assert cli.run(["prepare", "reasoning_gym"]) == 2
+    assert "reasoning_gym needs --tasks NAME,... or --config FILE" in capsys.readouterr().err
+    assert cli.run(["prepare", "countdown", "--tasks", "gcd"]) == 2
+    assert "--tasks and --config are only for reasoning_gym; the task is countdown" in capsys.readouterr().err
