@@ -7,6 +7,6 @@ cd "$(dirname "$0")/.." # presets name files by their paths in the project's fol
 
 [ -f runs/smollm2/config.json ] || bapo-openrlhf model smollm2 runs/smollm2
 bapo-openrlhf prepare reasoning_gym --config configs/smollm2/sums.yaml --prompt question \
-    --size train=960,test=40,warmup=1600
+    --size train=960,test=32,warmup=1600
 [ -f runs/smollm2_warm/config.json ] || bapo-openrlhf warmup --config configs/smollm2/warmup.yaml
 bapo-openrlhf study --config configs/studies/smollm2.yaml "$@"

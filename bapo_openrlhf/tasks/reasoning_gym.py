@@ -128,16 +128,18 @@ class Asked(NamedTuple):
         name: Its name here, which is also that of its benchmark.
         task, parameters: The task of the library.
         weight: Its share of the training data. With 0 it is only a benchmark.
+        steps: Share of the warm-up's solutions that write their steps. The others are only an answer.
     """
 
     name: str
     task: str
     parameters: dict[str, Any]
     weight: float
+    steps: float
 
 
 _WORD = re.compile(r"(?P<name>[\w-]+(?:@(?P<level>[0-9]+))?)(?::(?P<weight>[0-9.]+))?")
-_OWN = ("task", "level", "weight")  # the keys of an entry of the file that are no parameters of the library
+_OWN = ("task", "level", "weight", "steps")  # the keys of an entry of the file that are no parameters of the library
 
 
 def asked(tasks: str | None, config: Path | None) -> list[Asked]:
@@ -146,10 +148,10 @@ def asked(tasks: str | None, config: Path | None) -> list[Asked]:
     Args:
         tasks: Words NAME[@LEVEL][:WEIGHT], separated by commas. A name is one of the file, or a task of the library. A
             level, from 0, is that of the library's curriculum. None means all names of the file.
-        config: A YAML file of names, each with `task` (by default the name), `level`, `weight` and parameters.
+        config: A YAML file of names, each with `task` (by default the name), `level`, `weight`, `steps` and parameters.
 
     Raises:
-        ConfigError: A name, a level, a weight or a parameter is not possible.
+        ConfigError: A name, a level, a weight, a share or a parameter is not possible.
     """
     entries = _entries(config) if config else {}
     words = [word.strip() for word in (tasks or ",".join(entries)).split(",")]
@@ -205,6 +207,9 @@ def _kind(title: str, name: str, entry: Mapping[str, Any], names: Sequence[str])
         raise ConfigError(f"task is {task!r}; it must be one of reasoning-gym's {len(factory.DATASETS)}{hint}")
     if weight is None:
         raise ConfigError(f"{title}: weight is {entry['weight']!r}; it must be a number of at least 0")
+    steps = _weight(entry.get("steps", 1))
+    if steps is None or steps > 1:
+        raise ConfigError(f"{title}: steps is {entry['steps']!r}; it must be a share within 0..1")
     parameters = {key: value for key, value in entry.items() if key not in _OWN}
     known = [
         field.name for field in dataclasses.fields(factory.DATASETS[task][1]) if field.name not in ("seed", "size")
@@ -221,7 +226,7 @@ def _kind(title: str, name: str, entry: Mapping[str, Any], names: Sequence[str])
         raise ConfigError(
             f"{title}: reasoning-gym refuses {task} with {given or 'no parameters'}: {one_line(error)}"
         ) from None
-    return Asked(title, task, parameters, weight)
+    return Asked(title, task, parameters, weight, steps)
 
 
 def _of_level(factory: Any, task: str, level: Any) -> dict[str, Any]:
@@ -255,13 +260,15 @@ def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
             data = library().create_dataset(kind.task, **kind.parameters, seed=seed + 1_000_003 * index, size=BLOCK)
         entry, index, missed = data[index % BLOCK], index + 1, missed + 1
         question = entry["question"]
-        if hashlib.sha256(question.encode()).digest()[0] % 8 not in _SHARES.get(part, _TEST) or question in found:
+        digest = hashlib.sha256(question.encode()).digest()
+        if digest[0] % 8 not in _SHARES.get(part, _TEST) or question in found:
             continue
         entry = _plain(entry)
         label = repr({"task": kind.task, "parameters": kind.parameters, "entry": entry})
         if ast.literal_eval(label)["entry"] != entry:
             raise ConfigError(f"{kind.name}: an entry of reasoning-gym's {kind.task} cannot be written as a literal")
-        solution = worked.solution(kind.task, entry) if part == "warmup" else None
+        steps = digest[1] / 256 < kind.steps
+        solution = worked.solution(kind.task, entry, steps=steps) if part == "warmup" else None
         found[question] = Problem(text=question, label=label, key=question, solution=solution)
         missed = 0
     return list(found.values())

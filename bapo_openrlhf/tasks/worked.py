@@ -78,8 +78,13 @@ STEPS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
 }
 
 
-def solution(task: str, entry: Mapping[str, Any]) -> str | None:
-    """The worked solution of an entry of reasoning-gym with its answer, or None if nothing here can write it."""
+def solution(task: str, entry: Mapping[str, Any], *, steps: bool = True) -> str | None:
+    """The worked solution of an entry of reasoning-gym with its answer, or None if nothing here can write it.
+
+    Args:
+        steps: Whether the steps are written. Otherwise the solution is only the answer.
+    """
     if task not in STEPS:
         return None
-    return " ".join(f"{step}." for step in STEPS[task](entry["metadata"])) + f" <answer>{entry['answer']}</answer>"
+    written = [f"{step}." for step in STEPS[task](entry["metadata"])] if steps else []
+    return " ".join([*written, f"<answer>{entry['answer']}</answer>"])

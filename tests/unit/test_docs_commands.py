@@ -355,7 +355,7 @@ def project(tmp_path_factory):
     for level in yaml.safe_load((ROOT / "configs" / "steps" / "sums.yaml").read_text()):
         (here / "runs" / "reasoning_gym" / f"{level}.jsonl").write_text("")
     (here / "data" / "reasoning_gym").mkdir(parents=True)
-    for level in ("two_terms", "five_terms"):
+    for level in ("three", "six"):
         (here / "data" / "reasoning_gym" / f"{level}.jsonl").write_text("")
     prepare(countdown.TASK, Request(out=here / "runs" / "data", generator="small", style="short", limits={"train": 8}))
     return here

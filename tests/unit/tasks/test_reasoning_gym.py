@@ -198,9 +198,9 @@ def test_names_levels_and_weights():
 
 def test_the_file_gives_names_of_ones_own():
     kinds = {kind.name: kind for kind in task.asked(None, SUMS)}
-    assert kinds["five_terms"].weight == 0 and kinds["two_terms"].task == "chain_sum"
+    assert kinds["six"].weight == 0 and kinds["three"].task == "chain_sum"
     assert kinds["five_terms"].parameters == {"min_terms": 5, "max_terms": 5, "min_digits": 3, "max_digits": 3}
-    assert [kind.weight for kind in task.asked("three_terms:3,gcd", SUMS)] == [3.0, 1.0]
+    assert [kind.weight for kind in task.asked("three:3,gcd", SUMS)] == [3.0, 1.0]
 
 
 BAD = {
@@ -223,6 +223,7 @@ BAD_FILES = {
     "x: {task: chain_sum, terms: 3}": "x: terms is no parameter of chain_sum; it has min_terms",
     "x: {task: chain_sum, min_terms: 9, max_terms: 2}": "x: reasoning-gym refuses chain_sum with min_terms=9, max_t",
     "x: {task: chain_sum, weight: -1}": "x: weight is -1; it must be a number of at least 0",
+    "x: {task: chain_sum, steps: 2}": "x: steps is 2; it must be a share within 0..1",
     "x: 3": "x is 3; it must be a mapping",
     "[]": "it must have a mapping of names",
     "train: {task: gcd}": "--tasks has train; the name stands for a part",
@@ -266,13 +267,29 @@ def test_no_question_is_in_two_parts_and_a_seed_repeats_them():
 
 
 def test_weights_are_shares_of_the_training_data_and_of_the_warm_up():
-    made = task.configured("two_terms:1,five_terms:3,letter_counting:4", SUMS)
+    made = task.configured("three:1,six:3,letter_counting:4", SUMS)
     for part, shares in {"train": (5, 15, 20), "warmup": (10, 30, 0)}.items():  # nothing writes how letters are counted
         tasks = Counter()
         for problem in made.generate("", part, 40, 0):
             tasks[ast.literal_eval(problem.label)["parameters"].get("max_terms")] += 1
             assert (problem.solution is not None) is (part == "warmup")
-        assert (tasks[2], tasks[5], tasks[None]) == shares
+        assert (tasks[3], tasks[6], tasks[None]) == shares
+
+
+def test_a_share_of_the_solutions_writes_the_steps():
+    """The same problem has its steps or not in every file. Without them, the solution is the answer."""
+
+    def solved(share):
+        kind = task.Asked("sums", "chain_sum", {"min_terms": 3, "max_terms": 3}, 1.0, share)
+        return {problem.text: problem.solution for problem in task.problems(kind, "warmup", 800, seed=0)}
+
+    whole, part, none = solved(1.0), solved(0.25), solved(0.0)
+    written = [text for text in part if part[text] == whole[text]]
+    assert 150 <= len(written) <= 250  # 200 expected, with a standard deviation of 12
+    assert all(
+        part[text] == none[text] == whole[text][whole[text].index("<answer>") :] for text in part.keys() - written
+    )
+    assert all(len(solution.split()) > 5 for solution in whole.values())
 
 
 def test_a_kind_with_too_few_problems_says_so(tmp_path):
