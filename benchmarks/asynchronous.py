@@ -53,11 +53,7 @@ def measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     names = {"generation": "timing/generation", "rollout": "rollouts/seconds", "waited": "rollouts/waited_seconds"}
     names |= {"age": "staleness/rollout_policy", "training": "timing/ppo_train"}
     means = {ours: statistics.mean(row.get(theirs) or 0.0 for row in rows) for ours, theirs in names.items()}
-    overlap = statistics.mean(
-        min(row["timing/generation"], (row.get("timing/make_experience") or 0.0) + (row.get("timing/ppo_train") or 0.0))
-        for row in rows
-    )
-    return {"seconds": seconds, "overlap": overlap} | means
+    return {"seconds": seconds} | means
 
 
 def inside(words: Sequence[str]) -> int:
@@ -83,26 +79,19 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
     lines = [
         *opening("Generation ahead of training", about, result),
-        "| run | step, s | ratio to the synchronous step | predicted ratio | generation of a rollout, s | training, s "
+        "| run | step, s | ratio to the synchronous step | generation of a rollout, s | training, s "
         "| age of the fresh groups, steps |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in KINDS:
         found, base = result["runs"][one.name], result["runs"][one.base]
         ratios = [a["seconds"] / b["seconds"] for a, b in zip(found, base, strict=True)]
         rollout = statistics.median(entry["rollout"] or entry["generation"] for entry in found)
         training, age = (statistics.median(entry[name] for entry in found) for name in ("training", "age"))
-        predicted = statistics.median(1 - entry["overlap"] / entry["seconds"] for entry in base)
         spread = steps.with_spread([entry["seconds"] for entry in found])
         lines.append(
-            f"| {one.name} | {spread} | {steps.with_spread(ratios)} | {predicted if base is not found else 1:.2f} | "
-            f"{rollout:.2f} | {training:.2f} | {age:.1f} |"
+            f"| {one.name} | {spread} | {steps.with_spread(ratios)} | {rollout:.2f} | {training:.2f} | {age:.1f} |"
         )
-    lines += [
-        "",
-        "The prediction is that of `bapo-openrlhf plan`, from the parts of the synchronous run: in each step, the",
-        "shorter one of generation and (experience + training) costs nothing.",
-    ]
     return "\n".join(lines) + "\n"
 
 

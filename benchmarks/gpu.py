@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import steps
-from gpu_setting import DRY_RUN, MODELS, PROMPT, G, flags_of, make_inputs
+from gpu_setting import DRY_RUN, MODELS, PEAK_TFLOPS, PROMPT, TRAINING_PASSES, G, flags_of, make_inputs, pass_flops
 from report import CORES, RESULTS, origin, write
 
 from bapo_openrlhf.cli import arguments
@@ -35,9 +35,8 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import SOURCES
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, GIB, constants_of
-from bapo_openrlhf.workbench.planning.memory import gpu_memory
+from bapo_openrlhf.workbench.planning.memory import PHASES, gpu_memory
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
-from bapo_openrlhf.workbench.planning.times import TRAINING_PASSES
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 KINDS = [kind for kind in steps.KINDS if not kind.name.startswith("DAPO")]
@@ -85,7 +84,7 @@ def data_sheet(name: str, peak_tflops: float | None) -> str:
     """The kind of GPU in planning's DATA_SHEETS, found by the name that nvidia-smi gives.
 
     Raises:
-        ConfigError: there is none, and no peak was given. The data sheets of A100 to H200 are those of SXM
+        ConfigError: there is none, and no peak was given. The peaks of A100 to H200 are those of SXM
             modules, because cards for a slot (PCIe, NVL) are slower; the 4090's is that of the card for desktops.
     """
     words = name.replace("-", " ").split()
@@ -119,7 +118,7 @@ def prepare(given: argparse.Namespace) -> tuple[str, float, float, list[str]]:
         machine += [f"{given.gpus} x {cards[0][0]}", f"driver {cards[0][2]}"]
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
-    return sheet, size, given.peak_tflops or constants_of(sheet).peak_flops / 1e12, machine
+    return sheet, size, given.peak_tflops or PEAK_TFLOPS[sheet], machine
 
 
 def critic_too(kind: steps.Kind) -> bool:
@@ -144,9 +143,9 @@ def training_mfu(shape: ModelShape, samples: float, length: float, seconds: floa
         peak: FLOP/s of all GPUs together.
         critic: whether a critic is trained too. It has the actor's shape, with a head of one number.
     """
-    passes = shape.pass_flops(samples, length)
+    passes = pass_flops(shape, samples, length)
     if critic:
-        passes += replace(shape, vocabulary=1).pass_flops(samples, length)
+        passes += pass_flops(replace(shape, vocabulary=1), samples, length)
     return TRAINING_PASSES * passes / (seconds * peak)
 
 
@@ -206,7 +205,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         *table(["seconds a step", "ratio", *PARTS.values()], parts),
         *table(SIZES, sizes),
         "Tokens trained are those of whole samples, with their prompts. MFU counts the operations of three forward "
-        "passes (`workbench/planning/shapes.py`), without what checkpointing computes again, in all the seconds of "
+        "passes (`benchmarks/gpu_setting.py`), without what checkpointing computes again, in all the seconds of "
         "training, which include moving states to the GPU and away. It is relative to "
         f"{result['peak_tflops']:g} TFLOP/s a GPU. Memory is what the fullest GPU has in use, measured by nvidia-smi "
         "twice a second. The planned memory is what `bapo-openrlhf plan` predicts.",
@@ -252,7 +251,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, cpu.forked_processes():
         flags = flags_of(given) | make_inputs(Path(name), shape, given.prompts * given.steps)
         plans = {k.name: planned(k, shape, [*steps.words_of(k, flags), *more], sheet, size) for k in KINDS}
-        result["planned_gib"] = {name: plan.most / GIB for name, plan in plans.items()}
+        result["planned_gib"] = {
+            name: max(getattr(plan, phase) for phase in PHASES) / GIB for name, plan in plans.items()
+        }
         result["left_out"] = {name: plan.word for name, plan in plans.items() if plan.word != "fits"}
         kinds = [kind for kind in KINDS if kind.name not in result["left_out"]]
         if not kinds:

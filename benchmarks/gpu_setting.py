@@ -1,4 +1,6 @@
-"""The model, prompts, rewards and flags of benchmarks/gpu.py. All of them are generated, so no model hub is needed.
+"""The model, prompts, rewards and flags of benchmarks/gpu.py, and the operations that MFU counts.
+
+All inputs are generated, so no model hub is needed.
 
 The model has a Qwen3's shape and random weights, so it ends a response about once in as many tokens as its vocabulary
 has. So nearly all responses have the maximum length, and the work of all kinds is equal (OpenRLHF has no flag for
@@ -24,6 +26,9 @@ MODELS = {  # from each model's published config.json. The first is for dry runs
     "1.7b": SHAPES["1.7B"],
     "4b": SHAPES["4B"],
 }
+# TFLOP/s of a GPU in dense bf16, from the data sheets in planning's DATA_SHEETS. A100 to H200 are SXM modules.
+PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0, "H200": 989.0, "4090": 165.0}
+TRAINING_PASSES = 3.0  # training takes the operations of 3 forward passes: forward 1, backward 2
 G, PROMPT = 8, 256  # responses to a prompt; tokens of each prompt
 FLAGS = {
     "train.colocate_all": "",
@@ -57,6 +62,23 @@ def reward_func(queries, prompts, labels, **kwargs):
     rewards, torch = [float(drawn < float(labels[0]))], sys.modules.get("torch")
     return {"rewards": torch.tensor(rewards) if torch else rewards}
 """
+
+
+def forward_flops(shape: ModelShape, context: float) -> float:
+    """Operations for one token's forward pass.
+
+    They are 2 for each weight that the token meets, and 4 for each unit of attention and each earlier token.
+
+    Args:
+        context: Mean number of tokens before it.
+    """
+    met = shape.layers * shape.matrices + shape.vocabulary * shape.hidden  # an embedding is looked up, not multiplied
+    return 2 * met + 4 * shape.layers * shape.heads * shape.head_dim * context
+
+
+def pass_flops(shape: ModelShape, samples: float, length: float) -> float:
+    """Operations for one forward pass of so many samples with `length` tokens each."""
+    return samples * length * forward_flops(shape, length / 2)
 
 
 def make_inputs(folder: Path, shape: ModelShape, prompts: int) -> dict[str, Path]:

@@ -38,7 +38,7 @@ import gpu
 import numpy as np
 import one_process
 import steps
-from gpu_setting import DRY_RUN, MODELS, PROMPT, G, flags_of, make_inputs
+from gpu_setting import DRY_RUN, MODELS, PROMPT, TRAINING_PASSES, G, flags_of, make_inputs
 from report import RESULTS, origin, write
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
@@ -54,7 +54,6 @@ from bapo_openrlhf.record.state_file import CheckpointError
 from bapo_openrlhf.workbench import buffer
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
-from bapo_openrlhf.workbench.planning.times import TRAINING_PASSES
 
 KINDS = [kind for kind in gpu.KINDS if kind.name in ("BAPO-GRPO", "BA-PPO")]
 PHASES = ("experience", "training")

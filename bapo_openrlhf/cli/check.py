@@ -16,10 +16,8 @@ from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.record.run_record import holds_run
 from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.planning.groups import happenings
-
-BYTES_PER_RESPONSE_TOKEN = 8  # 4 for the id and 4 for the behaviour log-prob of a stored token (adapt/group.py)
-BYTES_PER_PROMPT_TOKEN = 4  # for the id
-BYTES_OF_REFERENCE = 4  # in addition for each response token if there is a reference model
+from bapo_openrlhf.workbench.planning.memory import replay_bytes
+from bapo_openrlhf.workbench.planning.workload import Workload
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
@@ -129,13 +127,11 @@ def _learning_rates(args: SimpleNamespace) -> str:
 
 
 def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
-    adapt, arithmetic = args.adapt, checked.arithmetic
+    adapt, groups = args.adapt, Workload(args).replay_capacity
     c1, c2, c3 = adapt.thresholds()
     response = args.rollout.max_new_tokens or args.data.max_len
     prompt = max(args.data.max_len - response, 0)
-    groups = min(adapt.replay_buffer_size or adapt.buffer_size, adapt.replay_steps * args.rollout.batch_size)
-    per_token = BYTES_PER_RESPONSE_TOKEN + BYTES_OF_REFERENCE * ("reference" in arithmetic.ranks)
-    most = groups * arithmetic.group_size * (response * per_token + prompt * BYTES_PER_PROMPT_TOKEN)
+    most = replay_bytes(Workload(args), prompt, response, groups)
     again = (
         f"every m {adapt.reevaluate_every} steps, at most {adapt.max_reevaluated_prompts} prompts; "
         f"hard at mean reward <= c1 {c1}"
@@ -200,9 +196,7 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     ]
     if args.adapt.enabled:
         schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
-        found = happenings(schedule, steps)
-        again = f"{found.reevaluations} re-evaluations (m {schedule.reevaluate_every})"
-        rows.append(
-            ("per epoch", f"{found.syncs} syncs (v {schedule.delay}), {again}, {found.apart} of them between syncs")
-        )
+        syncs, count, apart = happenings(schedule, steps)
+        again = f"{count} re-evaluations (m {schedule.reevaluate_every}), {apart} of them between syncs"
+        rows.append(("per epoch", f"{syncs} syncs (v {schedule.delay}), {again}"))
     return rows

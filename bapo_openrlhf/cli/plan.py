@@ -1,4 +1,4 @@
-"""`bapo-openrlhf plan`: predict what a run would take with other models and GPUs, without loading anything."""
+"""`bapo-openrlhf plan`: predict what a run would need with other models and GPUs, without loading anything."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
 from bapo_openrlhf.workbench.planning.measured import measured_values
 from bapo_openrlhf.workbench.planning.output import page, write
-from bapo_openrlhf.workbench.planning.plan import as_json, make_plan
+from bapo_openrlhf.workbench.planning.plan import Plan
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_folder
 from bapo_openrlhf.workbench.planning.workload import Workload
 
@@ -22,8 +22,8 @@ def build_parser(prog: str) -> Parser:
     """The command's own flags. All other flags are those of `train`."""
     parser = Parser(
         prog,
-        "Predict whether a run fits, and responses, time per step by phase, memory and traffic for GRPO, PPO, "
-        "DAPO, BAPO-GRPO and BA-PPO. Nothing is loaded or measured. All flags of `train` are allowed too, above all "
+        "Predict whether a run fits, and its memory, responses, buffers and weight syncs for GRPO, PPO, DAPO, "
+        "BAPO-GRPO and BA-PPO. Nothing is loaded or measured. All flags of `train` are allowed too, above all "
         "--config.",
     )
     parser.add_argument("--gpus", type=int, nargs="+", default=None, help="numbers of GPUs "
@@ -55,10 +55,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
         constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, workload))
     command = shlex.join([*prog.split(), *argv])
     gpus = sorted({*(mine.gpus or [workload.gpus, *GPUS])})
-    plan = make_plan(shapes, gpus, workload, constants, steps=mine.steps, gpu=mine.gpu, command=command)
+    plan = Plan(shapes, gpus, workload, constants, mine.steps, mine.gpu, command)
     if mine.out is not None:
         write(plan, mine.out)
-    print(json.dumps(as_json(plan), indent=2, allow_nan=False) if mine.json else page(plan))
+    print(json.dumps(plan.as_json(), indent=2, allow_nan=False) if mine.json else page(plan))
     return 0
 
 

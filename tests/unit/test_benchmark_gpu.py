@@ -15,8 +15,8 @@ import pytest
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.workbench.planning.constants import constants_of
-from bapo_openrlhf.workbench.planning.shapes import ModelShape
+from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
+from bapo_openrlhf.workbench.planning.shapes import ModelShape, shape_of_folder
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 # One layer: 4 x (4 + 4 + 4 + 4) + 3 x 4 x 8 = 160 weights in products; the head has 4 x 10.
@@ -98,6 +98,26 @@ def test_mfu_by_hand(gpu):
     critic = 3 * 2 * 10 * (2 * 164 + 80)  # a head of one number instead of 10
     both = gpu.training_mfu(SMALL, 2, 10, 2.0, 28_800.0, critic=True)
     assert both == pytest.approx((actor + critic) / 57_600)
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("Qwen2", True), ("Qwen3", False), ("Llama", False)])
+def test_operations_of_a_real_model(gpu, tmp_path, kind, tied):
+    """What torch counts in a forward pass."""
+    import torch
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+             "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 100, "tie_word_embeddings": tied}  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**sizes, attn_implementation="eager")
+    config.save_pretrained(tmp_path)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    shape = shape_of_folder("actor.model_name_or_path", tmp_path)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 20, dtype=torch.long), use_cache=False)
+    rotary = 2 * 4 * 20  # eager transformers makes the angles by a product, once
+    # eager attention sees all 20 tokens, so each has 20 of them, and a pass over twice as many has 20 on average
+    assert counter.get_total_flops() - rotary == gpu.pass_flops(shape, 1, 40) / 2
 
 
 def test_numbers_are_totals_over_totals(gpu):
@@ -202,6 +222,10 @@ def test_data_sheet_by_name(gpu, name, sheet):
         with pytest.raises(ConfigError, match=rf"no data sheet for '{name}'.*give --peak-tflops"):
             gpu.data_sheet(name, None)
         assert gpu.data_sheet(name, 756.0) == ("4090" if "4090" in name else "H100")
+
+
+def test_each_data_sheet_has_a_peak(gpu):
+    assert set(gpu.PEAK_TFLOPS) == set(DATA_SHEETS)
 
 
 def test_memory_is_that_of_the_fullest_gpu_at_its_fullest(gpu, cards):
@@ -328,7 +352,7 @@ def test_each_whole_round_is_written(gpu, cards, tmp_path, monkeypatch):
     assert [one["step_total"] for one in plain] == [7.5, 15.0]  # without the first steps
     assert {one["gib"] for one in plain} == {50.0}
     length = 100 / 16 + 256
-    operations = 3 * 16 * length * gpu.MODELS["0.6b"].forward_flops(length / 2)
+    operations = 3 * gpu.pass_flops(gpu.MODELS["0.6b"], 16, length)
     assert plain[0]["mfu"] == pytest.approx(operations / (4.0 * 2 * 989e12))  # of both GPUs
     assert result["model"] == "Qwen3-0.6B" and "2 x NVIDIA H100 80GB HBM3, driver 570.1" in result["machine"]
     assert result["command"] == "python benchmarks/gpu.py --model 0.6b --gpus 2 --ds.zero_stage 2"

@@ -107,13 +107,12 @@ def test_predictions_are_those_of_plan(tmp_path, capsys):
         assert main.run(["check", *base, *flags]) == 0
         capsys.readouterr()
         assert main.run(["plan", *base, *flags, "--gpu", gpu, "--gpus", count, "--json"]) == 0
-        entries = json.loads(capsys.readouterr().out)["entries"]
-        (entry,) = [entry for entry in entries if entry["method"] == "BAPO-GRPO"]
-        assert (entry["model"], entry["fits"]) == (model, "fits")
-        gib = {phase: f"{size / 2**30:.1f}" for phase, size in entry["gpu_bytes"].items()}
-        assert entry["gpu_bytes"]["experience"] < max(entry["gpu_bytes"][phase] for phase in ("generation", "training"))
-        assert (gib["generation"], gib["training"]) == (row["GiB while generating"], row["GiB while training"])
-        assert f"{entry['step_seconds']:.0f}" == row["seconds a step"], box
+        sizes = json.loads(capsys.readouterr().out)["sizes"]
+        (found,) = [one for one in sizes if one["method"] == "BAPO-GRPO"]
+        assert (found["model"], found["word"]) == (model, "fits")
+        gib = {phase: f"{found[phase] / 2**30:.1f}" for phase in ("generation", "training")}
+        assert found["experience"] < max(found["generation"], found["training"])
+        assert (gib["generation"], gib["training"]) == (row["GiB while generating"], row["GiB while training"]), box
 
 
 def test_the_page_shows_the_reward_function_of_init():

@@ -19,7 +19,7 @@ from bapo_openrlhf.workbench.pages.text import clean
 NARROW, WIDE = (330, 235), (700, 245)  # pixels that a chart is laid out for; the page scales it a little
 PIXELS = 1.5  # pixels of a PNG file for each pixel of the layout
 
-AnyChart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.ConcatChart
+AnyChart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.FacetChart
 LETTERS = {"labelFontSize": 12, "titleFontSize": 12}
 AXIS = {**dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor"), MUTED), "gridColor": GRID}
 THEME: dict[str, Any] = {

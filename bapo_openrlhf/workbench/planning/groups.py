@@ -92,32 +92,18 @@ def average_groups(algorithm: Algorithm, workload: Workload, constants: Constant
     return Groups(*((1 - share) * a + share * b for a, b in zip(astuple(plain), astuple(again), strict=True)))
 
 
-@dataclass(frozen=True)
-class Happenings:
-    """How often the schedule syncs and re-evaluates in the steps 0 ... steps - 1 of a run.
+def happenings(schedule: RolloutSchedule, steps: int) -> tuple[int, int, int]:
+    """What the schedule does in the steps 0 ... steps - 1 of a run, counted in closed form.
 
-    Attributes:
-        syncs: Syncs of the delayed rollout policy. One follows each v-th update.
-        reevaluations: Re-evaluations. They come every m steps, the first one at t = m.
-        apart: Re-evaluations between two syncs. The engines get today's weights only for them.
+    Returns:
+        Number of syncs of the delayed rollout policy, which follow each v-th update; number of re-evaluations, which
+        come every m steps, first at t = m; and how many of these are between two syncs. Only for them the engines get
+        today's weights in addition.
     """
-
-    syncs: int
-    reevaluations: int
-    apart: int
-
-    @property
-    def sent(self) -> int:
-        """How often the actor's weights are sent to the engines."""
-        return self.syncs + self.apart
-
-
-def happenings(schedule: RolloutSchedule, steps: int) -> Happenings:
-    """The counts in closed form: multiples of v in 1 ... steps, multiples of m and of both in 1 ... steps - 1."""
     every, last = schedule.reevaluate_every, steps - 1
     again = last // every if every else 0
     both = last // math.lcm(schedule.delay, every) if every else 0
-    return Happenings(syncs=steps // schedule.delay, reevaluations=again, apart=again - both)
+    return steps // schedule.delay, again, again - both
 
 
 def keeps_delayed_weights(schedule: RolloutSchedule) -> bool:
@@ -130,5 +116,5 @@ def rollouts(algorithm: Algorithm, workload: Workload, constants: Constants, ste
     """Number of responses that a run of so many steps generates. The run's metric is `rollouts/total`."""
     fresh = groups_of_step(algorithm, workload, constants, reevaluates=False).fresh * steps
     again = groups_of_step(algorithm, workload, constants, reevaluates=True).again
-    again *= happenings(workload.schedule(algorithm), steps).reevaluations
+    again *= happenings(workload.schedule(algorithm), steps)[1]
     return workload.args.rollout.n_samples_per_prompt * (fresh + again)

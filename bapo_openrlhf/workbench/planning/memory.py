@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 
 from bapo_openrlhf.workbench.planning.constants import Constants
-from bapo_openrlhf.workbench.planning.groups import keeps_delayed_weights
 from bapo_openrlhf.workbench.planning.shapes import BYTES, ModelShape
-from bapo_openrlhf.workbench.planning.times import lengths
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 OPTIMIZER = 12  # Bytes per parameter: master weight and Adam's two moments in fp32 (arXiv 1910.02054, Sec. 3.1).
-LOG_PROB = 4  # Bytes of a stored log-prob (adapt/group.py).
+TOKEN = LOG_PROB = 4  # Bytes of a stored id and of a stored log-prob (adapt/group.py).
+PHASES = ("generation", "experience", "training")
 REASONS = {
-    "fits": "fits",
     "GPUs": "there are fewer GPUs than roles, or than one engine or rank needs",
     "engine": "an engine's weights and the cache of one longest sequence do not fit, even with 8 GPUs per engine",
     "training": "weights, gradients, optimizer and activations of a trained model do not fit",
@@ -89,23 +87,15 @@ class Memory:
 
     Attributes:
         generation, experience, training: Bytes on the fullest GPU in each phase.
-        state, activations: The actor's part of `training`.
-        engine: Bytes of a GPU that the engines take while they generate.
-        word: A key of REASONS.
+        engine_gpus: Number of GPUs of an engine. None means that no engine is large enough.
+        word: "fits" or a key of REASONS.
     """
 
     generation: float
     experience: float
     training: float
-    state: float
-    activations: float
-    engine: float
+    engine_gpus: int | None
     word: str
-
-    @property
-    def most(self) -> float:
-        """Bytes in the phase that needs most."""
-        return max(self.generation, self.experience, self.training)
 
 
 def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algorithm: Algorithm, total: int) -> Memory:
@@ -140,60 +130,27 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
         experience = forward + max(state("actor") + on_actor, reference)
         training = max(state(m) + activations[m] + (on_actor if m == "actor" else 0.0) for m in trained)
     largest = max(state(model) + activations[model] for model in trained)
-    room = constants.usable_bytes
-    word = "fits"
-    if size is None:
-        word = "engine"
-    elif _too_few(workload, algorithm, total, size):
-        word = "GPUs"
-    elif largest > room:
-        word = "training"
-    elif max(generation, experience, training) > room:
-        word = "together"
-    elif not fills_step(workload, algorithm, total):
-        word = "batch"
-    return Memory(generation, experience, training, state("actor"), activations["actor"], engine, word)
+    room, ranks = constants.usable_bytes, max(workload.ranks(model, algorithm, total) for model in trained)
+    engines, actors = (workload.gpus_of(role, algorithm, total) for role in ("engines", "actor"))
+    reasons = {
+        "engine": size is None,
+        "GPUs": total < len(workload.blocks(algorithm)) or engines < (size or 0) or actors < workload.copies,
+        "training": largest > room,
+        "together": max(generation, experience, training) > room,
+        # DeepSpeed requires that each rank has a micro-batch in each optimizer step.
+        "batch": args.train.batch_size < ranks * args.train.micro_batch_size,
+    }
+    word = next((reason for reason, holds in reasons.items() if holds), "fits")
+    return Memory(generation, experience, training, size, word)
 
 
-def _too_few(workload: Workload, algorithm: Algorithm, total: int, engine: int) -> bool:
-    """Whether a role has fewer GPUs than one engine or one rank needs."""
-    ranks = workload.gpus_of("actor", algorithm, total)
-    return (
-        total < len(workload.blocks(algorithm))
-        or workload.gpus_of("engines", algorithm, total) < engine
-        or ranks < workload.copies
-    )
+def replay_bytes(workload: Workload, prompt: float, response: float, groups: float) -> float:
+    """Bytes of so many groups in the replay buffer, on the host.
 
-
-def fills_step(workload: Workload, algorithm: Algorithm, total: int) -> bool:
-    """Whether an optimizer step has a micro-batch for every rank of each trained model. DeepSpeed requires that."""
-    ranks = max(workload.ranks(model, algorithm, total) for model in algorithm.trained)
-    return workload.args.train.batch_size >= ranks * workload.args.train.micro_batch_size
-
-
-def replay_bytes(workload: Workload, constants: Constants, *, groups: float | None = None) -> float:
-    """Bytes of the replay buffer on the host.
-
-    With a reference model, its log-probs of the response's tokens are stored as well.
+    A token has its id. A token of a response also has its log-prob, and with a reference model a second one.
 
     Args:
-        groups: Number of groups of mean length. None means a full buffer of the longest samples.
+        prompt, response: Tokens of each prompt and of each response.
     """
-    tokens, responses = float(workload.sample_tokens), float(workload.response_tokens)
-    if groups is not None:
-        length = lengths(workload, constants)
-        tokens, responses = length.total, length.response
-    else:
-        groups = min(workload.replay_capacity, workload.args.adapt.replay_steps * workload.args.rollout.batch_size)
-    reference = LOG_PROB * responses if workload.reference else 0.0
-    return groups * workload.args.rollout.n_samples_per_prompt * (tokens * constants.stored_token_bytes + reference)
-
-
-def hard_bytes(workload: Workload, constants: Constants) -> float:
-    """Bytes of a full hard buffer. It holds only prompts, with 4 bytes per token."""
-    return workload.args.adapt.buffer_size * 4.0 * constants.prompt_share * workload.prompt_tokens
-
-
-def delayed_weight_bytes(shape: ModelShape, workload: Workload, algorithm: Algorithm) -> float:
-    """Bytes on the host of each engine for the delayed weights. They are 0 if the engines never need them back."""
-    return float(shape.weight_bytes) if keeps_delayed_weights(workload.schedule(algorithm)) else 0.0
+    stored = TOKEN * (prompt + response) + LOG_PROB * (1 + workload.reference) * response
+    return groups * workload.args.rollout.n_samples_per_prompt * stored

@@ -1,6 +1,8 @@
 """A plan as a page of tables, and as a picture."""
 
 import json
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import altair as alt
@@ -9,47 +11,32 @@ import pandas as pd
 from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.planning.constants import GIB
-from bapo_openrlhf.workbench.planning.plan import Plan, as_json
-from bapo_openrlhf.workbench.planning.times import OVERLAP, PHASES
+from bapo_openrlhf.workbench.planning.memory import PHASES, REASONS
+from bapo_openrlhf.workbench.planning.plan import Plan, Row
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
-NAMES = tuple(algorithm.name for algorithm in ALGORITHMS)
 COLOURS = (INK, PALETTE[0], PALETTE[4], PALETTE[1], PALETTE[2])  # of ALGORITHMS
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down")  # of ALGORITHMS
 ACROSS = 3  # Panels in a row of the picture.
 
 
-def number(value: float) -> str:
-    """A number with three significant digits, without an exponent and with separated thousands."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def gib(value: float) -> str:
-    """Bytes in GiB."""
-    return number(value / GIB)
-
-
 def page(plan: Plan) -> str:
     """The whole plan as Markdown. It can also be read in a terminal."""
-    words = dict.fromkeys(f"- {e.fits}: {e.why}\n" for e in plan.entries if e.fits != "fits")
+    lines = _lines(plan)
+    words = dict.fromkeys(row["word"] for rows in lines.values() for row in rows)
     constants = pd.DataFrame(plan.constants.rows(), dtype=object)
     constants["value"] = constants["value"].map("{:g}".format)
     parts = [
         *(f"{verdict}\n" for verdict in plan.verdicts),
         "# Plan: predicted, not measured\n",
         f"{plan.gpu}, {plan.steps} trainer steps. All numbers are predictions from the flags and from the constants at "
-        "the end; no model was loaded and nothing was timed.\n",
+        "the end; no model was loaded.\n",
         "## Groups of an average step, responses, tokens\n",
         _groups(plan),
-        "## Predicted time of a step\n",
-        *(_times(plan, shape.name) for shape in plan.shapes),
-        "".join(words),
-        "## Predicted time of a step by phase, on the fewest GPUs that fit\n",
-        _phases(plan),
         "## Predicted GiB on the fullest GPU: while generating / while training\n",
-        *(_memory(plan, shape.name) for shape in plan.shapes),
+        _memory(lines),
+        "".join(f"- {word}: {REASONS[word]}\n" for word in words if word != "fits"),
         "## Predicted buffers and weight sync\n",
         _traffic(plan),
         "## Constants\n",
@@ -59,102 +46,85 @@ def page(plan: Plan) -> str:
 
 
 def _groups(plan: Plan) -> str:
-    first = plan.entries[: len(NAMES)]
-    head = ("method", "fresh", "again", "X1", "X2", "X3", "trained", "responses", "update tokens", "rollouts", "x GRPO")
-    rows = []
-    for e in first:
-        g = e.groups
-        counts = [g.fresh, g.again, g.x1, g.x2, g.x3, g.trained, e.responses, e.trained_tokens, e.rollouts]
-        rows.append((e.method, *map(number, counts), f"{e.rollouts / first[0].rollouts:.2f}"))
-    return Table.of(head, rows).markdown() + f'\n"rollouts" are the responses of all {plan.steps} steps.\n'
+    head = ("fresh", "again", "x1", "x2", "x3", "trained", "responses", "update_tokens", "rollouts")
+    found = [plan.counts(algorithm) for algorithm in ALGORITHMS]
+    rows = [(e["method"], *(e[name] for name in head), e["rollouts"] / found[0]["rollouts"]) for e in found]
+    table = Table.of(("method", *(name.replace("_", " ").replace("x", "X") for name in head), "x GRPO"), rows)
+    return table.markdown() + f'\n"rollouts" are the responses of all {plan.steps} steps.\n'
 
 
-def _gpus(plan: Plan) -> list[int]:
-    return list(dict.fromkeys(e.gpus for e in plan.entries))
+def _lines(plan: Plan) -> dict[str, list[Row]]:
+    """The sizes of all models on all numbers of GPUs, by algorithm. Algorithms of the same memory share a line."""
+    found: dict[str, tuple[list[str], list[Row]]] = {}
+    for algorithm in ALGORITHMS:
+        rows = [plan.sizes(shape, gpus, algorithm) for shape in plan.shapes for gpus in plan.gpus]
+        memory = [[row[name] for name in (*PHASES, "word")] for row in rows]
+        found.setdefault(str(memory), ([], rows))[0].append(algorithm.name)
+    return {", ".join(names): rows for names, rows in found.values()}
 
 
-def _times(plan: Plan, model: str) -> str:
-    rows = []
-    for gpus in _gpus(plan):
-        found = [plan.entry(model, gpus, name) for name in NAMES]
-        cells = [duration(e.step_seconds) if e.step_seconds is not None else e.fits for e in found]
-        rows.append((model, str(gpus), str(found[0].tensor_parallel or "-"), *cells))
-    return Table.of(("model", "GPUs", "GPUs per engine", *NAMES), rows).markdown()
+def _memory(lines: Mapping[str, list[Row]]) -> str:
+    def cell(row: Row) -> str:
+        word = "" if row["word"] == "fits" else f" {row['word']}"
+        return f"{row['generation'] / GIB:.1f} / {max(row['experience'], row['training']) / GIB:.1f}{word}"
 
-
-def _phases(plan: Plan) -> str:
-    rows, columns = [], list(dict.fromkeys(phase for e in plan.entries for phase in e.seconds or PHASES))
-    for shape in plan.shapes:
-        for name in NAMES:
-            fitting = [e for e in plan.entries if (e.model, e.method) == (shape.name, name) and e.seconds]
-            e = min(fitting, key=lambda entry: entry.gpus, default=None)
-            if e is None or e.seconds is None:
-                rows.append((shape.name, name, "-", *("-" for _ in columns), "does not fit"))
-            else:
-                cells = [duration(abs(e.seconds.get(phase, 0.0))) for phase in columns]
-                rows.append((shape.name, name, str(e.gpus), *cells, duration(sum(e.seconds.values()))))
-    note = "\nA step takes all phases less the overlap.\n" if OVERLAP in columns else ""
-    return Table.of(("model", "method", "GPUs", *columns, "step"), rows, words=2).markdown() + note
-
-
-def _memory(plan: Plan, model: str) -> str:
-    rows = []
-    for gpus in _gpus(plan):
-        found = [plan.entry(model, gpus, name).gpu_bytes for name in NAMES]
-        cells = [f"{gib(size['generation'])} / {gib(max(size['experience'], size['training']))}" for size in found]
-        rows.append((model, str(gpus), *cells))
-    return Table.of(("model", "GPUs", *NAMES), rows).markdown()
+    rows = [
+        (sizes[0]["model"], str(sizes[0]["gpus"]), sizes[0]["engine_gpus"], *map(cell, sizes))
+        for sizes in zip(*lines.values(), strict=True)
+    ]
+    return Table.of(("model", "GPUs", "GPUs per engine", *lines), rows).markdown()
 
 
 def _traffic(plan: Plan) -> str:
-    rows, gpus = [], _gpus(plan)[0]
-    for shape in plan.shapes:
-        for name in ("GRPO", "BAPO-GRPO"):
-            e = plan.entry(shape.name, gpus, name)
-            total = e.sync_bytes * e.syncs
-            sizes = (e.sync_bytes, total / plan.steps, total, e.delayed_bytes_engine)
-            rows.append((shape.name, name, str(e.syncs), *map(gib, sizes)))
-    adapted = plan.entry(plan.shapes[0].name, gpus, "BAPO-GRPO")
+    rows, methods = [], [one for one in ALGORITHMS if one.name in ("GRPO", "BAPO-GRPO")]
+    for shape, algorithm in product(plan.shapes, methods):
+        counts, sizes = plan.counts(algorithm), plan.sizes(shape, plan.gpus[0], algorithm)
+        sync, syncs, delayed = sizes["sync_bytes"] / GIB, counts["syncs"], sizes["delayed_bytes"] / GIB
+        rows.append((shape.name, algorithm.name, syncs, sync, sync * syncs / plan.steps, sync * syncs, delayed))
+    adapted = plan.counts(methods[-1])
     head = ("model", "method", "syncs", "GiB per sync", "GiB per step", "GiB in all", "GiB delayed, host of an engine")
     return Table.of(head, rows, words=2).markdown() + (
-        f"\nOn {gpus} GPUs. Replay buffer, on the host: {gib(adapted.replay_bytes)} GiB expected, "
-        f"{gib(adapted.replay_bytes_most)} GiB full of the longest samples. Hard buffer, which holds only prompts: "
-        f"{adapted.hard_bytes / 2**20:.3g} MiB full.\n"
+        f"\nOn {plan.gpus[0]} GPUs. Replay buffer, on the host: {adapted['replay_bytes'] / GIB:.3g} GiB expected, "
+        f"{adapted['replay_bytes_most'] / GIB:.3g} GiB full of the longest samples. Hard buffer, which holds only "
+        f"prompts: {adapted['hard_bytes'] / 2**20:.3g} MiB full.\n"
     )
 
 
-def figure(plan: Plan) -> alt.ConcatChart:
-    """Seconds per step over the number of GPUs: a panel for each model, and a line for each algorithm.
+def figure(plan: Plan) -> alt.FacetChart:
+    """GiB on the fullest GPU over the number of GPUs: a panel for each model, and a line for each algorithm.
 
-    All panels have the same scale. A line has a gap if the model does not fit.
+    All panels have the same scales. The ticks of the GiB are the usable ones, which also have a dashed rule, and halves
+    and multiples of them. What is above the rule does not fit.
     """
-    rows = [(e.model, e.gpus, e.method, e.step_seconds) for e in plan.entries]
-    data = pd.DataFrame(rows, columns=["model", "gpus", "algorithm", "seconds"])
-    panels = [_panel(data[data["model"] == shape.name], plan.gpu, data["seconds"]) for shape in plan.shapes]
-    title = alt.Title("Time per trainer step, predicted", fontSize=16, offset=14)
-    return alt.concat(*panels, columns=ACROSS, title=title, spacing=25)
-
-
-def _panel(data: pd.DataFrame, gpu: str, all_seconds: pd.Series) -> alt.LayerChart:
-    gpus = sorted(data["gpus"].unique().tolist())
-    ends = [all_seconds.min() / 1.2, all_seconds.max() * 1.2] if all_seconds.notna().any() else [1, 10]
-    legend = alt.Legend(orient="bottom", title=None)
-    colour = alt.Color("algorithm:N", scale=alt.Scale(domain=NAMES, range=COLOURS), legend=legend)
-    shape = alt.Shape("algorithm:N", scale=alt.Scale(domain=NAMES, range=SHAPES), legend=legend)
-    scale = alt.Scale(type="log", base=2, domain=[gpus[0] / 1.3, gpus[-1] * 1.3], nice=False)
-    x = alt.X("gpus:Q", scale=scale, axis=alt.Axis(title=f"GPUs ({gpu})", values=gpus, format="d", grid=False))
-    axis = alt.Axis(title="seconds per step", format="~g", tickCount=5)
-    y = alt.Y("seconds:Q", scale=alt.Scale(type="log", domain=ends, nice=False), axis=axis)
-    base = alt.Chart(data).encode(x=x, y=y, color=colour)
-    layers = [base.mark_line(strokeWidth=1.5), base.mark_point(filled=True, opacity=1, size=35).encode(shape=shape)]
-    if data["seconds"].isna().all():
-        layers.append(alt.Chart(data.head(1)).mark_text(text="does not fit", fontSize=13, color=INK))
-    return alt.layer(*layers, title=data["model"].iloc[0]).properties(width=280, height=210)
+    lines, usable = _lines(plan), plan.constants.usable_bytes / GIB
+    data = pd.concat([pd.DataFrame(rows).assign(algorithms=names) for names, rows in lines.items()])
+    data["gib"] = data[list(PHASES)].max(axis=1) / GIB
+    gpus, names, legend = list(plan.gpus), list(lines), alt.Legend(orient="bottom", title=None)
+    low, high = min(usable, data["gib"].min()) / 1.1, max(usable, data["gib"].max()) * 1.1
+    ticks = [tick for power in range(-8, 9) if low < (tick := usable * 2.0**power) < high]
+    counts = alt.Scale(type="log", base=2, domain=[gpus[0] / 1.3, gpus[-1] * 1.3], nice=False)
+    sizes = alt.Scale(type="log", domain=[low, high], nice=False)
+    base = alt.Chart(data).encode(
+        x=alt.X("gpus:Q", scale=counts, axis=alt.Axis(title=f"GPUs ({plan.gpu})", values=gpus, format="d", grid=False)),
+        y=alt.Y("gib:Q", scale=sizes, axis=alt.Axis(title="GiB", values=ticks, format=".3~r")),
+        color=alt.Color("algorithms:N", scale=alt.Scale(domain=names, range=COLOURS[: len(names)]), legend=legend),
+    )
+    shape = alt.Shape("algorithms:N", scale=alt.Scale(domain=names, range=SHAPES[: len(names)]), legend=legend)
+    layers = alt.layer(
+        base.mark_line(strokeWidth=1.5),
+        base.mark_point(filled=True, opacity=1, size=35).encode(shape=shape),
+        alt.Chart(data).mark_rule(strokeDash=[5, 4], color=INK).encode(y=alt.datum(usable)),
+    ).properties(width=280, height=210)
+    panel = alt.Facet("model:N", title=None, sort=[shape.name for shape in plan.shapes])
+    title = alt.Title("GiB on the fullest GPU, predicted; dashed: usable", fontSize=16, offset=14)
+    return layers.facet(panel, columns=ACROSS, title=title, spacing=25)
 
 
 def write(plan: Plan, folder: Path) -> None:
     """Write plan.json, plan.md and plan.png. The folder is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps(as_json(plan), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / "plan.md").write_text(page(plan) + "\n![Time per step over GPUs](plan.png)\n", encoding="utf-8")
+    (folder / "plan.json").write_text(json.dumps(plan.as_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    (folder / "plan.md").write_text(
+        page(plan) + "\n![GiB on the fullest GPU, over the number of GPUs](plan.png)\n", encoding="utf-8"
+    )
     save_png(figure(plan), folder / "plan.png")

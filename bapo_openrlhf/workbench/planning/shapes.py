@@ -1,4 +1,4 @@
-"""A model's shape, and the parameters, operations and cache bytes that follow from it. Only for dense decoders."""
+"""A model's shape, and the parameters and bytes that follow from it. Only for dense decoders."""
 
 import json
 from collections.abc import Mapping
@@ -58,21 +58,6 @@ class ModelShape:
     def cache_bytes(self) -> int:
         """Bytes of one token's keys and values in all layers."""
         return 2 * BYTES * self.layers * self.kv_heads * self.head_dim
-
-    def forward_flops(self, context: float) -> float:
-        """Operations for one token's forward pass.
-
-        They are 2 for each weight that the token meets, and 4 for each unit of attention and each earlier token.
-
-        Args:
-            context: Mean number of tokens before it.
-        """
-        met = self.layers * self.matrices + self.vocabulary * self.hidden  # An embedding is looked up, not multiplied.
-        return 2 * met + 4 * self.layers * self.heads * self.head_dim * context
-
-    def pass_flops(self, samples: float, length: float) -> float:
-        """Operations for one forward pass of so many samples with `length` tokens each."""
-        return samples * length * self.forward_flops(length / 2)
 
 
 # From each model's published config.json.

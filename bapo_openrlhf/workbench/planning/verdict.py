@@ -13,7 +13,7 @@ from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 MOST_CHANGES = 3  # Flags that are changed together at most.
-# Values that may make a run fit, from the one that costs least time.
+# Values that may make a run fit, in the order in which they are tried.
 CHANGES: tuple[tuple[str, Any], ...] = (
     ("vllm.enable_sleep", True),
     ("ds.enable_sleep", True),
@@ -49,7 +49,7 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
 
 
 def _tightest(found: memory.Memory, constants: Constants) -> str:
-    phases = {phase: getattr(found, phase) / GIB for phase in ("generation", "experience", "training")}
+    phases = {phase: getattr(found, phase) / GIB for phase in memory.PHASES}
     phase, room = max(phases, key=phases.__getitem__), constants.usable_bytes / GIB
     left = room - phases[phase]
     end = f"{left:.1f} GiB are free" if left >= 0 else f"{-left:.1f} GiB too much"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.workbench.planning.constants import Constants
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,15 @@ class Workload:
         """Tokens of the longest sample."""
         return self.prompt_tokens + self.response_tokens
 
+    def lengths(self, constants: Constants) -> tuple[float, float]:
+        """Mean tokens of a prompt and of a response."""
+        return constants.prompt_share * self.prompt_tokens, constants.response_share * self.response_tokens
+
     @property
     def replay_capacity(self) -> int:
-        """Groups that the replay buffer holds."""
-        return self.args.adapt.replay_buffer_size or self.args.adapt.buffer_size
+        """Groups that the replay buffer holds: it has room for so many, and keeps those of the last steps."""
+        adapt = self.args.adapt
+        return min(adapt.replay_buffer_size or adapt.buffer_size, adapt.replay_steps * self.args.rollout.batch_size)
 
     @property
     def copies(self) -> int:

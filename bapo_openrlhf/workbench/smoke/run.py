@@ -81,7 +81,7 @@ class Smoke:
             for name in LARGE:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             say(f"passed in {seconds}: this configuration starts, trains, saves, survives a kill and resumes here")
-            say("not shown: the memory and the speed of the whole model (`bapo-openrlhf plan` estimates them), "
+            say("not shown: the memory of the whole model (`bapo-openrlhf plan` predicts it), its speed, "
                 "that it learns, and what the changed flags would do")  # fmt: skip
         else:
             say(f"failed after {seconds}; the record and the output are in {self.folder}")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,20 @@ def planned(capsys, *words):
     return json.loads(out)
 
 
-def entries(result):
-    return {(e["model"], e["gpus"], e["method"]): e for e in result["entries"]}
+def sizes(result):
+    return {(e["model"], e["gpus"], e["method"]): e for e in result["sizes"]}
+
+
+def counts(result):
+    return {e["method"]: e for e in result["counts"]}
+
+
+def no_seconds(value):
+    """Nothing in the JSON is named after time."""
+    if isinstance(value, dict):
+        assert not any("second" in key or "time" in key for key in value)
+        value = list(value.values())
+    return not isinstance(value, list) or all(map(no_seconds, value))
 
 
 def refused(capsys, *words):
@@ -41,40 +54,38 @@ def refused(capsys, *words):
 
 def test_the_whole_grid(capsys):
     result = planned(capsys, "--actor.model_name_or_path", "org/of-unknown-shape")
-    found = entries(result)
+    found = sizes(result)
     assert set(found) == {(s.name, g, m) for s in SHAPES.values() for g in plan.GPUS for m in NAMES}
     assert result["kind"] == "predicted" and all(c["source"] and c["unit"] for c in result["constants"])
-    for entry in found.values():
-        assert (entry["step_seconds"] is None) == (entry["fits"] != "fits")
-        if entry["seconds"]:
-            assert entry["step_seconds"] == pytest.approx(sum(entry["seconds"].values()))
-    # The methods differ as they are said to: responses, critic, batch, sends.
-    one = {name: found["Qwen3-4B", 8, name] for name in NAMES}
+    assert no_seconds(result)
+    # The methods differ as they are said to: responses, batch, sends, critic, reference model.
+    one = counts(result)
+    assert list(one) == NAMES
     assert one["DAPO"]["rollouts"] > one["BAPO-GRPO"]["rollouts"] > one["GRPO"]["rollouts"] == one["PPO"]["rollouts"]
-    assert one["PPO"]["seconds"]["training"] == pytest.approx(2 * one["GRPO"]["seconds"]["training"])
-    assert one["BA-PPO"]["trained_tokens"] < one["PPO"]["trained_tokens"]
-    assert (one["GRPO"]["syncs"], one["BAPO-GRPO"]["syncs"]) == (100, 20)
-    assert (one["GRPO"]["syncs"], one["BA-PPO"]["syncs"]) == (100, 20)
+    assert one["BA-PPO"]["update_tokens"] < one["PPO"]["update_tokens"]
+    assert [one[name]["syncs"] for name in NAMES] == [100, 100, 100, 20, 20]
+    on_8 = {name: found["Qwen3-4B", 8, name]["generation"] for name in NAMES}
+    assert on_8["DAPO"] < on_8["GRPO"] == on_8["BAPO-GRPO"] < on_8["PPO"] == on_8["BA-PPO"]
 
 
 def test_what_is_asked_for(capsys):
     result = planned(capsys, "--gpus", "16", "8", "8", "--models", "70B", "1.5B", "--gpu", "A100", "--steps", "471")
     assert [m["name"] for m in result["models"]] == ["Llama-3-70B", "Qwen2.5-1.5B"]
-    assert sorted({e["gpus"] for e in result["entries"]}) == [8, 16] and result["steps"] == 471
+    assert sorted({e["gpus"] for e in result["sizes"]}) == [8, 16] and result["steps"] == 471
     constants = {c["name"]: c for c in result["constants"]}
-    assert constants["peak_flops"]["value"] == 312e12 and "A100" in constants["peak_flops"]["source"]
-    assert entries(result)["Qwen2.5-1.5B", 8, "GRPO"]["rollouts"] == 471 * 256 * 8
+    assert constants["gpu_bytes"]["value"] == 80 * 2**30 and "A100" in constants["gpu_bytes"]["source"]
+    assert counts(result)["GRPO"]["rollouts"] == 471 * 256 * 8
 
 
 def test_flags_of_train_and_several_files_count(capsys):
-    few = entries(planned(capsys, "--gpus", "8", "--models", "4B"))
+    few = counts(planned(capsys, "--gpus", "8", "--models", "4B"))
     words = ("--gpus", "8", "--models", "4B", "--rollout.batch_size", "64", "--adapt.rollout_delay", "1")
-    changed = entries(planned(capsys, *words))
-    assert few["Qwen3-4B", 8, "GRPO"]["rollouts"] == 4 * changed["Qwen3-4B", 8, "GRPO"]["rollouts"]
-    assert changed["Qwen3-4B", 8, "BA-PPO"]["syncs"] == 100
+    changed = counts(planned(capsys, *words))
+    assert few["GRPO"]["rollouts"] == 4 * changed["GRPO"]["rollouts"]
+    assert changed["BA-PPO"]["syncs"] == 100
     over = str(ROOT / "configs" / "methods" / "bapo_without_x2.yaml")
-    without = entries(planned(capsys, "--gpus", "8", "--models", "4B", "--config", over))
-    assert without["Qwen3-4B", 8, "BA-PPO"]["groups"]["again"] == 0
+    without = counts(planned(capsys, "--gpus", "8", "--models", "4B", "--config", over))
+    assert without["BA-PPO"]["again"] == 0 < few["BA-PPO"]["again"]
 
 
 def test_page(capsys):
@@ -85,23 +96,37 @@ def test_page(capsys):
     assert second.startswith("Predicted: Llama-3-70B with BA-PPO does not fit on 8 H100 GPUs.")
     assert rest.startswith("# Plan: predicted, not measured")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines() if line.startswith("|")]
-    assert ["Llama-3-70B", "8", "4", *["training"] * 5] in rows and ["Qwen2.5-7B", "1024", "1", *["batch"] * 5] in rows
-    assert "- training: " in out and "- batch: " in out and "- engine: " not in out
-    assert "measured, benchmarks/results/adaptation.md" in out
+    (head,) = [row for row in rows if row[:3] == ["model", "GPUs", "GPUs per engine"]]
+    assert head[3:] == ["GRPO, BAPO-GRPO", "PPO, BA-PPO", "DAPO"]  # each pair needs the same memory
+    memory = {tuple(row[:2]): row[2:] for row in rows if row[:1] in (["Llama-3-70B"], ["Qwen2.5-7B"]) and len(row) == 6}
+    assert list(memory) == [(model, gpus) for model in ("Qwen2.5-7B", "Llama-3-70B") for gpus in ("8", "1024")]
+    # the engine's 0.6 of 80 GiB, and 2 bytes a parameter of actor and reference, or also of the critic, in 8 parts
+    weights = 2 * SHAPES["7B"].parameters / 8 / 2**30
+    generating = [cell.split(" / ")[0] for cell in memory["Qwen2.5-7B", "8"][1:]]
+    assert generating == [f"{48 + models * weights:.1f}" for models in (2, 3, 1)]
+    assert memory["Llama-3-70B", "8"][0] == "4" and memory["Qwen2.5-7B", "8"][0] == "1"
+    words = {place: [cell.split()[3:] for cell in row[1:]] for place, row in memory.items()}
+    assert words["Qwen2.5-7B", "8"] == [[]] * 3 and words["Llama-3-70B", "8"] == [["training"]] * 3
+    assert words["Qwen2.5-7B", "1024"] == [["batch"]] * 3
+    assert "- training: " in out and "- batch: " in out and "- engine: " not in out and "- fits" not in out
     (grpo,) = [row for row in rows if row[:3] == ["GRPO", "256", "0"]]
-    assert grpo[-2:] == ["204,800", "1.00"]
+    assert grpo[-2:] == ["204,800", "1"]
     heads = [line for line in out.splitlines() if line.startswith("## ")]
-    assert sum("Predicted" in head for head in heads) == 4  # each table of times and bytes says so
+    assert sum("Predicted" in head for head in heads) == 2  # each table of bytes says so
+    assert "second" not in out
 
 
-def test_groups_do_not_depend_on_the_ranks(capsys):
-    """1024 ranks with one sample each train on the same groups as 8 ranks."""
-    words = ["--gpus", "8", "1024", "--models", "7B", "--train.batch_size", "1024"]
-    found = entries(planned(capsys, *words))
-    for name in NAMES:
-        few, many = (found["Qwen2.5-7B", gpus, name] for gpus in (8, 1024))
-        assert few["groups"] == many["groups"] and few["trained_tokens"] == many["trained_tokens"]
-        assert many["fits"] == "fits" and many["step_seconds"] < few["step_seconds"]
+def test_an_engine_that_does_not_fit(capsys):
+    assert main.run(["plan", *PRESET, "--gpus", "8", "--models", "70B", "--vllm.gpu_memory_utilization", "0.2"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| Llama-3-70B |      8 |"))
+    assert row.split("|")[3].strip() == "–" and row.count(" engine ") == 3
+
+
+def test_more_ranks_take_a_larger_batch(capsys):
+    """A sample for each rank is enough."""
+    words = ["--gpus", "1024", "--models", "7B", "--train.batch_size"]
+    for size, word in (("1023", "batch"), ("1024", "fits")):
+        assert {e["word"] for e in sizes(planned(capsys, *words, size)).values()} == {word}
 
 
 def test_files(capsys, tmp_path):
@@ -119,23 +144,33 @@ def test_picture(capsys, monkeypatch):
     seen = {}
     monkeypatch.setattr(plan, "page", lambda made: seen.update(plan=made) or "")
     assert main.run(["plan", *PRESET, "--gpus", "8", "16", "32", "--models", "1.5B", "70B"]) == 0
-    drawn = output.figure(seen["plan"])
-    left, right = drawn.concat
-    assert [panel.title for panel in drawn.concat] == ["Qwen2.5-1.5B", "Llama-3-70B"]
-    assert "predicted" in drawn.title.text
-    spec = left.layer[0].to_dict()["encoding"]
-    assert spec["x"]["axis"]["title"] == "GPUs (H100)" and spec["y"]["axis"]["title"] == "seconds per step"
-    data = left.data.set_index(["algorithm", "gpus"])["seconds"]
-    assert list(data.index.unique("algorithm")) == NAMES
-    for name in NAMES:
-        expected = [seen["plan"].entry("Qwen2.5-1.5B", gpus, name).step_seconds for gpus in (8, 16, 32)]
-        assert list(data[name]) == expected
-    assert right.data.query("gpus == 8")["seconds"].isna().all()  # 70B does not fit on 8: a gap in each line
-    assert len(set(output.COLOURS)) == len(set(output.SHAPES)) == 5 and list(output.NAMES) == NAMES
+    made, drawn = seen["plan"], output.figure(seen["plan"]).to_dict()
+    assert "predicted" in drawn["title"]["text"]
+    assert drawn["facet"]["field"] == "model" and drawn["facet"]["sort"] == ["Qwen2.5-1.5B", "Llama-3-70B"]
+    line, points, rule = drawn["spec"]["layer"]
+    axes = line["encoding"]
+    assert axes["x"]["axis"]["title"] == "GPUs (H100)" and axes["y"]["axis"]["title"] == "GiB"
+    assert (line["mark"]["type"], points["mark"]["type"], rule["mark"]["type"]) == ("line", "point", "rule")
+    assert rule["encoding"]["y"]["datum"] == 76 and 76 in axes["y"]["axis"]["values"]
+    (data,) = drawn["datasets"].values()
+    shown = {(row["model"], row["gpus"], row["algorithms"]): row["gib"] for row in data}
+    pairs = {"GRPO, BAPO-GRPO": (0, 3), "PPO, BA-PPO": (1, 4), "DAPO": (2,)}
+    assert axes["color"]["scale"]["domain"] == list(pairs)
+    assert len(shown) == len(data) == 2 * 3 * len(pairs)
+    for size, gpus, (names, places) in product(("1.5B", "70B"), (8, 16, 32), pairs.items()):
+        for place in places:
+            row = made.sizes(SHAPES[size], gpus, ALGORITHMS[place])
+            most = max(row["generation"], row["experience"], row["training"]) / 2**30
+            assert shown[SHAPES[size].name, gpus, names] == pytest.approx(most)
+            assert axes["y"]["scale"]["domain"][0] < most < axes["y"]["scale"]["domain"][1]
+    assert shown["Llama-3-70B", 8, "DAPO"] > 76 > shown["Qwen2.5-1.5B", 8, "PPO, BA-PPO"]
+    assert len(set(output.COLOURS)) == len(set(output.SHAPES)) == len(NAMES)
 
 
-def test_numbers_have_three_digits():
-    assert [output.number(v) for v in (12345.6, 99.96, 1.2345, 0.012345, 0)] == ["12,346", "100", "1.23", "0.0123", "0"]
+def test_without_a_reference_model_dapo_needs_the_memory_of_grpo(capsys):
+    assert main.run(["plan", *PRESET, "--gpus", "8", "--models", "1.5B", "--algo.kl.init_coef", "0"]) == 0
+    head = next(line for line in capsys.readouterr().out.splitlines() if "GPUs per engine" in line)
+    assert [cell.strip() for cell in head.strip("|").split("|")][3:] == ["GRPO, DAPO, BAPO-GRPO", "PPO, BA-PPO"]
 
 
 def test_a_local_model_is_planned_alone(capsys, tmp_path):
@@ -166,7 +201,7 @@ def test_measured(capsys, tmp_path):
     for name, value in expected.items():
         assert constants[name]["value"] == value and constants[name]["source"] == f"measured: {run}"
     assert constants["improved_share"]["source"].startswith("GRPO in the Countdown study")
-    assert entries(result)["Qwen3-4B", 8, "DAPO"]["rollouts"] == 100 * 8 * 512
+    assert counts(result)["DAPO"]["rollouts"] == 100 * 8 * 512
 
 
 def test_a_record_that_is_none(capsys, tmp_path):
@@ -216,25 +251,13 @@ def test_the_page_quotes_the_benchmark():
     arms = {"GRPO": "plain-group", "PPO": "plain-critic", "DAPO": "dapo-group", "BAPO-GRPO": "bapo-group",
             "BA-PPO": "bapo-critic", "BAPO without X2": "bapo_without_x2-group", "BAPO, v = 8": "bapo_v8-group",
             "BAPO without X3": "bapo_without_x3-group", "BAPO, gaussian filter": "bapo_gaussian-group"}  # fmt: skip
-    quoted = [row for row in rows if row[0].removesuffix(" (fitted on)") in arms and len(row) == 5]
+    quoted = [row for row in rows if row[0].removesuffix(" (fitted on)") in arms and len(row) == 3]
     assert len(quoted) == len(arms)
-    for name, responses, tokens, part, seconds in quoted:
+    for name, responses, tokens in quoted:
         one = result["arms"][arms[name.removesuffix(" (fitted on)")]]
-        for cell, key, digits in (
-            (responses, "rollouts", ",.0f"),
-            (tokens, "tokens", ",.0f"),
-            (seconds, "step", ".2f"),
-        ):
+        for cell, key in ((responses, "rollouts"), (tokens, "tokens")):
             p, m = one["predicted"][key], one["measured"][key]
-            assert cell == f"{p:{digits}} / {m:{digits}} ({p / m - 1:+.0%})"
-        work = [sum(one[kind][phase] for phase in ("generation", "experience", "training"))
-                for kind in ("predicted", "measured")]  # fmt: skip
-        assert part == " / ".join(
-            f"{one[kind]['generation'] / whole:.0%}"
-            for kind, whole in zip(("predicted", "measured"), work, strict=True)
-        )
+            assert cell == f"{p:,.0f} / {m:,.0f} ({p / m - 1:+.0%})"
     for name, one in result["paper"].items():
-        (row,) = [row for row in rows if row[0] == name and len(row) == 4]
+        (row,) = [row for row in rows if row[0] == name and len(row) == 2]
         assert row[1] == f"{one['rollouts_to_grpo']:.2f} / {one['paper_rollouts_to_grpo']:.2f}"
-        assert row[2] == f"{one['step_seconds']:.0f} / {one['paper_step_seconds']:.0f}"
-        assert row[3] == f"{one['time_to_grpo']:.2f} / {one['paper_time_to_grpo']:.2f}"
