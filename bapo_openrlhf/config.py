@@ -273,9 +273,6 @@ class RunConfig:
     logs: str = _flag("full",
         "full: all of OpenRLHF's output; progress: one progress bar, with the output in DIR/NAME/train.log",
         choices=["full", "progress"])
-    profile_steps: int = _flag(0,
-        "number of steps that are profiled in all processes, after the first two steps: DIR/NAME/profile shows where "
-        "their time went, and has traces for Perfetto; 0: none", allowed="at least 0", type=int)
 
     # fmt: on
 

@@ -15,16 +15,12 @@ NOT_WITH_ADAPTATION = {
 
 
 def check_combinations(args: SimpleNamespace) -> None:
-    """Refuse flags of OpenRLHF that cannot be combined with batch adaptation or with a profile.
+    """Refuse flags of OpenRLHF that cannot be combined with batch adaptation.
 
     Raises:
         ConfigError: The message names the flags and says why they exclude each other.
     """
     adapt = args.adapt
-    if args.run.profile_steps and args.train.async_enable:
-        raise ConfigError(
-            f"run.profile_steps is {args.run.profile_steps}; with train.async_enable it must be 0: steps overlap"
-        )
     _check_adapters(args)
     if not adapt.enabled:
         return

@@ -23,7 +23,6 @@ from vllm.sampling_params import RequestOutputKind
 from bapo_openrlhf.adapt.vocabulary import VERSIONS
 from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.training import profiling
 from bapo_openrlhf.training.adapters import is_adapter, merge_adapters
 from bapo_openrlhf.training.agents import LimitedAgent
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
@@ -234,15 +233,6 @@ class RolloutEngine(Engine):
         It is empty if the engine itself calls them.
         """
         return dict(self.rewards.failures) if self.rewards else {}
-
-    async def start_trace(self) -> None:
-        """Start torch's profiler in this engine's workers."""
-        await self.llm.collective_rpc(profiling.start_in_engine)
-
-    async def stop_trace(self, folder: str, number: int) -> list[profiling.Trace]:
-        """Stop torch's profiler and write the traces of the workers under this engine's number."""
-        traces = await self.llm.collective_rpc(profiling.stop_in_engine, args=(folder, number))
-        return [profiling.Trace(*trace) for trace in traces]
 
     async def update_weights(self, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
         """Receive and load a parcel of the actor's weights."""

@@ -18,7 +18,6 @@ from bapo_openrlhf.record.answers import PromptStates, shortened
 from bapo_openrlhf.record.run_record import ANSWERS, EVALUATIONS, GROUPS, RunRecord, read_answers, read_metrics
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generated import GeneratedGroup
-from bapo_openrlhf.training.profiling import Profile
 
 Base = plain_class(PPOTrainer)
 
@@ -117,20 +116,13 @@ def _response_text(sample: Experience, tokenizer: Any) -> str:
 
 
 class RecordedTrainer(Base):
-    """OpenRLHF's trainer, which writes down its steps and its evaluations, and can be profiled."""
+    """OpenRLHF's trainer, which writes down its steps and its evaluations."""
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
         self.recorder = StepRecorder(self.args, self.tokenizer)
-        groups = {
-            "actor": self.actor_model_group,
-            "critic": self.critic_model_group,
-            "reference": self.reference_model_group,
-            "reward": self.reward_model_group,
-        }
-        self.profile = Profile(self.recorder.folder, self.args.run.profile_steps, groups, self.vllm_engines)
 
     def generator_of(self, kind: type, **more: Any) -> Any:
         """A generator of this class for the run's prompts, evaluations and engines."""
@@ -148,11 +140,10 @@ class RecordedTrainer(Base):
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> None:
-        """Train. A profile that is not complete yet is written at the end."""
+        """Train."""
         about = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
         ray.get([engine.set_up.remote(*about) for engine in self.vllm_engines])
         super().fit(global_step)
-        self.profile.finish()
 
     @extends(Base)
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
@@ -168,4 +159,3 @@ class RecordedTrainer(Base):
         """Record the step's metrics, then log and save as OpenRLHF does."""
         self.recorder.add_metrics(global_step, logs_dict)
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
-        self.profile.step_ended()

@@ -27,7 +27,6 @@ from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.log_probs import SlicedActor
-from bapo_openrlhf.training.profiling import Trace, start_trace, stop_trace
 from bapo_openrlhf.training.weight_sync import in_parcels
 from bapo_openrlhf.training.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
 
@@ -169,7 +168,7 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
 
 
 class _Worker:
-    """A mixin for OpenRLHF's workers, which keeps the port of their process group, and lets them be profiled.
+    """A mixin for OpenRLHF's workers, which keeps the port of their process group.
 
     OpenRLHF chooses a free port, releases it, and listens on it only after the models' processes have started. In the
     meantime an engine or Ray may take the port. Here the socket with which the port was chosen stays bound. The kernel
@@ -190,14 +189,6 @@ class _Worker:
         if not isinstance(all_data, Packed):
             return super().execute_batch(method_name, all_data, start_idx, end_idx)
         return packed(super().execute_batch(method_name, unpacked(dict(all_data)), start_idx, end_idx))
-
-    def start_trace(self) -> None:
-        """Start torch's profiler."""
-        self._profiler = start_trace()
-
-    def stop_trace(self, folder: str, model: str) -> Trace:
-        """Stop the profiler and write the trace of this rank."""
-        return stop_trace(self._profiler, folder, f"{model}_rank{torch.distributed.get_rank()}")
 
 
 class _TrainingWorker(_Worker):

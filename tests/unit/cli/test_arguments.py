@@ -672,7 +672,7 @@ MARKS = {
 UNMARKED = {
     "adapt": {"max_failed_share", "reevaluated_weight", "replayed_weight"},
     "verifier": numbers(VerifierConfig),
-    "run": {"name", "dir", "logs", "overwrite", "answer_chars", "profile_steps"},
+    "run": {"name", "dir", "logs", "overwrite", "answer_chars"},
 }
 
 
