@@ -199,7 +199,8 @@ def test_names_levels_and_weights():
 def test_the_file_gives_names_of_ones_own():
     kinds = {kind.name: kind for kind in task.asked(None, SUMS)}
     assert kinds["six"].weight == 0 and kinds["three"].task == "chain_sum"
-    assert kinds["five_terms"].parameters == {"min_terms": 5, "max_terms": 5, "min_digits": 3, "max_digits": 3}
+    assert kinds["six"].parameters == {"min_terms": 6, "max_terms": 6, "min_digits": 1, "max_digits": 1}
+    assert (kinds["tens"].steps, kinds["six"].steps) == (0.25, 1.0)
     assert [kind.weight for kind in task.asked("three:3,gcd", SUMS)] == [3.0, 1.0]
 
 
@@ -354,8 +355,8 @@ def test_prepare_writes_rows_that_train_and_evaluate_read(prepared):
     rows = [json.loads(line) for line in (prepared / "reasoning_gym" / "train.jsonl").open()]
     assert len(rows) == 20 and all(task.score("", row["label"]) == 0 for row in rows)
     kinds = json.loads((prepared / "reasoning_gym" / "manifest.json").read_text())["parts"]["train"]["asked"]["kinds"]
-    assert "chain_sum" in kinds and "five_terms" in kinds
-    benchmark = load("five_terms", prepared, None, None)
+    assert "chain_sum" in kinds and "tens" in kinds
+    benchmark = load("tens", prepared, None, None)
     assert len(benchmark.problems) == 4 and benchmark.reward == task.TASK.file
 
 
