@@ -32,7 +32,7 @@ KEPT = ("run.json", "metrics.jsonl", "groups.jsonl", "evaluations.jsonl", "summa
 AXES = {
     "responses": "responses generated",
     "tokens": "tokens generated and trained on",
-    "hours": "hours, two runs at a time on two cores",
+    "hours": "hours, two runs at a time",
 }
 
 
