@@ -14,6 +14,7 @@ import argparse
 import io
 import json
 import tarfile
+import tempfile
 from pathlib import Path
 
 import altair as alt
@@ -86,7 +87,7 @@ def main() -> int:
     if given.start != FOLDER / "start.csv":
         (FOLDER / "start.csv").write_bytes(given.start.read_bytes())
     if given.runs is None:
-        given.runs = FOLDER / "records"
+        given.runs = Path(tempfile.mkdtemp())
         with tarfile.open(records) as file:
             file.extractall(given.runs, filter="data")
     else:

@@ -143,7 +143,7 @@ class TestEarlierRun:
         """The folder of a run that ended, with all that it wrote, and a file of its user's."""
         start()
         folder = tmp_path / "runs" / "mine"
-        for name in ("model/config.json", "checkpoints/_actor/latest", "profile/summary.md", "train.log", "notes.txt"):
+        for name in ("model/config.json", "checkpoints/_actor/latest", "train.log", "notes.txt"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(name)
         return folder
