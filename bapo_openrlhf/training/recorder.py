@@ -115,6 +115,21 @@ def _response_text(sample: Experience, tokenizer: Any) -> str:
     return tokenizer.decode(tokens, skip_special_tokens=True)
 
 
+def explained_variance(experiences: Sequence[Experience]) -> dict[str, float]:
+    """1 - var(return - value) / var(return) over generated tokens. Missing without a critic, or if all are equal."""
+    tokens = [
+        torch.stack([e.returns, e.values]).double()[:, e.action_mask.bool()]
+        for e in experiences
+        if e.values is not None
+    ]
+    if not tokens:
+        return {}
+    returns, values = torch.cat(tokens, dim=1)
+    spread = float(returns.var(correction=0))
+    left = float((returns - values).var(correction=0))
+    return {"value/explained_variance": 1 - left / spread} if spread else {}
+
+
 class RecordedTrainer(Base):
     """OpenRLHF's trainer, which writes down its steps and its evaluations."""
 
@@ -151,6 +166,11 @@ class RecordedTrainer(Base):
         numbers = super().evaluate(global_step, **generate_kwargs)
         self.recorder.record.append_rows(EVALUATIONS, global_step, [numbers])
         return numbers
+
+    @extends(Base)
+    def _compute_rollout_stats(self, experiences: list[Experience]) -> dict:
+        """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
+        return super()._compute_rollout_stats(experiences) | explained_variance(experiences)
 
     @extends(Base)
     def save_logs_and_checkpoints(

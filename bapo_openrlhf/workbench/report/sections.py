@@ -37,7 +37,8 @@ def build(runs: Sequence[Run]) -> list[Section]:
         figures.reward_for(page, "seconds", time_unit(page.runs) + " of all steps"),
         *figures.phases(page),
     ]
-    training = [by_run(page, metric) for metric in ("entropy_loss", "response_length", "actor_grad_norm", "kl")]
+    of_steps = ("entropy_loss", "response_length", "actor_grad_norm", "kl", "value/explained_variance")
+    training = [by_run(page, metric) for metric in of_steps]
     for metric in ("length/{}", "clip/{}", "advantage/{}_abs", "value/{}_error", "value/{}_bias"):
         training += by_source(page, metric)
     answers = [listing for run in runs for listing in listings(run, page.label(run))]

@@ -86,6 +86,7 @@ WORDS = {
         _entry("length/{}", "tokens"),
         _entry("clip/{}", "share of tokens"),
         _entry("advantage/{}_abs", "absolute advantage"),
+        _entry("value/explained_variance", "share of the variance", "A.9", why=NO_CRITIC),
         _entry("value/{}_error", "reward", why=NO_CRITIC),
         _entry("value/{}_bias", "reward", why=NO_CRITIC),
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -16,7 +18,7 @@ from fake_stack import generated_sample as sample  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.answers import PromptStates  # noqa: E402
-from bapo_openrlhf.training.recorder import answers_of  # noqa: E402
+from bapo_openrlhf.training.recorder import answers_of, explained_variance  # noqa: E402
 
 
 @pytest.fixture
@@ -61,3 +63,40 @@ def test_a_group_that_failed_says_nothing_of_its_prompt(tokenizer):
     states = PromptStates()
     assert answers_of(rows([sample("p", None, [1]), sample("p", 0.0, [1])], 2), states, tokenizer, 9) == []
     assert len(answers_of(rows([sample("p", 0.0, [1])], 1), states, tokenizer, 9)) == 1
+
+
+def test_explained_variance_by_numpy():
+    """Pooled over the generated tokens of all parts. Tokens that the mask leaves out would change every number."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for shape in ((2, 3), (1, 5)):
+        mask = torch.from_numpy(rng.integers(0, 2, shape))
+        returns, values = (torch.from_numpy(rng.normal(size=shape)).float() for _ in range(2))
+        parts.append(SimpleNamespace(returns=returns, values=values, action_mask=mask))
+    pooled = [
+        (float(part.returns[*at]), float(part.values[*at]))
+        for part in parts
+        for at in np.argwhere(part.action_mask.numpy())
+    ]
+    returns, values = np.array(pooled).T
+    wanted = 1 - np.var(returns - values) / np.var(returns)
+    assert explained_variance(parts)["value/explained_variance"] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [([0.25, 0.75], 0.75), ([1.0, 0.0], -3.0), ([0.4, 0.4], 0.0), ([5.0, 6.0], 1.0)],
+)
+def test_explained_variance_of_one_right_and_one_wrong_response(values, wanted):
+    """By hand. A constant knows nothing, a constant error costs nothing, and the opposite is worse than nothing."""
+    part = SimpleNamespace(
+        returns=torch.tensor([[0.0], [1.0]]), values=torch.tensor([values]).T, action_mask=torch.ones(2, 1)
+    )
+    assert explained_variance([part])["value/explained_variance"] == pytest.approx(wanted)
+
+
+def test_explained_variance_needs_a_critic_and_returns_that_differ():
+    part = SimpleNamespace(returns=torch.ones(2, 3), values=torch.rand(2, 3), action_mask=torch.ones(2, 3))
+    assert explained_variance([part]) == {}
+    part.values = None
+    assert explained_variance([part]) == {}
