@@ -18,7 +18,7 @@ class BatchArithmetic:
 
     Attributes:
         group_size: G, responses for each prompt.
-        capacity: B, groups that a training batch holds at most.
+        capacity: B. A training batch holds at most B x G samples: this many groups of G.
         rollout_groups: Prompts of a rollout batch.
         train_batch: Samples of an optimizer step.
         ranks: Number of data-parallel ranks of actor, critic and reference, by name.
@@ -34,14 +34,19 @@ class BatchArithmetic:
     micro_train: int
     micro_rollout: int
 
-    def micro_batches(self, groups: int, model: str = "actor") -> int:
-        """Micro-batches that each rank trains on, for a batch of `groups` groups. The last one may be smaller."""
-        share = math.ceil(groups * self.group_size / self.ranks[model])
-        return math.ceil(share / self.micro_train)
+    @property
+    def most_samples(self) -> int:
+        """Samples that a training batch holds at most."""
+        return self.capacity * self.group_size
 
-    def optimizer_steps(self, groups: int) -> int:
-        """Optimizer steps for a batch of `groups` groups and one epoch. The last one may be smaller."""
-        return math.ceil(groups * self.group_size / self.train_batch)
+    def micro_batches(self, model: str = "actor") -> int:
+        """Micro-batches that each rank trains on, for a full batch. The last one may be smaller."""
+        return math.ceil(math.ceil(self.most_samples / self.ranks[model]) / self.micro_train)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps for a full batch and one epoch. The last one may be smaller."""
+        return math.ceil(self.most_samples / self.train_batch)
 
     def left_over(self, samples: int, *, dynamic: bool) -> int:
         """Samples of a batch that plain OpenRLHF does not train on.

@@ -1,6 +1,6 @@
 """A training batch: the union of the sources X1, X2 and X3 (Definition 3.1), and how it fits into its capacity."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from bapo_openrlhf.adapt.group import Group
@@ -39,6 +39,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.fresh) + len(self.reevaluated) + len(self.replayed)
 
+    @property
+    def responses(self) -> int:
+        """Number of responses that it trains on: its size."""
+        return sum(group.size for _, group in self.with_sources())
+
     def with_sources(self) -> list[tuple[Source, Group]]:
         """All groups with their source: X1 first, then X2, then X3."""
         return [(source, group) for source in SOURCES for group in getattr(self, source)]
@@ -53,19 +58,20 @@ def fill(
     most_fresh: int | None = None,
     replay: Callable[[int], list[Group]] | None = None,
 ) -> Batch:
-    """A batch of at most `capacity` groups: X1 and X2 first, then X3 in the room that is left (Eq. 7).
+    """A batch of at most `capacity` responses: X1 and X2 first, then X3 in the room that is left (Eq. 7).
 
     If X1 and X2 do not fit, the groups with the highest reward variance stay (see `highest_variance`). The others are
     cut.
 
     Args:
-        capacity: B.
+        capacity: Responses that the batch holds at most: B x G.
         fresh: All fresh groups of the step.
         keep: Says of each fresh group whether it belongs to X1. The others are filtered.
         reevaluated: X2.
-        most_fresh: Limit of X1, for a method that reserves places for X2 or X3. None means that there is no limit but
-            the capacity.
-        replay: Draws X3. It takes the number of groups that still fit and returns at most so many stored groups.
+        most_fresh: Responses of X1 at most, for a method that reserves places for X2 or X3. None means that there is no
+            limit but the capacity.
+        replay: Draws X3. It takes the number of responses that still fit. The stored groups that it returns have at
+            most so many.
     """
     filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
     x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
@@ -78,20 +84,30 @@ def fill(
         cut=[group for group in (*x1, *reevaluated) if group.uid not in selected],
     )
     if replay:
-        batch.replayed = replay(capacity - len(batch))
+        batch.replayed = replay(capacity - batch.responses)
     return batch
 
 
-def highest_variance(groups: Sequence[Group], size: int) -> list[Group]:
-    """The `size` groups with the highest reward variance (Prop. A.3), in the order in which they came.
+def fitting(groups: Iterable[Group], room: int) -> list[Group]:
+    """The groups that fit into `room` responses, in their order. A group that does not fit any more is left out."""
+    kept = []
+    for group in groups:
+        if group.size <= room:
+            kept.append(group)
+            room -= group.size
+    return kept
+
+
+def highest_variance(groups: Sequence[Group], room: int) -> list[Group]:
+    """The groups with the highest reward variance (Prop. A.3) that fit into `room` responses, in the order they came.
 
     Of equal variances, the group whose policy is more recent stays, then the one that was generated last. A stored
     response in a group does not make the group older.
     """
-    if len(groups) <= size:
+    if sum(group.size for group in groups) <= room:
         return list(groups)
     ranked = sorted(groups, key=lambda group: (group.variance, group.policy_step, group.uid), reverse=True)
-    kept = {group.uid for group in ranked[:size]}
+    kept = {group.uid for group in fitting(ranked, room)}
     return [group for group in groups if group.uid in kept]
 
 

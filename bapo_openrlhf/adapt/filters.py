@@ -17,10 +17,11 @@ FreshFilter = Callable[[Sequence[Group], np.random.Generator], list[bool]]
 def has_signal(group: Group) -> bool:
     """Whether the group's mean is informative: 1/G <= mu <= (G-1)/G for 0/1 rewards (Eq. 5, first term).
 
-    For other rewards, a mean is informative if the rewards differ at all: variance > 0.
+    For other rewards, a mean is informative if the rewards differ at all: variance > 0. With 0/1 rewards, the mean is a
+    multiple of 1/G, so 0 < mu < 1 says the same.
     """
     if group.is_binary:
-        return Fraction(1, group.size) <= group.mean <= Fraction(group.size - 1, group.size)
+        return 0 < group.mean < 1
     return group.variance > 0
 
 

@@ -1,6 +1,7 @@
-"""A group: one prompt with its G responses, rewards and behaviour log-probs (Eq. 4).
+"""A group: one prompt with its responses, rewards and behaviour log-probs (Eq. 4).
 
-It is the unit that this layer selects and stores. Tokens and log-probs are in compact arrays (4 bytes for a token id,
+It is the unit that this layer selects and stores. It may hold any number of the responses that it was generated with.
+Tokens and log-probs are in compact arrays (4 bytes for a token id,
 4 for a log-prob), so a stored token takes at most 8 bytes, or 12 with a reference model.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -55,6 +56,7 @@ def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
 
 Range = tuple[Fraction, Fraction]
 UNIT: Range = (Fraction(0), Fraction(1))
+Relative = Literal["generated", "kept"]
 
 
 @dataclass(frozen=True)
@@ -125,16 +127,19 @@ class Response:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """One prompt with its G responses (Eq. 4).
+    """One prompt with its responses (Eq. 4). A generated group has all G of them.
 
     Attributes:
         uid: Number of this group among all generated ones, in the order of generation.
         prompt: The prompt x.
-        responses: The G responses.
+        responses: The responses that it holds.
         step: Trainer step t in which the group was generated.
         policy_step: Number of updates behind the weights that generated it. It equals `step` if the group is on-policy.
             A stored response of an earlier step has its own `policy_step`.
         reward_range: The least and the greatest reward of the task (`--adapt.reward_range`).
+        generated: Rewards of all responses that it was generated with. Those that it holds, if none are given.
+        relative_to: The rewards that its mean and variance are of, and with them its advantages (Eq. 2): "generated",
+            or "kept" for the rewards of the responses that it holds.
 
     Raises:
         ValueError: There are no responses, or a reward is not finite.
@@ -146,6 +151,8 @@ class Group:
     step: int
     policy_step: int
     reward_range: Range = UNIT
+    generated: tuple[float, ...] = ()
+    relative_to: Relative = "generated"
 
     def __post_init__(self) -> None:
         if not self.responses:
@@ -153,38 +160,58 @@ class Group:
         for response in self.responses:
             if not math.isfinite(response.reward):
                 raise ValueError(f"reward of prompt {self.prompt.text!r} is {response.reward}; it must be finite")
+        if not self.generated:
+            object.__setattr__(self, "generated", tuple(response.reward for response in self.responses))
 
     @property
     def size(self) -> int:
-        """G, the number of responses."""
+        """The number of responses that it holds."""
         return len(self.responses)
 
     @cached_property
     def rewards(self) -> tuple[Fraction, ...]:
-        """The G rewards as exact numbers, mapped from `reward_range` to [0, 1].
+        """The rewards of its responses as exact numbers, mapped from `reward_range` to [0, 1].
 
         Filters, thresholds and methods use these. Advantages are made of the rewards themselves, `Response.reward`.
         """
-        exact = (exact_reward(response.reward) for response in self.responses)
-        if self.reward_range == UNIT:
-            return tuple(exact)
+        return self._exact(response.reward for response in self.responses)
+
+    @cached_property
+    def baseline(self) -> tuple[Fraction, ...]:
+        """The rewards that mean and variance are of, as exact numbers, mapped as `rewards`."""
+        whole = self.relative_to == "kept" or len(self.generated) == self.size
+        return self.rewards if whole else self._exact(self.generated)
+
+    def _exact(self, rewards: Iterable[float]) -> tuple[Fraction, ...]:
         low, high = self.reward_range
-        return tuple((reward - low) / (high - low) for reward in exact)
+        exact = map(exact_reward, rewards)
+        return tuple(exact) if self.reward_range == UNIT else tuple((reward - low) / (high - low) for reward in exact)
 
     @cached_property
     def mean(self) -> Fraction:
         """Group mean reward mu, exact: 1/8 is 1/8."""
-        return exact_sum(self.rewards) / self.size
+        return exact_sum(self.baseline) / len(self.baseline)
 
     @cached_property
     def variance(self) -> Fraction:
         """Population variance of the rewards, exact; mu (1 - mu) for 0/1 rewards (Eq. 37)."""
-        return exact_sum([reward * reward for reward in self.rewards]) / self.size - self.mean**2
+        return exact_sum([reward * reward for reward in self.baseline]) / len(self.baseline) - self.mean**2
 
     @cached_property
     def is_binary(self) -> bool:
         """Whether every reward is 0 or 1."""
-        return all(reward in (0, 1) for reward in self.rewards)
+        return all(reward in (0, 1) for reward in self.baseline)
+
+    def keep(self, positions: Iterable[int], *, relative_to: Relative) -> Self:
+        """This group with only some of its responses.
+
+        Args:
+            positions: Positions of the responses that stay, in order, at least one.
+            relative_to: Whether mean and variance are over the rewards that it was generated with, or over those of the
+                responses that stay. With "generated", a response that stays by itself has its advantage still.
+        """
+        kept = tuple(self.responses[position] for position in positions)
+        return replace(self, responses=kept, relative_to=relative_to)
 
     def policy_step_of(self, response: Response) -> int:
         """Number of updates behind the weights that generated one of its responses."""
@@ -198,7 +225,7 @@ class Group:
         """This group with a stored response of the same prompt in the place of one of its own.
 
         It keeps its uid, and so its state in the ledger. It also keeps its step and policy_step, which are those of the
-        other responses.
+        other responses. Mean and variance are over the responses that it then holds.
 
         Args:
             position: Position of the response that is replaced.
@@ -211,7 +238,7 @@ class Group:
             raise ValueError(f"a response to prompt {self.prompt.text!r} has no policy_step of its own")
         responses = list(self.responses)
         responses[position] = stored
-        return replace(self, responses=tuple(responses))
+        return replace(self, responses=tuple(responses), relative_to="kept")
 
     @property
     def nbytes(self) -> int:

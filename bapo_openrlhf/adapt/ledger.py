@@ -1,15 +1,16 @@
-"""The ledger: every group that was generated ends in exactly one counted state.
+"""The ledger: every group that was generated ends in exactly one counted state, and so does every response.
 
 The state says what became of a group in the step that generated it. A group may also be stored and replayed in later
-steps. The buffers count what they hold and what left them.
+steps. The buffers count what they hold and what left them. A response has the state of its group, or it is *dropped*
+because its group was trained on without it.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.vocabulary import EARLIER, FAILED, STATES
+from bapo_openrlhf.adapt.vocabulary import DROPPED, EARLIER, FAILED, STATES, TRAINED
 
 
 def states_of(batch: Batch) -> dict[int, str]:
@@ -18,29 +19,37 @@ def states_of(batch: Batch) -> dict[int, str]:
 
 
 class Ledger:
-    """Counts of generated groups by state, over the whole run.
+    """Counts of generated groups and responses by state, over the whole run.
 
-    Invariant, at every step: `generated` equals the sum of the states, `failed` included.
+    Invariant, at every step: `generated` equals the sum of the states, `failed` included, for groups and for responses.
+
+    Attributes:
+        counts: Number of groups in each state.
+        responses: Number of responses in each state.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.responses: Counter[str] = Counter()
 
-    def settle(self, generated: Iterable[Group], batch: Batch, *, failed: int = 0) -> dict[str, int]:
+    def settle(
+        self, generated: Iterable[Group], batch: Batch, *, failed: Sequence[int] = ()
+    ) -> tuple[dict[str, int], dict[str, int]]:
         """Enter one step, and check that each of its groups is in the batch exactly once.
 
         Args:
             generated: All groups of this step, fresh and re-evaluated.
             batch: The batch that was trained on.
-            failed: Number of prompts that were generated for but gave no group, because a reward was missing.
+            failed: Number of responses to each prompt that gave no group, because a reward was missing.
 
         Returns:
-            This step's count of each state, and `generated`.
+            This step's count of groups in each state, and `generated`. Then the same for responses.
 
         Raises:
             RuntimeError: A group is in no state or in several, or this step did not generate it. The message names it.
         """
-        made = Counter(group.uid for group in generated)
+        groups = list(generated)
+        made = Counter(group.uid for group in groups)
         places = {name: [group.uid for group in getattr(batch, name)] for name in (*STATES, *EARLIER)}
         settled = Counter(uid for state in STATES for uid in places[state])
         replays: Counter[int] = Counter(uid for name in EARLIER for uid in places[name])
@@ -54,21 +63,38 @@ class Ledger:
                 f"every group must end in exactly one ({len(wrong)} do not)"
             )
         step = {state: len(getattr(batch, state)) for state in STATES}
-        step |= {FAILED: failed, "generated": sum(made.values()) + failed}
+        step |= {FAILED: len(failed), "generated": sum(made.values()) + len(failed)}
+        responses = _responses(groups, batch) | {FAILED: sum(failed)}
+        responses["generated"] = sum(group.size for group in groups) + sum(failed)
         self.counts.update(step)
+        self.responses.update(responses)
         self.check()
-        return step
+        return step, responses
 
     def check(self) -> None:
         """Raise RuntimeError unless the counts balance."""
-        if self.counts["generated"] != sum(self.counts[state] for state in (*STATES, FAILED)):
-            raise RuntimeError(f"the counts of generated groups do not add up: {dict(self.counts)}")
+        for what, counts in (("groups", self.counts), ("responses", self.responses)):
+            if counts["generated"] != sum(counts[state] for state in (*STATES, DROPPED, FAILED)):
+                raise RuntimeError(f"the counts of generated {what} do not add up: {dict(counts)}")
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, dict[str, int]]:
         """The counts."""
-        return dict(self.counts)
+        return {"groups": dict(self.counts), "responses": dict(self.responses)}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, dict[str, int]]) -> None:
         """Inverse of `state_dict`."""
-        self.counts = Counter(state)
+        self.counts, self.responses = Counter(state["groups"]), Counter(state["responses"])
         self.check()
+
+
+def _responses(generated: Sequence[Group], batch: Batch) -> dict[str, int]:
+    """How many of the generated responses are in each state. Responses of earlier steps do not count."""
+    whole = {group.uid: set(map(id, group.responses)) for group in generated}
+    counts = dict.fromkeys((*STATES, DROPPED), 0)
+    for state in STATES:
+        for group in getattr(batch, state):
+            own = whole[group.uid]
+            held = sum(id(response) in own for response in group.responses) if state in TRAINED else len(own)
+            counts[state] += held
+            counts[DROPPED] += len(own) - held
+    return counts

@@ -21,14 +21,14 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
 
     Args:
         batch: The batch that was trained on.
-        capacity: Groups that it holds at most.
+        capacity: Responses that it holds at most.
         attempts: Number of hard prompts that were generated again.
     """
     without = [group for group in batch.filtered if not has_signal(group)]
     right = sum(group.mean >= 1 for group in without)
     lengths = {source: _lengths(getattr(batch, source)) for source in SOURCES}
     metrics: dict[str, float] = {
-        "groups/capacity_used": len(batch) / capacity,
+        "groups/capacity_used": batch.responses / capacity,
         "filtered/none_right": len(without) - right,
         "filtered/all_right": right,
         "filtered/by_draw": len(batch.filtered) - len(without),
@@ -68,7 +68,7 @@ def off_policy(
 ) -> dict[str, float]:
     """Distance to today's policy by source, and the terms of Theorem 3.2, before the step's first update.
 
-    The bound is the sum of the sources' terms, each weighted by its share of the groups. In a group whose responses
+    The bound is the sum of the sources' terms, each weighted by its share of the responses. In a group whose responses
     several policies generated, the log-ratio of each response is that to its own policy, and the source is the group's.
 
     Args:
@@ -85,8 +85,10 @@ def off_policy(
         groups = getattr(batch, source)
         if not groups:
             continue
-        rewards = np.array([[float(reward) for reward in group.rewards] for group in groups])
-        advantages = group_relative_advantages(rewards, eps).reshape(-1)  # A_alpha(x, y) of Eq. 23: Eq. 2
+        advantages = np.concatenate([  # A_alpha(x, y) of Eq. 23: Eq. 2
+            group_relative_advantages(np.array(group.rewards, float), np.array(group.baseline, float), eps)
+            for group in groups
+        ])  # fmt: skip
         log_ratio = log_ratios[start : start + len(advantages)]
         start += len(advantages)
         tv = sampled_tv(log_ratio)
@@ -94,7 +96,7 @@ def off_policy(
         metrics[f"tv/{source}"] = tv
         metrics |= {f"importance/{source}_{name}": value for name, value in importance_summary(log_ratio).items()}
         metrics[f"theory/bound_{source}"] = bound_term(surrogate, constant, tv)
-        bound += len(groups) / len(batch) * metrics[f"theory/bound_{source}"]
+        bound += len(advantages) / batch.responses * metrics[f"theory/bound_{source}"]
     if len(batch):
         metrics["theory/bound"] = bound
     return metrics

@@ -50,20 +50,16 @@ def review(
     groups = [group for _, group in batch.with_sources()]
     if not groups:
         return Review(batch, [], 0, 0.0)
-    size = groups[0].size
-    broken = {group.uid for group, bad in zip(groups, nonfinite(log_ratios, size), strict=True) if bad}
+    sizes = [group.size for group in groups]
+    broken = {group.uid for group, bad in zip(groups, nonfinite(log_ratios, sizes), strict=True) if bad}
     today = [group.policy_step_of(response) == step for group in groups for response in group.responses]
-    tv = group_tv(np.where(today, 0.0, log_ratios), size)
+    tv = group_tv(np.where(today, 0.0, log_ratios), sizes)
     distances = dict(zip((group.uid for group in groups), tv, strict=True))
     fresh = {group.uid: distances[group.uid] for group in batch.fresh}
     replayed = {group.uid: distances[group.uid] for group in batch.replayed}
     too_far = beyond(fresh, max_tv_fresh) | beyond(replayed, max_tv_replayed)
     finite = [distance for uid, distance in fresh.items() if uid not in broken]
     rollout_tv = float(np.mean(finite)) if finite else 0.0
-    kept = [
-        position * size + row
-        for position, group in enumerate(groups)
-        if group.uid not in too_far | broken
-        for row in range(size)
-    ]
+    uids = np.repeat([group.uid for group in groups], sizes).tolist()
+    kept = [position for position, uid in enumerate(uids) if uid not in too_far | broken]
     return Review(drop(batch, too_far=too_far, nonfinite=broken), kept, len(broken), rollout_tv)

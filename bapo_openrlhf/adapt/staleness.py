@@ -1,11 +1,12 @@
 """How far the policy that generated a group is from today's: in weight syncs, importance ratios and TV distance.
 
 A log-ratio is log pi(y|x) - log alpha(y|x) of a whole response, summed over its tokens. pi is today's policy and alpha
-the one that generated the response. Log-ratios of groups are one array of shape (groups * G,), group after group.
+the one that generated the response. Log-ratios of groups are one array of shape (N,), group after group, and `sizes`
+has the number of responses of each group.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -51,19 +52,24 @@ def importance_summary(log_ratios: np.ndarray) -> dict[str, float]:
     }
 
 
-def group_tv(log_ratios: np.ndarray, group_size: int) -> np.ndarray:
-    """Sampled TV(pi(.|x), alpha(.|x)) of each prompt (Eq. 9, 10): the mean over its G responses of max(0, 1 - w).
+def by_group(numbers: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """The numbers of each group, from one array of shape (N,) with group after group."""
+    return np.split(numbers, np.cumsum(sizes)[:-1]) if sizes else []
 
-    The estimate is unbiased, but it comes from only G responses: its standard deviation is up to 1 / (2 sqrt(G)).
+
+def group_tv(log_ratios: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """Sampled TV(pi(.|x), alpha(.|x)) of each prompt (Eq. 9, 10): the mean over its responses of max(0, 1 - w).
+
+    The estimate is unbiased, but it comes from few responses: with n, its standard deviation is up to 1 / (2 sqrt(n)).
 
     Args:
-        log_ratios: Log-ratios, shape (groups * G,).
-        group_size: G.
+        log_ratios: Log-ratios, shape (N,).
+        sizes: Number of responses of each group.
 
     Returns:
         Distances in [0, 1], shape (groups,).
     """
-    return np.array([sampled_tv(group) for group in np.reshape(log_ratios, (-1, group_size))])
+    return np.array([sampled_tv(group) for group in by_group(log_ratios, sizes)])
 
 
 def beyond(tv: Mapping[int, float], limit: float | None) -> set[int]:
@@ -76,6 +82,6 @@ def beyond(tv: Mapping[int, float], limit: float | None) -> set[int]:
     return set() if limit is None else {uid for uid, distance in tv.items() if distance > limit}
 
 
-def nonfinite(log_ratios: np.ndarray, group_size: int) -> np.ndarray:
-    """Which groups have a log-ratio that is not finite, bool of shape (groups,). `log_ratios` has (groups * G,)."""
-    return np.asarray(~np.isfinite(np.reshape(log_ratios, (-1, group_size))).all(axis=1))
+def nonfinite(log_ratios: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """Which groups have a log-ratio that is not finite, bool of shape (groups,)."""
+    return np.array([not np.isfinite(group).all() for group in by_group(log_ratios, sizes)], dtype=bool)

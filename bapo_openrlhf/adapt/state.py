@@ -3,7 +3,7 @@
 from fractions import Fraction
 from typing import Any
 
-from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Response
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
 
 
 def prompt_state(prompt: Prompt) -> dict[str, Any]:
@@ -19,6 +19,8 @@ def group_state(group: Group) -> dict[str, Any]:
         "policy_step": group.policy_step,
         "reward_range": [str(end) for end in group.reward_range],
         "prompt": prompt_state(group.prompt),
+        "generated": list(group.generated),
+        "relative_to": group.relative_to,
         "responses": [
             {
                 "token_ids": response.token_ids,
@@ -42,9 +44,18 @@ def group_from_state(state: dict[str, Any]) -> Group:
             log_probs=item["log_probs"],
             reward=item["reward"],
             extras=item["extras"],
-            policy_step=item.get("policy_step"),  # older states do not have this
+            policy_step=item["policy_step"],
         )
         for item in state["responses"]
     )
-    low, high = map(Fraction, state.get("reward_range", UNIT))  # nor this one
-    return Group(state["uid"], Prompt(**state["prompt"]), responses, state["step"], state["policy_step"], (low, high))
+    low, high = map(Fraction, state["reward_range"])
+    return Group(
+        state["uid"],
+        Prompt(**state["prompt"]),
+        responses,
+        state["step"],
+        state["policy_step"],
+        (low, high),
+        tuple(state["generated"]),
+        state["relative_to"],
+    )

@@ -61,8 +61,8 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     has_reference = kl.init_coef > 0 and target == "reference"
     response = args.rollout.max_new_tokens
     limit = "" if response is None else f", response at most {response}"
-    samples = arithmetic.capacity * arithmetic.group_size
-    batch = f"any number of groups up to B {arithmetic.capacity} (= {samples} samples)"
+    samples = arithmetic.most_samples
+    batch = f"any number of samples up to {samples} (= B {arithmetic.capacity} groups)"
     if has_reference:
         rows.append(("reference", _model(args.ref, args.actor.model_name_or_path)))
     rows += [
@@ -74,12 +74,12 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         ("lengths", f"prompt and response at most {args.data.max_len} tokens{limit}"),
         ("rollout batch", f"{args.rollout.batch_size} prompts x G {arithmetic.group_size} responses"),
         ("training batch", batch if adapt.enabled else f"{arithmetic.capacity} groups = {samples} samples"),
-        ("optimizer steps", f"{arithmetic.optimizer_steps(arithmetic.capacity)} per epoch of a full batch, each of "
+        ("optimizer steps", f"{arithmetic.optimizer_steps} per epoch of a full batch, each of "
                             f"{arithmetic.train_batch} samples; the last of a smaller batch takes what is left"),
     ]  # fmt: skip
     for model in ("actor", "critic"):
         if model in arithmetic.ranks:
-            count = arithmetic.micro_batches(arithmetic.capacity, model)
+            count = arithmetic.micro_batches(model)
             most = arithmetic.micro_train
             rows.append((f"{model} micro-batches", f"{count} per rank and full batch, of at most {most} samples"))
     if adapt.enabled:
@@ -189,7 +189,7 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         return [("epoch", "the training data is not here: give its rows with --prompts to see steps and syncs")]
     steps = epoch_steps(args, checked.prompts, checked.candidates)
     total, arithmetic = steps * args.train.num_episodes, checked.arithmetic
-    updates = total * args.train.max_epochs * arithmetic.optimizer_steps(arithmetic.capacity)
+    updates = total * args.train.max_epochs * arithmetic.optimizer_steps
     rows = [
         ("epoch", f"{checked.prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)"),
         ("whole run", f"{total} rollout steps, at most {updates} optimizer steps"),

@@ -73,7 +73,7 @@ class ARPO(FilteredMethod):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """Only X1: fresh groups that the filter keeps. Some of them have a stored success in them."""
         helped = [self._helped(group) for group in fresh]
-        batch = fill(self.capacity, helped, self.passes(helped))
+        batch = fill(self.room, helped, self.passes(helped))
 
         for group in fresh:  # last, and as generated: what is stored is from earlier steps, each response once
             right = tuple(

@@ -33,7 +33,7 @@ class BAPOConfig:
     The mini-test of Sec. 5.2 sets c1 = 0 and c2 = c3 = 1/2: the same algorithm without thresholds to tune.
     """
 
-    capacity: int  # B, groups a batch holds at most
+    capacity: int  # B; a batch holds at most B x G responses
     group_size: int  # G
     filter: str = "range"
     gaussian_mean: float = 0.5
@@ -132,8 +132,8 @@ class BAPO(Method):
         # of X2, because the batch is a partition (Def. 3.1).
         keep = self.fresh_filter(fresh, self.rng)
         prompts = {group.prompt.id for group in x2}
-        batch = fill(config.capacity, fresh, keep, x2, replay=lambda room: self.draw_replay(
-            room, lambda group: replayable(group) and group.prompt.id not in prompts
+        batch = fill(config.capacity * config.group_size, fresh, keep, x2, replay=lambda room: self.draw_replay(
+            room // config.group_size, lambda group: replayable(group) and group.prompt.id not in prompts
         ))  # fmt: skip
         batch.unimproved, batch.solved = unimproved, solved
 

@@ -150,7 +150,7 @@ class FilteredMethod(Method):
     """A method whose fresh groups pass one of the fresh filters. Its fields are the parameters of the constructor.
 
     Args:
-        capacity: B, groups that a batch holds at most.
+        capacity, group_size: B and G. A batch holds at most B x G responses.
         seed: Seed of all random draws.
         filter, gaussian_mean, gaussian_std, uniform_fraction: The fresh filter, as the --adapt flags.
     """
@@ -158,6 +158,7 @@ class FilteredMethod(Method):
     STATE: ClassVar[tuple[str, ...]] = ("rng",)
 
     capacity: int
+    group_size: int
     seed: int = 0
     filter: str = "range"
     gaussian_mean: float = 0.5
@@ -165,6 +166,7 @@ class FilteredMethod(Method):
     uniform_fraction: float = 0.6
 
     def __post_init__(self) -> None:
+        self.room = self.capacity * self.group_size
         self.rng = np.random.Generator(np.random.PCG64(self.seed))
         self.fresh_filter = make_filter(
             self.filter, mean=self.gaussian_mean, std=self.gaussian_std, fraction=self.uniform_fraction

@@ -117,6 +117,7 @@ class DOTS(Method):
     METRICS = (CAPACITY, *ReplayBuffer.METRICS, *FORECAST_METRICS)
 
     capacity: int
+    group_size: int
     seed: int = 0
     candidates: int = 8
     temperature: float = 1e-3
@@ -154,10 +155,10 @@ class DOTS(Method):
         self.predictor.update(fresh)
         places = min(len(self.replay), self.replay_places)
         batch = fill(
-            self.capacity,
+            self.capacity * self.group_size,
             fresh,
             [has_signal(group) for group in fresh],
-            most_fresh=self.capacity - places,
+            most_fresh=(self.capacity - places) * self.group_size,
             replay=lambda room: self.replay.sample(places, self.rng),
         )
         for group in fresh:  # last: a step's own groups are not replayed in that same step

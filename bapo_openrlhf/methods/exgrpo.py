@@ -90,7 +90,6 @@ class ExGRPO(FilteredMethod):
         """),
     )
 
-    group_size: int
     reevaluate_every: int = 1
     max_reevaluated_prompts: int = 128
     experience_share: Fraction = Fraction(1, 2)
@@ -135,7 +134,7 @@ class ExGRPO(FilteredMethod):
             for group, past in zip(reevaluated, stored, strict=True)
         ]
         x2 = [group for group in mixed if has_signal(group)]
-        batch = fill(self.capacity, fresh, self.passes(fresh), x2, most_fresh=self.capacity - len(x2))
+        batch = fill(self.room, fresh, self.passes(fresh), x2, most_fresh=self.room - self.group_size * len(x2))
         batch.solved = [group for group in mixed if not has_signal(group)]
 
         right = sum(len(right_responses(group)) for group in fresh)

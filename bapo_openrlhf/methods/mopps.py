@@ -52,6 +52,7 @@ class MoPPS(Method):
     METRICS = (CAPACITY, *FORECAST_METRICS)
 
     capacity: int
+    group_size: int
     seed: int = 0
     candidates: int = 8
     decay: float = 0.5
@@ -89,4 +90,5 @@ class MoPPS(Method):
             "prompts/known": len(self.posteriors),
             **forecast_metrics(fresh, predicted, known),
         }
-        return fill(self.capacity, fresh, [self.keep_uninformative or has_signal(group) for group in fresh])
+        keep = [self.keep_uninformative or has_signal(group) for group in fresh]
+        return fill(self.capacity * self.group_size, fresh, keep)

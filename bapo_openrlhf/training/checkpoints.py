@@ -19,7 +19,7 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.recorder import Base, RecordedTrainer
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 logger = init_logger(__name__)
 
 

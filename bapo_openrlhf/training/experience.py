@@ -11,27 +11,28 @@ A batch passes the experience maker in two halves, because the review of the bat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 import torch
-from openrlhf.models.utils import compute_approx_kl, compute_reward, masked_mean
+from openrlhf.models.utils import compute_approx_kl, masked_mean
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from scipy.signal import lfilter
 
-from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import second_moment_mask
 from bapo_openrlhf.adapt.first_update import SourceTokens
-from bapo_openrlhf.adapt.group import Response
+from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.adapt.vtrace import vtrace
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.dealing import DealtBatch, Places, forward_parts, rows_of, unpacked
 from bapo_openrlhf.training.reference import ReferenceLogProbs
+from bapo_openrlhf.training.related import group_errors, one_by_one, relate
 from bapo_openrlhf.training.samples import samples_of
 
 
@@ -42,10 +43,12 @@ class SampleOrigin:
     Attributes:
         source: One of fresh, reevaluated and replayed.
         on_policy: Whether today's weights generated the sample.
+        group: The group that it belongs to.
     """
 
     source: str
     on_policy: bool
+    group: Group
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class BatchToTrain:
             samples_of([group for _, group in grouped]),
             [response for _, group in grouped for response in group.responses],
             [
-                SampleOrigin(source, group.policy_step_of(response) == step)
+                SampleOrigin(source, group.policy_step_of(response) == step, group)
                 for source, group in grouped
                 for response in group.responses
             ],
@@ -124,6 +127,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         super().__init__(*args, **kwargs)
         self.reference = reference
         self._token_log_ratios: list[np.ndarray] = []  # shape (B, A) of each experience, for the V-trace returns
+        self._groups: list[Group] = []  # of each sample that is made experience now
         self._begin(None, None)
 
     def _begin(self, dealt: DealtBatch | None, known: ReferenceLogProbs | None) -> None:
@@ -162,8 +166,9 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             today = experience.action_log_probs
             self._set_policies(experience, [origins[place] for place in experience.index])
             loss_log_ratios.append(self._loss_log_ratio(today, experience))
+        self._groups = [origin.group for origin in origins]
         experiences = self.compute_advantages_and_returns(experiences)
-        errors = group_errors(experiences, self.args.rollout.n_samples_per_prompt)
+        errors = group_errors(experiences, self._groups)
         self._weigh(experiences, origins)
         masked = self._mask_moved(experiences, loss_log_ratios)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
@@ -276,33 +281,30 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     @extends(RemoteExperienceMaker)
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Critic path: OpenRLHF's GAE, or V-trace. Group-relative path: Eq. 2, then OpenRLHF's shaping with the KL."""
-        if self.advantage_estimator != "group_norm":
-            # OpenRLHF asks for the returns of one experience after the other.
-            self._next_log_ratios = iter(self._token_log_ratios)
-            return super().compute_advantages_and_returns(experiences)
+        """Relate rewards to those of their groups (Eq. 2). Then OpenRLHF adds the KL, and makes returns or GAE of them.
+
+        OpenRLHF expects groups of one size. So it gets each response as a group of its own, with its reward related
+        already.
+
+        Raises:
+            ValueError: A group needs the penalised rewards of responses that it does not hold.
+        """
         for experience in experiences:
             experience.rewards = experience.rewards.float()
         apply_length_penalties(experiences, self.args)
-        order = np.concatenate([experience.index for experience in experiences])
-        rewards = np.empty(len(order))
-        rewards[order] = torch.cat([experience.rewards for experience in experiences]).double().numpy()
-        grouped = rewards.reshape(-1, self.args.rollout.n_samples_per_prompt)
-        advantages = group_relative_advantages(grouped, self.args.adapt.eps).reshape(-1)
-        spread = np.repeat(grouped.std(axis=-1), grouped.shape[1])
-        for experience in experiences:
-            shaped = compute_reward(
-                torch.from_numpy(advantages[experience.index]).float(),
-                self.kl_ctl.value,
-                experience.kl,
-                action_mask=experience.action_mask,
-                reward_clip_range=self.args.reward.clip_range,
-            )
-            experience.returns = self.get_cumulative_returns(shaped, experience.action_mask, gamma=1.0)
-            experience.advantages = experience.returns  # nothing changes one of them in place
-            experience.info["return"] = shaped.sum(dim=-1)
-            experience.info["group_reward_std"] = torch.from_numpy(spread[experience.index]).float()
-            experience.kl = None
+        rewards = [experience.rewards for experience in experiences]
+        relate(experiences, self._groups, self.args)
+        # OpenRLHF asks for the returns of one experience after the other.
+        self._next_log_ratios = iter(self._token_log_ratios)
+        strategy, self.strategy = self.strategy, SimpleNamespace(args=one_by_one(self.args))
+        try:
+            super().compute_advantages_and_returns(experiences)
+        finally:
+            self.strategy = strategy
+        for experience, own in zip(experiences, rewards, strict=True):
+            experience.rewards = own
+            if "reward" in experience.info:
+                experience.info["reward"] = own.clone()
         return experiences
 
     @extends(RemoteExperienceMaker)
@@ -346,26 +348,6 @@ def token_log_ratios(experience: Experience) -> torch.Tensor:
     """log pi_today - log alpha of each generated token, and 0 elsewhere; float64, shape (B, A)."""
     difference = experience.action_log_probs.double() - experience.rollout_log_probs.double()
     return torch.where(experience.action_mask.bool(), difference, 0.0)
-
-
-def group_errors(experiences: Sequence[Experience], size: int) -> np.ndarray:
-    """How wrong the model still is about each group, shape (M / size,), in the order of the groups' samples.
-
-    It is the mean of |value - return| over the tokens of a group if there is a critic, otherwise the mean of |A|.
-
-    Args:
-        experiences: The experience of M samples. Their advantages are not weighed by source yet.
-        size: Number of responses of a group.
-    """
-    count = sum(len(experience.index) for experience in experiences) // size
-    total, tokens = np.zeros(count), np.zeros(count)
-    for experience in experiences:
-        error = experience.advantages if experience.values is None else experience.values - experience.returns
-        mask = experience.action_mask.bool()
-        places = np.array(experience.index) // size
-        np.add.at(total, places, torch.where(mask, error.double().abs(), 0.0).sum(-1).numpy())
-        np.add.at(tokens, places, mask.sum(-1).numpy())
-    return total / np.maximum(tokens, 1)
 
 
 def source_tokens(

@@ -14,7 +14,7 @@ from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Range, Response, exact_reward, exact_sum, mean_reward
 from bapo_openrlhf.adapt.vocabulary import VERSIONS, Source
-from bapo_openrlhf.training.samples import groups_of, in_groups, prompt_of
+from bapo_openrlhf.training.samples import groups_of, prompt_of
 
 logger = init_logger(__name__)
 
@@ -29,7 +29,7 @@ class GeneratedGroup:
         uid: Number of the group. A `Group` of the same samples has the same number.
         source: Either fresh or reevaluated.
         prompt: The prompt.
-        samples: Its G samples.
+        samples: All its samples.
         mean: Exact group mean reward; None if the group cannot be used.
     """
 
@@ -74,8 +74,7 @@ class GeneratedStep:
     @classmethod
     def of(
         cls,
-        parts: Iterable[tuple[Source, Sequence[Experience], int]],
-        size: int,
+        parts: Iterable[tuple[Source, Sequence[Sequence[Experience]], int]],
         *,
         first_uid: int,
         step: int,
@@ -84,9 +83,8 @@ class GeneratedStep:
         """The groups of a step, from OpenRLHF's samples.
 
         Args:
-            parts: Source of some samples (fresh or reevaluated), the samples in whole groups, and the number of updates
-                behind the weights that generated them.
-            size: Number of responses of a group.
+            parts: Source of some groups (fresh or reevaluated), the samples of each, and the number of updates behind
+                the weights that generated them.
             first_uid: Number of the first group.
             step: Trainer step.
             reward_range: The least and the greatest reward of the task.
@@ -96,11 +94,11 @@ class GeneratedStep:
         """
         made = cls([], [], [])
         for source, samples, policy_step in parts:
-            check_versions(samples, policy_step)
+            check_versions([sample for members in samples for sample in members], policy_step)
             first = first_uid + len(made.recorded)
             of_step = {"first_uid": first, "step": step, "policy_step": policy_step, "reward_range": reward_range}
-            groups = groups_of(usable_groups(samples, size), size, **of_step)
-            recorded = generated_groups(samples, size, source=source, first_uid=first, usable=is_usable)
+            groups = groups_of(usable_groups(samples), **of_step)
+            recorded = generated_groups(samples, source=source, first_uid=first, usable=is_usable)
             for group, record in zip(groups, recorded, strict=False):  # the first ones are the usable ones
                 for sample, response in zip(record.samples, group.responses, strict=True):
                     lighten(sample, response)
@@ -130,21 +128,19 @@ def check_versions(samples: Sequence[Experience], policy_step: int) -> None:
 
 
 def generated_groups(
-    samples: Sequence[Experience],
-    size: int,
+    samples: Sequence[Sequence[Experience]],
     *,
     source: str,
     first_uid: int,
     usable: Callable[[Experience], bool],
 ) -> list[GeneratedGroup]:
-    """The samples of one rollout as groups.
+    """The groups of one rollout, from the samples of each.
 
     Groups in which every sample is usable come first, and have the numbers that `groups_of` gives them. The others
     come after them.
     """
-    chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
     groups = []
-    for failed, chunk in sorted(((not all(map(usable, chunk)), chunk) for chunk in chunks), key=itemgetter(0)):
+    for failed, chunk in sorted(((not all(map(usable, chunk)), chunk) for chunk in samples), key=itemgetter(0)):
         mean = None if failed else exact_sum([exact_reward(sample.rewards[0]) for sample in chunk]) / len(chunk)
         groups.append(GeneratedGroup(first_uid + len(groups), source, prompt_of(chunk[0]), chunk, mean))
     return groups
@@ -163,20 +159,12 @@ def is_usable(sample: Experience) -> bool:
     return sample.rewards is not None and bool(finite.all() or finite[sample.action_mask.bool()].all())
 
 
-def usable_groups(samples: Sequence[Experience], size: int) -> list[Experience]:
-    """The samples of the groups in which every response is usable. The log names the prompts of the other groups.
-
-    Args:
-        samples: Samples in whole groups.
-        size: Number of responses of a group.
-
-    Raises:
-        ValueError: The samples are not whole groups.
-    """
-    usable: list[Experience] = []
-    for members in in_groups(samples, size):
+def usable_groups(samples: Sequence[Sequence[Experience]]) -> list[Sequence[Experience]]:
+    """Those groups of samples in which every response is usable. The log names the prompts of the others."""
+    usable = []
+    for members in samples:
         if all(map(is_usable, members)):
-            usable += members
+            usable.append(members)
         else:
             logger.warning(f"no reward, or log-probs that are not finite, for prompt {members[0].prompts[0]!r}")
     return usable

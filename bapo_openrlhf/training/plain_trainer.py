@@ -11,6 +11,7 @@ from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward
 from bapo_openrlhf.training.recorder import Base, RecordedTrainer
 from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
+from bapo_openrlhf.training.samples import in_groups
 
 
 class RecordedPPOTrainer(RecordedTrainer):
@@ -51,8 +52,9 @@ class RecordedPPOTrainer(RecordedTrainer):
         size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
         dropped, self.filtered[:] = list(self.filtered), []
         first = self.recorder.rollouts // size
-        groups = generated_groups(trained, size, source="fresh", first_uid=first, usable=has_reward)
-        filtered = generated_groups(dropped, size, source="fresh", first_uid=first + len(groups), usable=has_reward)
+        kind = {"source": "fresh", "usable": has_reward}
+        groups = generated_groups(in_groups(trained, size), first_uid=first, **kind)
+        filtered = generated_groups(in_groups(dropped, size), first_uid=first + len(groups), **kind)
         states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
         tokens = sum(group.tokens for group in groups)
         status: dict[str, Any] = self.recorder.add_groups(step, [*groups, *filtered], states, trained=tokens)

@@ -20,6 +20,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.dispatch import DispatchingGenerator
 from bapo_openrlhf.training.generated import usable_groups
+from bapo_openrlhf.training.samples import by_request
 
 
 def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
@@ -290,7 +291,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     def generate_eval_samples(self, **kwargs: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
         self._step = self.step()
-        return usable_groups(super().generate_eval_samples(**kwargs), kwargs["n_samples_per_prompt"])
+        return list(itertools.chain(*usable_groups(by_request(super().generate_eval_samples(**kwargs)))))
 
     @torch.no_grad()
     def reevaluate(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Experience]:

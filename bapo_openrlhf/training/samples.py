@@ -1,5 +1,6 @@
-"""Groups to and from OpenRLHF's samples. A sample is an `Experience` of one response; a group has G in a row."""
+"""Groups to and from OpenRLHF's samples. A sample is an `Experience` of one response; those of a group are in a row."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,9 +52,13 @@ def in_groups(samples: Sequence[Experience], size: int) -> list[Sequence[Experie
     return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 
+def by_request(samples: Sequence[Experience]) -> list[Sequence[Experience]]:
+    """The samples of each group, from samples in the order of their requests, whose numbers are in `index`."""
+    return [list(members) for _, members in itertools.groupby(samples, key=lambda sample: sample.index)]
+
+
 def groups_of(
-    samples: Sequence[Experience],
-    group_size: int,
+    samples: Sequence[Sequence[Experience]],
     *,
     first_uid: int,
     step: int,
@@ -63,21 +68,19 @@ def groups_of(
     """The samples of one rollout as groups, in order.
 
     Args:
-        samples: Samples in whole groups.
-        group_size: Number of responses of a group.
+        samples: The samples of each group.
         first_uid: Number of the first group.
         step: Trainer step.
         policy_step: Number of updates behind the weights that generated the samples.
         reward_range: The least and the greatest reward of the task.
 
     Raises:
-        ValueError: The samples are not whole groups, or a group has several prompts.
+        ValueError: A group has several prompts.
     """
     groups = []
-    for number, members in enumerate(in_groups(samples, group_size)):
+    for number, members in enumerate(samples):
         if len({(m.prompts[0], str(m.labels[0])) for m in members}) != 1:
-            start = number * group_size
-            raise ValueError(f"samples {start} to {start + group_size} are not responses to one prompt")
+            raise ValueError(f"the samples of group {first_uid + number} are not responses to one prompt")
         responses = tuple(map(response_of, members))
         uid, prompt = first_uid + number, prompt_of(members[0])
         groups.append(Group(uid, prompt, responses, step, policy_step, reward_range))

@@ -25,6 +25,7 @@ from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.contract import extends
@@ -33,6 +34,7 @@ from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
 from bapo_openrlhf.training.recorder import Base
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.samples import by_request
 
 logger = init_logger(__name__)
 
@@ -93,7 +95,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         counts as a full one.
         """
         epoch = epoch_steps(self.args, len(self.prompts_dataloader), self.method.candidates)
-        updates = self.arithmetic.optimizer_steps(self.arithmetic.capacity) * self.args.train.max_epochs
+        updates = self.arithmetic.optimizer_steps * self.args.train.max_epochs
         return epoch * self.args.train.num_episodes * updates
 
     @extends(Base)
@@ -152,7 +154,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
     @extends(Base)
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """Algorithm 1, lines 7-18, on the samples that line 6 generated."""
-        step, rollout, capacity = self.step, self.samples_generator.rollout, self.arithmetic.capacity
+        step, rollout, capacity = self.step, self.samples_generator.rollout, self.arithmetic.most_samples
         limit, timing = self.args.adapt.max_failed_share, {}
         along = self._begin_step() if self.ahead else []
         today = self._reevaluate(timing)
@@ -160,26 +162,30 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
         parts = [("fresh", rollout_samples, rollout.policy_step)]
         parts += [("reevaluated", rollout.hard_samples, rollout.policy_step), ("reevaluated", today, step)]
-        size, rewards = self.args.rollout.n_samples_per_prompt, self.args.adapt.rewards()
-        made = GeneratedStep.of(parts, size, first_uid=self.generated, step=step, reward_range=rewards)
+        made = GeneratedStep.of(
+            [(source, by_request(samples), policy_step) for source, samples, policy_step in parts],
+            first_uid=self.generated,
+            step=step,
+            reward_range=self.args.adapt.rewards(),
+        )
         self.generated += len(made.recorded)
-        failed = len(made.failed)
-        check_share(failed, len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
+        failed = [len(group.samples) for group in made.failed]
+        check_share(len(failed), len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
 
         self.phase = "making the batch"
         with timed(timing, "timing/adapt"):
             self.method.unanswered([group.prompt for group in made.failed if group.source == "reevaluated"])
             batch = self.method.build_batch(step, made.fresh, made.reevaluated)
-        if len(batch) > capacity:
+        if batch.responses > capacity:
             raise ValueError(
-                f"{type(self.method).__name__} made a batch of {len(batch)} groups; it may hold at most {capacity} "
-                "(adapt.batch_size, or rollout.batch_size)"
+                f"{type(self.method).__name__} made a batch of {batch.responses} responses; it may hold at most "
+                f"{capacity} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
             )
         self.phase = "making experience"
         batch, experience, seconds = self._make_experience(batch)
         status, next_step = self._update(batch, experience, seconds, global_step)
 
-        counts = self.ledger.settle(made.fresh + made.reevaluated, batch, failed=failed)
+        counts, responses = self.ledger.settle(made.fresh + made.reevaluated, batch, failed=failed)
         if self.ledger.counts["generated"] != self.generated:
             raise RuntimeError(
                 f"{self.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
@@ -193,6 +199,9 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         status |= {
             "groups/replayed": len(batch.replayed),
             "groups/unused": len(batch.unused),
+            "responses/trained": batch.responses,
+            "responses/replayed": sum(group.size for group in batch.replayed),
+            "responses/dropped": responses[DROPPED],
             "reevaluation/added_seconds": rollout.added_seconds + timing.get("timing/reevaluation", 0.0),
             **self.samples_generator.metrics(),
         }
