@@ -5,7 +5,6 @@ A filter maps the fresh groups of one step to a mask. True keeps the group.
 
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 
 import numpy as np
 

@@ -24,10 +24,10 @@ from bapo_openrlhf.adapt.arithmetic import (
 many = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 
-def arithmetic(ranks: dict[str, int], *, group_size=8, micro_train=1, micro_rollout=1, train_batch=8):
+def arithmetic(ranks: dict[str, int], *, capacity=64, group_size=8, micro_train=1, micro_rollout=1, train_batch=8):
     return BatchArithmetic(
         group_size=group_size,
-        capacity=64,
+        capacity=capacity,
         rollout_groups=64,
         train_batch=train_batch,
         ranks=ranks,
@@ -215,29 +215,33 @@ class TestOptimizerSteps:
         """Any number of groups: the rank with the most samples says how many micro-batches all take."""
         train_batch = ranks * micro * accumulated
         made = arithmetic(
-            {"actor": ranks, "critic": critic}, group_size=group_size, micro_train=micro, train_batch=train_batch
+            {"actor": ranks, "critic": critic},
+            capacity=groups,
+            group_size=group_size,
+            micro_train=micro,
+            train_batch=train_batch,
         )
         for model, count in (("actor", ranks), ("critic", critic)):
             loads = shares(groups * group_size, count)
-            assert made.micro_batches(groups, model) == len(range(0, max(loads), micro))
-        assert made.micro_batches(groups) == made.micro_batches(groups, "actor")
+            assert made.micro_batches(model) == len(range(0, max(loads), micro))
+        assert made.micro_batches() == made.micro_batches("actor")
         steps = pending = 0
         for _ in range(groups * group_size):
             pending += 1
             if pending == train_batch:
                 steps, pending = steps + 1, 0
-        assert made.optimizer_steps(groups) == steps + (pending > 0)
+        assert made.optimizer_steps == steps + (pending > 0)
 
     @pytest.mark.parametrize(
         ("groups", "ranks", "micro", "count"),
         [(1, 1, 8, 1), (1, 1, 16, 1), (3, 2, 8, 2), (3, 2, 12, 1), (1, 9, 1, 1), (2, 9, 1, 2), (0, 4, 2, 0)],
     )
     def test_micro_batches_by_hand(self, groups, ranks, micro, count):
-        assert arithmetic({"actor": ranks}, micro_train=micro).micro_batches(groups) == count
+        assert arithmetic({"actor": ranks}, capacity=groups, micro_train=micro).micro_batches() == count
 
     @pytest.mark.parametrize(("groups", "steps"), [(64, 4), (63, 4), (49, 4), (48, 3), (1, 1)])
     def test_by_hand_with_16_groups_a_step(self, groups, steps):
-        assert arithmetic({"actor": 1}, train_batch=128).optimizer_steps(groups) == steps
+        assert arithmetic({"actor": 1}, capacity=groups, train_batch=128).optimizer_steps == steps
 
 
 class TestFromArguments:

@@ -11,7 +11,7 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response, as_fraction, exact_sum, mean_reward
@@ -281,13 +281,6 @@ class TestState:
         again = group_from_state(group_state(mixed))
         assert [response.policy_step for response in again.responses] == [None, None, 0, *[None] * 5]
 
-    def test_of_a_version_that_knew_no_policies_of_responses(self, make_group):
-        state = group_state(make_group(3, step=7, policy_step=5))
-        for response in state["responses"]:
-            del response["policy_step"]
-        again = group_from_state(state)
-        assert {again.policy_step_of(response) for response in again.responses} == {5}
-
     def test_state_is_plain_data(self, make_group):
         plain = (dict, list, str, int, float, bool, type(None), np.ndarray)
 
@@ -297,3 +290,37 @@ class TestState:
                 walk(item)
 
         walk(group_state(make_group(3, extras={"score": 0.5})))
+
+
+class TestKeep:
+    """A group with only some of the responses that it was generated with."""
+
+    @given(rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0, -2.0]), min_size=1, max_size=8), data=st.data())
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    def test_mean_and_variance_are_of_what_it_is_related_to(self, make_group, rewards, data):
+        group = make_group(rewards, step=3, policy_step=2)
+        positions = sorted(data.draw(st.sets(st.sampled_from(range(len(rewards))), min_size=1)))
+        relative_to = data.draw(st.sampled_from(["generated", "kept"]))
+        part = group.keep(positions, relative_to=relative_to)
+        own = [rewards[position] for position in positions]
+        related = own if relative_to == "kept" else rewards
+        assert part.size == len(own) and [float(reward) for reward in part.rewards] == own
+        assert part.generated == tuple(rewards) and [float(reward) for reward in part.baseline] == related
+        assert float(part.mean) == pytest.approx(np.mean(related)) and float(part.variance) == pytest.approx(
+            np.var(related), abs=1e-12
+        )
+        assert part.is_binary == all(reward in (0, 1) for reward in related)
+        assert (part.uid, part.prompt, part.step, part.policy_step) == (group.uid, group.prompt, 3, 2)
+        assert all(response is group.responses[at] for response, at in zip(part.responses, positions, strict=True))
+        again = group_from_state(group_state(part))
+        assert (again.baseline, again.generated, again.relative_to) == (part.baseline, part.generated, relative_to)
+
+    def test_a_range_of_rewards(self, make_group):
+        group = replace(make_group([-1.0, 1.0, 3.0]), reward_range=(F(-1), F(3)))
+        part = group.keep([2], relative_to="generated")
+        assert part.rewards == (1,) and part.baseline == (0, F(1, 2), 1) and part.mean == F(1, 2)
+
+    def test_an_exchanged_response_counts_in_the_mean(self, make_group):
+        old, group = make_group(8), make_group(0)
+        mixed = group.exchange(0, old.standalone(old.responses[0]))
+        assert mixed.mean == F(1, 8) and mixed.generated == (0.0,) * 8

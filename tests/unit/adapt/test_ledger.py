@@ -75,8 +75,10 @@ def test_one_step_by_hand(batch_of):
         "failed": 7,
         "generated": 26 + 7,
     }
-    assert ledger.settle(groups.values(), batch, failed=7) == expected
-    assert ledger.counts == expected
+    groups, responses = ledger.settle(groups.values(), batch, failed=[8] * 7)
+    assert groups == expected and ledger.counts == expected
+    assert responses == {state: 8 * count for state, count in expected.items()} | {"dropped": 0}
+    assert ledger.responses == responses
 
 
 def test_counts_add_up_over_steps(batch_of):
@@ -87,7 +89,7 @@ def test_counts_add_up_over_steps(batch_of):
         (1, {"reevaluated": [7, 8], "unimproved": [9], "nonfinite": [10]}),
     ):
         groups, batch = batch_of(**lists)
-        step = ledger.settle(groups.values(), batch, failed=failed)
+        step, _ = ledger.settle(groups.values(), batch, failed=[8] * failed)
         # only this step's counts are returned
         assert step["generated"] == len(groups) + failed == sum(step[state] for state in (*STATES, "failed"))
         assert {state: step[state] for state in lists} == {state: len(uids) for state, uids in lists.items()}
@@ -105,28 +107,29 @@ def test_counts_add_up_over_steps(batch_of):
 
 def test_a_step_without_groups_and_one_where_all_failed(batch_of):
     ledger = Ledger()
-    assert set(ledger.settle([], Batch()).values()) == {0}
-    assert +Counter(ledger.settle([], Batch(), failed=4)) == {"generated": 4, "failed": 4}
+    assert [set(counts.values()) for counts in ledger.settle([], Batch())] == [{0}, {0}]
+    assert +Counter(ledger.settle([], Batch(), failed=[8, 8, 8, 2])[0]) == {"generated": 4, "failed": 4}
     assert +ledger.counts == {"generated": 4, "failed": 4}
+    assert +ledger.responses == {"generated": 26, "failed": 26}
 
 
 def test_the_order_of_generation_does_not_matter(batch_of):
     groups, batch = batch_of(fresh=[2], reevaluated=[9], filtered=[1, 5], cut=[0])
     for order in (groups.values(), reversed(groups.values()), iter(sorted(groups.values(), key=lambda g: g.uid))):
-        assert Ledger().settle(order, batch)["generated"] == 5
+        assert Ledger().settle(order, batch)[0]["generated"] == 5
 
 
 def test_groups_of_earlier_steps_are_not_counted_again(batch_of):
     groups, batch = batch_of(fresh=[7], replayed=[1, 2], unused=[3])
     ledger = Ledger()
-    assert +Counter(ledger.settle([groups[7]], batch)) == {"generated": 1, "fresh": 1}
+    assert +Counter(ledger.settle([groups[7]], batch)[0]) == {"generated": 1, "fresh": 1}
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_every_state_counts_once(batch_of, state):
     groups, batch = batch_of(**{state: [1, 2, 3]})
     ledger = Ledger()
-    assert +Counter(ledger.settle(groups.values(), batch)) == {state: 3, "generated": 3}
+    assert +Counter(ledger.settle(groups.values(), batch)[0]) == {state: 3, "generated": 3}
     getattr(batch, state).append(groups[2])
     with pytest.raises(RuntimeError, match=rf"group 2 was generated 1 time.*\['{state}', '{state}'\]"):
         ledger.settle(groups.values(), batch)
@@ -159,7 +162,7 @@ def test_what_does_not_add_up_is_an_error_and_enters_nothing(batch_of, generated
         f"group {named} was generated {generated.count(named)} time(s) in this step and is in the states {states};"
     )
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        ledger.settle([groups[uid] for uid in generated], batch, failed=3)
+        ledger.settle([groups[uid] for uid in generated], batch, failed=[8] * 3)
     assert ledger.state_dict() == before
 
 
@@ -202,34 +205,66 @@ def test_check_finds_counts_that_do_not_balance(batch_of):
     for name in (*STATES, "failed", "generated"):
         groups, batch = batch_of(fresh=[1, 2], solved=[3])
         ledger = Ledger()
-        ledger.settle(groups.values(), batch, failed=1)
+        ledger.settle(groups.values(), batch, failed=[8])
         ledger.check()
-        ledger.counts[name] += 1
-        with pytest.raises(RuntimeError, match="do not add up"):
-            ledger.check()
+        for counts, what in ((ledger.counts, "groups"), (ledger.responses, "responses")):
+            counts[name] += 1
+            with pytest.raises(RuntimeError, match=f"generated {what} do not add up"):
+                ledger.check()
+            counts[name] -= 1
 
 
 def test_state_round_trip(batch_of):
     ledger, again = Ledger(), Ledger()
-    ledger.settle(*first_step(batch_of), failed=2)
+    ledger.settle(*first_step(batch_of), failed=[8, 8])
     state = ledger.state_dict()
-    again.settle(*first_step(batch_of), failed=9)  # forgotten by the load
+    again.settle(*first_step(batch_of), failed=[8] * 9)  # forgotten by the load
     again.load_state_dict(state)
     groups, batch = batch_of(reevaluated=[5], filtered=[6])
     for each in (ledger, again):
         each.settle(groups.values(), batch)
-    kept = {name: count for name, count in state.items() if count}
+    kept = {name: count for name, count in state["groups"].items() if count}
     assert kept == {"generated": 4, "fresh": 1, "cut": 1, "failed": 2}  # a snapshot, not a view
+    assert +Counter(state["responses"]) == {"generated": 32, "fresh": 8, "cut": 8, "failed": 16}
     assert again.state_dict() == ledger.state_dict()
     assert again.counts["generated"] == 6
 
 
 def test_a_broken_state_is_an_error():
     with pytest.raises(RuntimeError, match="do not add up"):
-        Ledger().load_state_dict({"generated": 2, "fresh": 1})
+        Ledger().load_state_dict({"groups": {}, "responses": {"generated": 2, "fresh": 1}})
 
 
 def test_a_group_replayed_twice_in_one_batch_is_an_error(make_group):
     old = make_group(4, step=0)
     with pytest.raises(RuntimeError, match=rf"group {old.uid} .*\['replayed', 'replayed'\]"):
         Ledger().settle([], Batch(replayed=[old, old]))
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_every_response_ends_in_one_state(make_group, data):
+    """Groups of any size. What is trained on may have lost responses, and have stored ones of earlier steps."""
+    ledger, expected = Ledger(), Counter()
+    for step in range(data.draw(st.integers(1, 3))):
+        batch, generated = Batch(), []
+        for _ in range(data.draw(st.integers(0, 5))):
+            group = make_group(1, size=data.draw(st.integers(1, 6)), step=step)
+            state = data.draw(st.sampled_from(STATES))
+            kept = group
+            if state in ("fresh", "reevaluated"):
+                positions = data.draw(st.lists(st.integers(0, group.size - 1), unique=True, min_size=1))
+                kept = group.keep(positions, relative_to="generated")
+                if data.draw(st.booleans()):
+                    old = make_group(1, prompt=group.prompt)
+                    kept = kept.exchange(0, old.standalone(old.responses[0]))
+                own = len(positions) - (kept.relative_to == "kept")
+                expected += Counter({state: own, "dropped": group.size - own})
+            else:
+                expected[state] += group.size
+            getattr(batch, state).append(kept)
+            generated.append(group)
+        failed = data.draw(st.lists(st.integers(1, 6), max_size=2))
+        expected += Counter({"failed": sum(failed), "generated": sum(failed) + sum(group.size for group in generated)})
+        ledger.settle(generated, batch, failed=failed)
+    assert +ledger.responses == +expected

@@ -132,7 +132,7 @@ class TestComposition:
             ],
             cut=[make_group(2, size=4, response_tokens=50)],
         )
-        assert composition(batch, 8, 0) == {
+        assert composition(batch, 8 * 4, 0) == {
             "groups/capacity_used": 3 / 8,
             "filtered/none_right": 4,  # three without a right response, and one that is half right everywhere
             "filtered/all_right": 3,

@@ -20,7 +20,7 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def arpo(capacity: int = 8, **options) -> ARPO:
-    return ARPO(capacity=capacity, **options)
+    return ARPO(capacity=capacity, **{"group_size": 8} | options)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ A, B, C, D, E = (Prompt(text) for text in "ABCDE")
 
 
 def dots(**changes) -> DOTS:
-    return DOTS(**{"capacity": 8, **changes})
+    return DOTS(**{"capacity": 8, "group_size": 8, **changes})
 
 
 def run(method: DOTS, fresh: Sequence[Group], step: int = 0) -> Batch:

@@ -23,7 +23,7 @@ A, B, C, D = (Prompt(text) for text in "ABCD")
 
 
 def mopps(**changes) -> MoPPS:
-    return MoPPS(**{"capacity": 8, **changes})
+    return MoPPS(**{"capacity": 8, "group_size": 8, **changes})
 
 
 def run(method: MoPPS, fresh: Sequence[Group], step: int = 0) -> Batch:

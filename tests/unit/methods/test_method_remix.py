@@ -20,7 +20,7 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def remix(capacity: int = 10, **options) -> ReMix:
-    return ReMix(capacity=capacity, **options)
+    return ReMix(capacity=capacity, **{"group_size": 8} | options)
 
 
 def run(method: ReMix, step: int, fresh=()) -> Batch:
