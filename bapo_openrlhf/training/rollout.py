@@ -291,7 +291,11 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     def generate_eval_samples(self, **kwargs: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
         self._step = self.step()
-        return list(itertools.chain(*usable_groups(by_request(super().generate_eval_samples(**kwargs)))))
+        return list(
+            itertools.chain(
+                *usable_groups(by_request(super().generate_eval_samples(**kwargs), kwargs["n_samples_per_prompt"]))
+            )
+        )
 
     @torch.no_grad()
     def reevaluate(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Experience]:

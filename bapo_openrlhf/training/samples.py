@@ -52,9 +52,21 @@ def in_groups(samples: Sequence[Experience], size: int) -> list[Sequence[Experie
     return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 
-def by_request(samples: Sequence[Experience]) -> list[Sequence[Experience]]:
-    """The samples of each group, from samples in the order of their requests, whose numbers are in `index`."""
-    return [list(members) for _, members in itertools.groupby(samples, key=lambda sample: sample.index)]
+def by_request(samples: Sequence[Experience], size: int | None = None) -> list[Sequence[Experience]]:
+    """The samples of each group, from samples in the order of their requests, whose numbers are in `index`.
+
+    Args:
+        samples: Generated samples.
+        size: Number of responses of each group; None if it may differ.
+
+    Raises:
+        ValueError: A group has another size.
+    """
+    groups = [list(members) for _, members in itertools.groupby(samples, key=lambda sample: sample.index)]
+    for members in groups:
+        if size is not None and len(members) != size:
+            raise ValueError(f"request {members[0].index[0]} has {len(members)} responses; it must have {size}")
+    return groups
 
 
 def groups_of(

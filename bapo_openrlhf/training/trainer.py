@@ -162,8 +162,9 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
         parts = [("fresh", rollout_samples, rollout.policy_step)]
         parts += [("reevaluated", rollout.hard_samples, rollout.policy_step), ("reevaluated", today, step)]
+        size = self.args.rollout.n_samples_per_prompt
         made = GeneratedStep.of(
-            [(source, by_request(samples), policy_step) for source, samples, policy_step in parts],
+            [(source, by_request(samples, size), policy_step) for source, samples, policy_step in parts],
             first_uid=self.generated,
             step=step,
             reward_range=self.args.adapt.rewards(),

@@ -1,6 +1,6 @@
 """A method in one file: fresh groups with signal, and the most recent informative groups in the room that is left."""
 
-from bapo_openrlhf.adapt.batch import fill
+from bapo_openrlhf.adapt.batch import fill, fitting
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.methods import Method
@@ -9,12 +9,12 @@ from bapo_openrlhf.methods import Method
 class FIFOReplay(Method):
     STATE = ("stored",)
 
-    def __init__(self, capacity: int, memory: int = 64) -> None:
-        self.capacity, self.stored = capacity, ReplayBuffer(memory)
+    def __init__(self, capacity: int, group_size: int, memory: int = 64) -> None:
+        self.room, self.stored = capacity * group_size, ReplayBuffer(memory)
 
     def build_batch(self, step, fresh, reevaluated):
         keep = [has_signal(group) for group in fresh]
-        batch = fill(self.capacity, fresh, keep, replay=lambda room: list(self.stored)[-room:] if room else [])
+        batch = fill(self.room, fresh, keep, replay=lambda room: fitting(reversed(list(self.stored)), room))
         for group in filter(has_signal, fresh):  # last: a step's own groups are not replayed in that same step
             self.stored.add(group)
         self.measured = {"buffer/replay": len(self.stored)}

@@ -161,25 +161,25 @@ class TestExample:
         assert all(hasattr(kind, name) for name in called), called
 
     def test_it_fills_the_batch_with_the_most_recent(self, kind, make_group):
-        method = kind(capacity=3, memory=3)
+        method = kind(capacity=3, group_size=8, memory=3)
         first = [make_group(4, step=0), make_group(0, step=0), make_group(2, step=0)]
         assert method.begin_step(0) == []
         batch = method.build_batch(0, first, [])
         assert (batch.fresh, batch.replayed) == ([first[0], first[2]], [])
         second = [make_group(8, step=1), make_group(1, step=1)]
-        twin = kind(capacity=3, memory=3)
+        twin = kind(capacity=3, group_size=8, memory=3)
         twin.load_state_dict(method.state_dict())
         twin.load_state_dict(method.state_dict())  # a state replaces what was there
         assert [group.uid for group in twin.stored] == [first[0].uid, first[2].uid]
         batch = method.build_batch(1, second, [])
-        assert (batch.fresh, batch.replayed) == ([second[1]], [first[0], first[2]])
+        assert (batch.fresh, batch.replayed) == ([second[1]], [first[2], first[0]])
         assert batch.filtered == [second[0]] and method.metrics() == {"buffer/replay": 3}
-        assert [group.uid for group in twin.build_batch(1, second, []).replayed] == [first[0].uid, first[2].uid]
+        assert [group.uid for group in twin.build_batch(1, second, []).replayed] == [first[2].uid, first[0].uid]
         third = [make_group(3, step=2)]
-        assert method.build_batch(2, third, []).replayed == [first[2], second[1]]  # the two most recent
+        assert method.build_batch(2, third, []).replayed == [second[1], first[2]]  # the two most recent
 
     def test_its_batches_fit(self, kind, make_group):
-        method, stored = kind(capacity=6, memory=4), 0
+        method, stored = kind(capacity=6, group_size=8, memory=4), 0
         for step, means in enumerate([(4,), (4, 2, 1), (), (8, 0), (1,) * 5, (4,) * 9, (3, 3)]):
             fresh = [make_group(right, step=step) for right in means]
             batch = method.build_batch(step, fresh, [])
@@ -192,7 +192,7 @@ class TestExample:
 
     def test_another_state_is_an_error(self, kind):
         with pytest.raises(ValueError, match="expected 'FIFOReplay', version 1"):
-            kind(capacity=3).load_state_dict({"method": "bapo", "version": 1})
+            kind(capacity=3, group_size=8).load_state_dict({"method": "bapo", "version": 1})
 
 
 def test_every_method_file_has_its_line():

@@ -23,7 +23,7 @@ from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
 from bapo_openrlhf.training.dealing import packed, shares, unpacked  # noqa: E402
 from bapo_openrlhf.training.experience import row_of  # noqa: E402
-from bapo_openrlhf.training.samples import groups_of, samples_of  # noqa: E402
+from bapo_openrlhf.training.samples import groups_of, in_groups, samples_of  # noqa: E402
 from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
 SIZE = 4  # G
@@ -83,7 +83,7 @@ def images_of(sample: Experience) -> tuple:
 
 
 def grouped(samples):
-    return groups_of(samples, SIZE, first_uid=0, step=1, policy_step=1)
+    return groups_of(in_groups(samples, SIZE), first_uid=0, step=1, policy_step=1)
 
 
 def test_a_group_keeps_the_images_of_its_prompt(samples):
@@ -175,7 +175,7 @@ def test_texts_between_images(samples):
         },
         max_len=64,
     )
-    groups = groups_of([text] * SIZE + samples, SIZE, first_uid=0, step=0, policy_step=0)
+    groups = groups_of(in_groups([text] * SIZE + samples, SIZE), first_uid=0, step=0, policy_step=0)
     back = samples_of(groups)
     assert (back[0].images, back[0].mm_train_inputs) == ([None], [None])
     batch = Experience.concat_experiences([back[0], back[SIZE], back[1]], 0)

@@ -209,7 +209,7 @@ class TestX2:
         assert batch == Batch(reevaluated=groups[2:5], unimproved=[groups[0], groups[1], groups[6]], solved=[groups[5]])
         assert hard_texts(method) == ["a", "b", "g"]
         assert [(entry.mean, entry.step) for entry in method.hard.oldest(9)] == [(0, 1), (F(1, 8), 1), (0, 1)]
-        counts = Ledger().settle(groups, batch)
+        counts, _ = Ledger().settle(groups, batch)
         assert [counts[state] for state in ("generated", "reevaluated", "unimproved", "solved")] == [7, 3, 3, 1]
 
     def test_a_subclass_can_replace_eq_6(self, make_group):
@@ -458,7 +458,7 @@ class TestFit:
         batch = run(method, 1, fresh, reevaluated)
         assert (batch.fresh, batch.reevaluated) == ([fresh[1]], [reevaluated[1], reevaluated[2]])
         assert batch.cut == [fresh[0], fresh[2], reevaluated[0]]
-        counts = Ledger().settle(fresh + reevaluated, batch)
+        counts, _ = Ledger().settle(fresh + reevaluated, batch)
         assert (counts["cut"], counts["fresh"], counts["reevaluated"]) == (3, 1, 2)
 
     def test_ties_stay_by_recency_of_the_policy(self, make_group):
@@ -906,7 +906,7 @@ class SideBySide:
         assert uids(method.replay) == [group["uid"] for group in plain.high]
         assert (method.thresholds.c2, method.thresholds.c3) == plain.range_today()
         assert method.thresholds.average_reward == plain.r
-        settled = self.ledger.settle(real_fresh + real_reevaluated, batch)
+        settled, _ = self.ledger.settle(real_fresh + real_reevaluated, batch)
         self.settled = settled | {"replayed": len(batch.replayed)}
         assert +self.ledger.counts == +plain.count
         method.hard.check()

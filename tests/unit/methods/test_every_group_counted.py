@@ -118,7 +118,7 @@ class Layer(RuleBasedStateMachine):
         assert Counter(uids(batch.replayed + batch.unused)) == Counter(uids(selected.replayed))
 
         failed = len(self.state) - before - len(fresh) - len(again)
-        counts = self.ledger.settle(fresh + again, batch, failed=failed)
+        counts, _ = self.ledger.settle(fresh + again, batch, failed=[1] * failed)
         self.check_states(batch, selected, fresh, again, too_far, nonfinite)
         ends = list(self.state.values())[before:]
         assert +Counter(counts) == Counter(ends) + Counter(generated=len(ends))
@@ -305,11 +305,12 @@ class FIFORun(Layer):
     @initialize(data=st.data())
     def start(self, data):
         memory, capacity = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 10))
+        size = data.draw(st.sampled_from([2, 4, 5]))
         self.memory, self.informative = memory, []
         self.begin(
-            lambda: FIFOReplay(capacity, memory=memory),
+            lambda: FIFOReplay(capacity, size, memory=memory),
             capacity=capacity,
-            size=data.draw(st.sampled_from([2, 4, 5])),
+            size=size,
             delay=data.draw(st.integers(1, 3)),
         )
 
@@ -487,4 +488,4 @@ def test_the_example_without_its_filtered_groups(make_group):
 
     fresh = [make_group(4), make_group(8)]
     with pytest.raises(RuntimeError, match=rf"group {fresh[1].uid} was generated 1 time\(s\) .* states \[\]"):
-        Ledger().settle(fresh, Forgetful(capacity=4).build_batch(0, fresh, []))
+        Ledger().settle(fresh, Forgetful(capacity=4, group_size=8).build_batch(0, fresh, []))

@@ -142,7 +142,7 @@ class TestExchange:
         method, draws = arpo(seed=3), 2_000
         run(method, 0, [make([1, 1, 0], "a", uid=0), make([0, 1, 1], "a", uid=1)])
         fresh = [make([0, 0, 0], "a", step=1) for _ in range(draws)]
-        method.capacity = draws
+        method.room = 3 * draws
         seen = Counter(names(group)[0] for group in run(method, 1, fresh).fresh)
         assert set(seen) == {(0, 0), (0, 1), (1, 1), (1, 2)}
         assert sum((count - draws / 4) ** 2 / (draws / 4) for count in seen.values()) < 16.3  # 99.9 % point
@@ -171,7 +171,7 @@ class TestBatch:
         assert run(method, 0, [failed]).fresh == [failed]
 
     def test_what_does_not_fit_is_cut(self, make):
-        method = arpo(4)
+        method = arpo(4, group_size=4)
         run(method, 0, [make([1, 0, 0, 0], "a")])
         fresh = [make([0] * 4, "a", step=1), *(make([1, 1, 0, 0], "b", step=1) for _ in range(4))]
         batch = run(method, 1, fresh)
@@ -241,7 +241,7 @@ def test_side_by_side_with_a_plain_implementation(make):
     @given(st.data())
     def check(data):
         size, delay = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-        options = {"successes": data.draw(st.integers(1, 5))}
+        options = {"group_size": size, "successes": data.draw(st.integers(1, 5))}
         capacity = data.draw(st.integers(1, 9))
         method, ledger, uids = arpo(capacity, **options), Ledger(), itertools.count()
         stored: dict[str, list] = {}

@@ -405,7 +405,9 @@ class TestSideBySide:
         capacity = data.draw(st.integers(1, 9))
         share = data.draw(st.sampled_from([F(1, 2), F(1, 4), F(2, 3), F(1)]))
         room, decay = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([F(0), F(1, 2), F(1)]))
-        method = dots(capacity=capacity, fresh_share=share, buffer_groups=room, decay=float(decay), seed=7)
+        method = dots(
+            capacity=capacity, group_size=4, fresh_share=share, buffer_groups=room, decay=float(decay), seed=7
+        )
         reference, ledger, pool = Reference(capacity, share, room, decay), Ledger(), list("abcdefgh")
         for step in range(data.draw(st.integers(1, 6))):
             candidates = [Prompt(text) for text in data.draw(st.permutations(pool))]

@@ -339,12 +339,13 @@ class TestSideBySide:
     @given(data=st.data())
     def test_equals_the_reference(self, make_group, data):
         """Decays and rewards are binary fractions with few digits, so that float32 has each posterior exactly."""
-        capacity = data.draw(st.integers(1, 9))
+        capacity, size = data.draw(st.integers(1, 9)), data.draw(st.integers(2, 6))
         seed, target = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.5, 0.25, 1.0]))
         decay = data.draw(st.sampled_from([F(0), F(1, 4), F(1, 2), F(1)]))
         prior = data.draw(st.sampled_from([(F(1), F(1)), (F(1, 2), F(2))]))
         method = mopps(
             capacity=capacity,
+            group_size=size,
             seed=seed,
             decay=float(decay),
             prior_a=float(prior[0]),
@@ -359,7 +360,7 @@ class TestSideBySide:
             chosen = method.choose_prompts(step, drawn, count)
             assert chosen == reference.choose(drawn, count)
             assert len(set(chosen)) == count
-            rewards = st.lists(st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, -1.0, 3.0]), min_size=2, max_size=6)
+            rewards = st.lists(st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, -1.0, 3.0]), min_size=size, max_size=size)
             fresh = [make_group(data.draw(rewards), prompt=drawn[at], step=step) for at in chosen]
             batch = method.build_batch(step, fresh, [])
             ledger.settle(fresh, batch)

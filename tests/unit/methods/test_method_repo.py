@@ -93,8 +93,8 @@ class TestStrategies:
         method = repo()
         step = filled(method, make, [0, 4], [1, 2])
         batch = run(method, step, [make([0, 1], "a", step=step)])
-        rewards = np.array([rewards_of(group) for _, group in batch.with_sources()])
-        assert group_relative_advantages(rewards, 0.0).tolist() == [[-1, 1], [1, -1]]
+        rewards = [rewards_of(group) for _, group in batch.with_sources()]
+        assert [group_relative_advantages(own, own, 0.0).tolist() for own in rewards] == [[-1, 1], [1, -1]]
 
     def test_equal_rewards_the_newer_are_taken(self, make):
         method = repo(strategy="highest", cache_responses=6, warm_up=2)

@@ -33,6 +33,7 @@ from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, set_openrlhf_flags
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engines import request_seed  # noqa: E402
 from bapo_openrlhf.training.generated import generated_groups, is_usable  # noqa: E402
+from bapo_openrlhf.training.samples import in_groups  # noqa: E402
 from bapo_openrlhf.training.trainer import AdaptedPPOTrainer  # noqa: E402
 
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
@@ -502,4 +503,6 @@ def generated_sample(
 
 def generated_rows(samples: list[Experience], size: int, **changed: Any) -> list:
     """These samples as groups."""
-    return generated_groups(samples, size, **{"source": "fresh", "first_uid": 0, "usable": is_usable} | changed)
+    return generated_groups(
+        in_groups(samples, size), **{"source": "fresh", "first_uid": 0, "usable": is_usable} | changed
+    )

@@ -22,7 +22,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.training.generated import GeneratedStep, usable_groups  # noqa: E402
-from bapo_openrlhf.training.samples import groups_of, samples_of  # noqa: E402
+from bapo_openrlhf.training.samples import groups_of, in_groups, samples_of  # noqa: E402
 
 
 @given(
@@ -42,7 +42,7 @@ def test_numbers_are_those_of_the_layers_groups(groups, first):
         for reward in rewards
     ]
     found = rows(samples, 2, first_uid=first)
-    layer = groups_of(usable_groups(samples, 2), 2, first_uid=first, step=0, policy_step=0)
+    layer = groups_of(usable_groups(in_groups(samples, 2)), first_uid=first, step=0, policy_step=0)
     assert [(group.uid, group.prompt.id, group.mean) for group in found[: len(layer)]] == [
         (group.uid, group.prompt.id, group.mean) for group in layer
     ]
@@ -81,7 +81,9 @@ class TestGeneratedStep:
     def test_groups_know_their_number_step_and_policy(self, make_group):
         fresh, hard = self.samples(make_group, 3), self.samples(make_group, 2)
         fresh[2].rewards = None  # the second group fails
-        made = GeneratedStep.of([("fresh", fresh, 5), ("reevaluated", hard, 7)], 2, first_uid=30, step=7)
+        made = GeneratedStep.of(
+            [("fresh", in_groups(fresh, 2), 5), ("reevaluated", in_groups(hard, 2), 7)], first_uid=30, step=7
+        )
         assert [(group.uid, group.step, group.policy_step) for group in made.fresh] == [(30, 7, 5), (31, 7, 5)]
         assert [(group.uid, group.step, group.policy_step) for group in made.reevaluated] == [(33, 7, 7), (34, 7, 7)]
         recorded = [(group.uid, group.source, group.mean) for group in made.recorded]
@@ -97,7 +99,7 @@ class TestGeneratedStep:
         fresh = self.samples(make_group, 2)
         fresh[0].rewards = None
         before = [group.row("used") for group in rows(fresh, 2)]
-        made = GeneratedStep.of([("fresh", fresh, 0)], 2, first_uid=0, step=0)
+        made = GeneratedStep.of([("fresh", in_groups(fresh, 2), 0)], first_uid=0, step=0)
         assert [group.row("used") for group in made.recorded] == before
         usable, failed = made.recorded
         for kept, response in zip(usable.samples, made.fresh[0].responses, strict=True):
@@ -106,19 +108,13 @@ class TestGeneratedStep:
             assert kept.attention_mask is None and kept.rollout_log_probs is None
         assert all(kept.attention_mask is not None for kept in failed.samples)
 
-    @pytest.mark.parametrize("broken", [0, 1])
-    def test_samples_that_are_not_whole_groups(self, make_group, broken):
-        samples = [self.samples(make_group, 1, size=3 + (source == broken)) for source in (1, 0)]
-        with pytest.raises(ValueError, match="3 samples are not whole groups of 4"):
-            GeneratedStep.of([("fresh", some, 0) for some in samples], 4, first_uid=0, step=0)
-
     def test_what_responses_say_of_their_weights_is_checked_and_taken_out(self, make_group):
         samples = self.samples(make_group, 2)
         for one in samples:
             one.info |= {"version_min": torch.tensor([5]), "version_max": torch.tensor([5])}
-        made = GeneratedStep.of([("fresh", samples, 5)], 2, first_uid=0, step=7)
+        made = GeneratedStep.of([("fresh", in_groups(samples, 2), 5)], first_uid=0, step=7)
         assert all(response.extras["info"] == {} for group in made.fresh for response in group.responses)
         samples = self.samples(make_group, 2)
         samples[3].info |= {"version_min": torch.tensor([4]), "version_max": torch.tensor([5])}
         with pytest.raises(RuntimeError, match=r"weights of steps \[4, 5\] generated .* held those of step 5"):
-            GeneratedStep.of([("fresh", samples, 5)], 2, first_uid=0, step=7)
+            GeneratedStep.of([("fresh", in_groups(samples, 2), 5)], first_uid=0, step=7)

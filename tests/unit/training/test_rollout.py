@@ -34,7 +34,7 @@ from bapo_openrlhf.training.rollout import (  # noqa: E402
     prompt_seed,
     reward_of,
 )
-from bapo_openrlhf.training.samples import groups_of  # noqa: E402
+from bapo_openrlhf.training.samples import groups_of, in_groups  # noqa: E402
 
 SEED = 42
 HUGE = 10**400  # no float holds it
@@ -416,7 +416,7 @@ class TestOrder:
         assert [sample.index for sample in samples] == [[number] for number in range(count) for _ in range(2)]
         assert [sample.sequences[0, -1].item() for sample in samples] == [10, 11] * count
         assert rest == [None, count, False]
-        assert len(groups_of(samples, 2, first_uid=0, step=0, policy_step=0)) == count
+        assert len(groups_of(in_groups(samples, 2), first_uid=0, step=0, policy_step=0)) == count
 
     def test_of_each_rollout_anew(self):
         run = made(*"fbdace", batch_size=3)
@@ -574,7 +574,7 @@ class TestSamples:
         assert is_usable(sample)
         for tensor in (sample.rewards, sample.scores, sample.info["reward"], sample.info["score"]):
             assert (tensor.shape, tensor.dtype, tensor.item()) == ((1,), torch.float32, number)
-        (group,) = groups_of([sample], 1, first_uid=0, step=0, policy_step=0)
+        (group,) = groups_of(in_groups([sample], 1), first_uid=0, step=0, policy_step=0)
         assert group.responses[0].reward == number
 
     @pytest.mark.parametrize("value", NONE, ids=lambda value: repr(value)[:30])
@@ -659,23 +659,18 @@ class TestUsableGroups:
                 changed["rollout_log_probs"] = [0.0, 0.0, math.nan]
             samples.append(sample_of(**changed))
         wanted = [s for index, s in enumerate(samples) if not any(bad[index // size * size :][:size])]
-        found = usable_groups(samples, size)
+        found = list(itertools.chain(*usable_groups(in_groups(samples, size))))
         assert len(found) == len(wanted) and all(one is other for one, other in zip(found, wanted, strict=True))
 
-    @pytest.mark.parametrize("count", [1, 3, 5])
-    def test_samples_that_are_not_whole_groups(self, count):
-        with pytest.raises(ValueError, match=f"{count} samples are not whole groups of 2"):
-            usable_groups([sample_of()] * count, 2)
-
     def test_of_nothing(self):
-        assert usable_groups([], 2) == []
+        assert usable_groups([]) == []
 
     def test_the_log_names_the_prompt(self, monkeypatch):
         from bapo_openrlhf.training import generated
 
         said = []
         monkeypatch.setattr(generated.logger, "warning", said.append)
-        usable_groups([sample_of(prompt="good"), sample_of(prompt="1 + 1", reward=None)], 1)
+        usable_groups([[sample_of(prompt="good")], [sample_of(prompt="1 + 1", reward=None)]])
         assert said == ["no reward, or log-probs that are not finite, for prompt '1 + 1'"]
 
 
