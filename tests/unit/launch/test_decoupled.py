@@ -86,7 +86,7 @@ def trained(monkeypatch):
         maker = AdaptedExperienceMaker(None, None, None, None, None, strategy, None)
         maker._deal = lambda samples: SimpleNamespace(batches=[])
         maker.compute_advantages_and_returns = lambda experiences: experiences
-        origins = [SampleOrigin("fresh" if on else "replayed", bool(on)) for on in ON_POLICY]
+        origins = [SampleOrigin("fresh" if on else "replayed", bool(on), SimpleNamespace(uid=0)) for on in ON_POLICY]
         experience.advantages = torch.tensor(policies.advantages)
         (experience,) = maker.finish(maker.forward(BatchToTrain([], [], origins)), range(len(MASK))).experiences
 

@@ -696,7 +696,7 @@ class TestExperienceMaker:
         monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: batches)
         made, gone = maker((2, 1)), []
         responses = [SimpleNamespace(extras={}) for _ in range(3)]
-        origins = [SampleOrigin("fresh", True)] * 3
+        origins = [SampleOrigin("fresh", True, None)] * 3
         passed = made.forward(BatchToTrain([sample(0), sample(1), sample(2)], responses, origins))
         for batch in passed.experiences:
             weakref.finalize(batch, gone.append, True)

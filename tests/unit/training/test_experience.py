@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from contextlib import contextmanager
+import statistics
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
@@ -27,17 +28,18 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
+from bapo_openrlhf.adapt.vocabulary import SOURCES  # noqa: E402
 from bapo_openrlhf.training import experience as experience_module  # noqa: E402
 from bapo_openrlhf.training.experience import (  # noqa: E402
     AdaptedExperienceMaker,
     BatchToTrain,
     MadeExperience,
     SampleOrigin,
-    group_errors,
     old_log_probs,
     row_of,
     token_log_ratios,
 )
+from bapo_openrlhf.training.related import group_errors  # noqa: E402
 
 EPS = 1e-6
 # One row a sample: a whole turn, padding, two turns, one token.
@@ -66,6 +68,21 @@ def group_of(name: str, ranks: int) -> launcher.RayActorGroup:
     return group
 
 
+def whole_group(number: int) -> SimpleNamespace:
+    """A group with all responses that it was generated with, as far as the experience maker looks at it."""
+    return SimpleNamespace(uid=number, relative_to="kept")
+
+
+class WholeGroups(AdaptedExperienceMaker):
+    """An experience maker that can be asked for the advantages of groups of G responses right away."""
+
+    def compute_advantages_and_returns(self, experiences):
+        count = sum(len(experience.index) for experience in experiences)
+        size = self.args.rollout.n_samples_per_prompt
+        self._groups = self._groups or [whole_group(n // size) for n in range(count)]
+        return super().compute_advantages_and_returns(experiences)
+
+
 def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, **changed):
     """An experience maker of these arguments, whose models answer at once, without Ray."""
     args = SimpleNamespace(
@@ -87,7 +104,7 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
         rollout=SimpleNamespace(n_samples_per_prompt=case.size, micro_batch_size=case.micro),
         ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
         train=SimpleNamespace(dynamic_batch_enable=False),
-        reward=SimpleNamespace(clip_range=(-10, 10)),
+        reward=SimpleNamespace(clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None),
         actor=SimpleNamespace(policy_loss_type="ppo"),
     )
     for name, value in changed.items():
@@ -96,7 +113,7 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
         for part in parent.split("__"):
             node = getattr(node, part)
         setattr(node, key, value)
-    return AdaptedExperienceMaker(
+    return WholeGroups(
         *(group_of("action_log_probs", case.ranks[0]), group_of("values", case.ranks[1]), None, None),  # models
         SimpleNamespace(value=kl),
         SimpleNamespace(args=args),
@@ -231,7 +248,84 @@ class TestGroupAdvantages:
         rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
         ours = maker(estimator).compute_advantages_and_returns(split(rewards, parts))
         theirs = RemoteExperienceMaker.compute_advantages_and_returns(maker(estimator), split(rewards, parts))
-        assert by_sample(ours, "advantages") == by_sample(theirs, "advantages")
+        ours, theirs = by_sample(ours, "advantages"), by_sample(theirs, "advantages")
+        assert all(ours[sample] == pytest.approx(theirs[sample], rel=1e-5, abs=1e-7) for sample in range(8))
+
+
+@st.composite
+def groups_of_any_size(draw) -> tuple[list[SimpleNamespace], list[float], list[list[int]]]:
+    """Groups that hold some of the responses that they were generated with, the group of each sample, their rewards,
+    and their micro-batches in any order."""
+    reward, groups, rewards = st.sampled_from([0.0, 1.0, 0.25, -2.0]), [], []
+    for uid in range(draw(st.integers(1, 4))):
+        generated = draw(st.lists(reward, min_size=2, max_size=6))
+        kept = sorted(draw(st.sets(st.sampled_from(range(len(generated))), min_size=1)))
+        relative_to = draw(st.sampled_from(["generated", "kept"]))
+        group = SimpleNamespace(uid=10 - uid, size=len(kept), generated=generated, relative_to=relative_to)
+        groups += [group] * len(kept)
+        rewards += [generated[position] for position in kept]
+    order = draw(st.permutations(range(len(rewards))))
+    size = draw(st.integers(1, len(rewards)))
+    return groups, rewards, [list(order[start : start + size]) for start in range(0, len(order), size)]
+
+
+class TestGroupsOfAnySize:
+    @given(drawn=groups_of_any_size(), estimator=st.sampled_from(["group_norm", "rloo", "dr_grpo"]))
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    def test_advantages_one_by_one(self, drawn, estimator):
+        """A response by itself has its advantage still, unless it is compared only with itself."""
+        groups, rewards, parts = drawn
+        made = maker(estimator)
+        made._groups = groups
+        experiences = made.compute_advantages_and_returns(split(rewards, parts))
+        found = by_sample(experiences, "advantages")
+        spread = {i: float(e.info["group_reward_std"][row]) for e in experiences for row, i in enumerate(e.index)}
+        kept = [float(reward) for experience in experiences for reward in experience.rewards]
+        assert kept == [rewards[index] for part in parts for index in part]  # the record reads them
+        for sample, (group, own) in enumerate(zip(groups, rewards, strict=True)):
+            of_group = [reward for other, reward in zip(groups, rewards, strict=True) if other is group]
+            others = list(group.generated if group.relative_to == "generated" else of_group)
+            mean, deviation = statistics.fmean(others), statistics.pstdev(others)
+            others.remove(own)
+            wanted = {
+                "group_norm": (own - mean) / math.sqrt(deviation**2 + EPS),
+                "rloo": own - statistics.fmean(others) if others else 0.0,
+                "dr_grpo": own - mean,
+            }[estimator]
+            assert found[sample] == pytest.approx([wanted] * len(found[sample]), rel=1e-5, abs=1e-6)
+            assert spread[sample] == pytest.approx(deviation, abs=1e-6)
+
+    @given(drawn=groups_of_any_size(), returns=st.sampled_from(["gae", "vtrace"]))
+    @settings(max_examples=50, deadline=None, derandomize=True, database=None)
+    def test_a_critic_sees_no_groups(self, drawn, returns):
+        """GAE is OpenRLHF's own of single responses. With today's policy, V-trace is the same."""
+        groups, rewards, parts = drawn
+        changed = {"algo__advantage__lambd": 0.9, "kl": 0.1, "adapt__returns": returns}
+        made = maker("gae", **changed)
+        made._groups = groups
+        made._token_log_ratios = [np.zeros((len(part), MASKS.shape[1])) for part in parts]
+        ours = made.compute_advantages_and_returns(split(rewards, parts, kl=0.5))
+        theirs = maker("gae", case=Case(1), **changed)
+        theirs._next_log_ratios = iter(made._token_log_ratios)
+        theirs = RemoteExperienceMaker.compute_advantages_and_returns(theirs, split(rewards, parts, kl=0.5))
+        for name in ("advantages", "returns"):
+            found, wanted = by_sample(ours, name), by_sample(theirs, name)
+            assert all(found[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-6) for sample in found)
+
+    def test_length_penalties_of_responses_that_are_gone_are_not_known(self):
+        (experience,) = split([1.0], [[0]])
+        experience.truncated = torch.tensor([True])
+        group = SimpleNamespace(uid=7, size=1, generated=[1.0, 0.0], relative_to="generated")
+        for estimator, fails in (("group_norm", True), ("gae", False)):
+            made = maker(estimator, reward__stop_properly_penalty_coef=-1.0)
+            made._groups = [group]
+            made._token_log_ratios = [np.zeros((1, MASKS.shape[1]))]
+            with pytest.raises(ValueError, match="group 7 holds only some") if fails else nullcontext():
+                made.compute_advantages_and_returns([copy.deepcopy(experience)])
+        made = maker(reward__stop_properly_penalty_coef=-1.0)
+        made._groups = [SimpleNamespace(**vars(group) | {"relative_to": "kept"})]
+        made.compute_advantages_and_returns([experience])
+        assert experience.rewards.tolist() == [-1.0] and experience.advantages.count_nonzero() == 0
 
 
 class TestCritic:
@@ -333,7 +427,7 @@ def make(made_by_openrlhf, **changed) -> tuple[MadeExperience, dict[int, SimpleN
     """The experience, and the rows of each sample."""
     made = maker(**changed)
     made._deal = lambda samples: SimpleNamespace(batches=["the batches"])
-    made = whole(made, [SampleOrigin("fresh" if on else "replayed", on) for on in ON_POLICY])
+    made = whole(made, [SampleOrigin("fresh" if on else "replayed", on, whole_group(0)) for on in ON_POLICY])
     assert made_by_openrlhf.asked == [["the batches"]]
     experiences = made.experiences
     names = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "kl")
@@ -643,8 +737,9 @@ def made_of(
     return made, experience
 
 
-def origins_of(count: int) -> list[SampleOrigin]:
-    return [SampleOrigin(("fresh", "reevaluated", "replayed")[n % 3], n % 2 == 0) for n in range(count)]
+def origins_of(count: int, size: int = 4) -> list[SampleOrigin]:
+    """Of all sources within each group."""
+    return [SampleOrigin(SOURCES[n % 3], n % 2 == 0, whole_group(n // size)) for n in range(count)]
 
 
 def positions(groups: list[int], size: int) -> list[int]:
@@ -658,7 +753,7 @@ class TestReview:
         case, groups, groups_kept, seed = drawn
         size = case.size
         samples = [generated(n, seed) for n in range(groups * size)]
-        origins, kept = origins_of(len(samples)), positions(groups_kept, size)
+        origins, kept = origins_of(len(samples), size), positions(groups_kept, size)
         changed = {"estimator": "gae", "adapt__returns": "vtrace", "kl": 0.1}
         made, reviewed = made_of(case, samples, origins, kept, **changed)
         maker_of_kept, without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
@@ -712,7 +807,7 @@ class TestReview:
     def test_old_log_probs_are_those_of_the_samples_own_origin(self):
         case = Case(2, (1, 1), 4)
         samples = [generated(n) for n in range(8)]
-        origins = [SampleOrigin("fresh", n in (2, 7)) for n in range(8)]
+        origins = [SampleOrigin("fresh", n in (2, 7), whole_group(n // 2)) for n in range(8)]
         _, found = made_of(case, samples, origins, positions([1, 3], 2))  # samples 2, 3, 6 and 7
         (batch,) = found.experiences
         for place, (n, on_policy) in enumerate([(2, True), (3, False), (6, False), (7, True)]):
@@ -731,7 +826,10 @@ class TestReview:
 def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
     """Of all tokens of the batch together, in the micro-batches of any ranks."""
     case, groups, groups_kept, seed = drawn
-    samples, origins = [generated(n, seed) for n in range(groups * case.size)], origins_of(groups * case.size)
+    samples, origins = (
+        [generated(n, seed) for n in range(groups * case.size)],
+        origins_of(groups * case.size, case.size),
+    )
     kept = positions(groups_kept, case.size)
 
     def set_advantages(experiences):
@@ -975,7 +1073,7 @@ class TestTokensOfTheLoss:
         assert len(made.origins) == 4
 
     def test_a_source_without_samples_has_no_numbers(self):
-        made, _ = self.experience(origins=[SampleOrigin("fresh", True)] * 12)
+        made, _ = self.experience(origins=[SampleOrigin("fresh", True, whole_group(n // 4)) for n in range(12)])
         assert {name.split("/")[1][:5] for name in first_update(made.tokens, Clip(0.2, 0.2))} == {"fresh"}
 
 
@@ -1023,7 +1121,7 @@ class TestWeights:
 
     @pytest.mark.parametrize("critic", [True, False])
     def test_errors_of_groups_are_without_them(self, critic):
-        """Token by token; samples of a group may be in different experiences."""
+        """Token by token, in groups of any size; samples of a group may be in different experiences."""
         batches = forward([whole_batch(12)])
         whole = batches[0]
         whole.index = list(range(12))
@@ -1031,9 +1129,9 @@ class TestWeights:
         whole.returns = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(2))
         whole.values = whole.returns * 2 + 1 if critic else None
         wanted = []
-        for group in range(3):
+        for rows in (range(4), range(4, 11), range(11, 12)):
             errors = []
-            for row, place in itertools.product(range(4 * group, 4 * group + 4), range(whole.action_mask.shape[1])):
+            for row, place in itertools.product(rows, range(whole.action_mask.shape[1])):
                 if whole.action_mask[row, place]:
                     error = (
                         whole.values[row, place] - whole.returns[row, place] if critic else whole.advantages[row, place]
@@ -1042,8 +1140,9 @@ class TestWeights:
             wanted.append(sum(errors) / len(errors))
         order = [7, 0, 11, 3, 1, 2, 4, 5, 6, 8, 9, 10]
         rows = [row_of(whole, index) for index in order]
-        assert group_errors([whole], 4) == pytest.approx(wanted, rel=1e-6)
-        assert group_errors(rows, 4) == pytest.approx(wanted, rel=1e-6)
+        groups = [whole_group(uid) for uid in [9] * 4 + [2] * 7 + [5]]
+        assert group_errors([whole], groups) == pytest.approx(wanted, rel=1e-6)
+        assert group_errors(rows, groups) == pytest.approx(wanted, rel=1e-6)
 
     @pytest.mark.parametrize("loss", [{}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"}], ids=str)
     def test_a_factor_on_the_advantages_is_one_on_the_loss(self, loss):

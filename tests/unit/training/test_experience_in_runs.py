@@ -246,7 +246,7 @@ class TestReview:
         groups = [make_group(1, size=4, extras=EXTRAS | {"info": {"reward": 0.5}}) for _ in range(4)]
         made.trainer.method.build_batch = lambda *_: Batch(fresh=groups)
         made.trainer.method.observe = lambda *_: None
-        made.trainer.ledger.settle = lambda *_, **__: made.trainer.ledger.counts
+        made.trainer.ledger.settle = lambda *_, **__: (made.trainer.ledger.counts, {"dropped": 0})
         forward = made.trainer.experience_maker.forward
 
         def broken(to_train):

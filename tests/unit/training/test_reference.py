@@ -136,7 +136,7 @@ def maker(models: Models, args: SimpleNamespace, **changed) -> AdaptedExperience
 
 def make(made: AdaptedExperienceMaker, responses: list[Response], *, known: int | None = None) -> list[Experience]:
     """The forward pass of a batch of these responses; `known` of their tokens had log-probs before."""
-    origins = [SampleOrigin("fresh", True)] * len(responses)
+    origins = [SampleOrigin("fresh", True, None)] * len(responses)
     samples = [sample_of(PROMPT, response) for response in responses]
     passed = made.forward(BatchToTrain(samples, responses, origins))
     assert known is None or passed.reference_kept == known

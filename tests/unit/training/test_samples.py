@@ -20,7 +20,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from bapo_openrlhf.training.dealing import WIDE  # noqa: E402
-from bapo_openrlhf.training.samples import (
+from bapo_openrlhf.training.samples import (  # noqa: E402
     by_request,
     groups_of,
     in_groups,
@@ -28,7 +28,7 @@ from bapo_openrlhf.training.samples import (
     sample_of,
     samples_of,
     spans_of,
-)  # noqa: E402
+)
 
 
 def made_by_openrlhf(

@@ -383,7 +383,7 @@ class TestCounts:
         batch = Batch(fresh=[make_group(1, size=4, prompt=f"p{n}", extras=extras, uid=n) for n in range(count)])
         made.trainer.method.build_batch = lambda *_: batch
         made.trainer.method.observe = lambda *_: None
-        made.trainer.ledger.settle = lambda *_, **__: made.trainer.ledger.counts
+        made.trainer.ledger.settle = lambda *_, **__: (made.trainer.ledger.counts, {"dropped": 0})
         forward = made.trainer.experience_maker.forward
 
         def broken(to_train):
@@ -419,7 +419,7 @@ class TestCounts:
             replayed=[make_group(1, size=4) for _ in range(2)],
         )
         with pytest.raises(
-            ValueError, match=f"^BAPO made a batch of {capacity + 1} groups; it may hold at most {capacity} "
+            ValueError, match=f"^BAPO made a batch of {4 * capacity + 4} responses; it may hold at most {4 * capacity} "
         ):
             made.trainer.train_step([], 0)
         assert made.trained == []
