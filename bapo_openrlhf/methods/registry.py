@@ -26,6 +26,7 @@ METHODS = {
     "remix": "bapo_openrlhf.methods.remix:ReMix",
     "arpo": "bapo_openrlhf.methods.arpo:ARPO",
     "exgrpo": "bapo_openrlhf.methods.exgrpo:ExGRPO",
+    "freshness": "bapo_openrlhf.methods.freshness:Freshness",
 }
 # What is only a file in configs/methods, and bapo_mini_test: name | sentence | use | source.
 VARIANTS = """

@@ -78,6 +78,7 @@ STATES = {
     "remix": "rng replay",
     "arpo": "rng cache",
     "exgrpo": "rng started store retired",
+    "freshness": "rng replay",
 }
 
 
