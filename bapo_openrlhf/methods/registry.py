@@ -27,6 +27,7 @@ METHODS = {
     "arpo": "bapo_openrlhf.methods.arpo:ARPO",
     "exgrpo": "bapo_openrlhf.methods.exgrpo:ExGRPO",
     "freshness": "bapo_openrlhf.methods.freshness:Freshness",
+    "prompt_replay": "bapo_openrlhf.methods.prompt_replay:PromptReplay",
 }
 # What is only a file in configs/methods, and bapo_mini_test: name | sentence | use | source.
 VARIANTS = """

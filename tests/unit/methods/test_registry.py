@@ -79,6 +79,7 @@ STATES = {
     "arpo": "rng cache",
     "exgrpo": "rng started store retired",
     "freshness": "rng replay",
+    "prompt_replay": "rng known",
 }
 
 
