@@ -178,21 +178,29 @@ class TestAhead:
         assert len(batch.reevaluated) == 1
         assert [method.begin_step(step) for step in (6, 7)] == [[], [B, A]]  # 3/8 before 5/8
 
+    def test_a_failure_is_noted_once(self, make_group):
+        method = prompt_replay(cooldown=1)
+        run(method, 0, [make_group(4, prompt=A)])
+        assert run(method, 1)[0] == method.begin_step(2) == [A]  # it failed in step 1, and is away in step 2
+        method.build_batch(2, [], [])
+        assert method.begin_step(3) == []
+
 
 class TestBatch:
     def test_lists(self, make_group):
         method = prompt_replay(16, cooldown=1)
-        run(method, 0, [make_group(4, prompt=prompt) for prompt in (A, B, C, D)])
-        rights = dict(zip((A, B, C, D), (3, 0, 8, 7), strict=True))
+        named = PROMPTS[:6]
+        run(method, 0, [make_group(4, prompt=prompt) for prompt in named])
+        rights = dict(zip(named, (3, 0, 8, 7, [0.25] * 8, [0.5] * 8), strict=True))
         fresh = [make_group(right, step=1) for right in (1, 0)]
         _, batch = run(method, 1, fresh, lambda prompt: make_group(rights[prompt], prompt=prompt, step=1))
         assert (batch.fresh, batch.filtered) == ([fresh[0]], [fresh[1]])
         lists = (batch.reevaluated, batch.unimproved, batch.solved)
-        assert [[group.prompt for group in groups] for groups in lists] == [[A, D], [B], [C]]
+        assert [[group.prompt for group in groups] for groups in lists] == [[A, D], [B, E], [C, named[5]]]
         assert method.metrics() == {
             "groups/capacity": 16,
-            "groups/reevaluation_attempts": 4,
-            "again/stored": 1,
+            "groups/reevaluation_attempts": 6,
+            "again/stored": 3,
             "again/used_up": 0,
         }
 
@@ -238,7 +246,7 @@ class TestState:
 
     def test_prompts_that_are_away_stay_away(self, make_group, tmp_path):
         method, other = prompt_replay(cooldown=0), prompt_replay(cooldown=0)
-        method.build_batch(0, [make_group(3, prompt=A)], [])
+        method.build_batch(0, [make_group(1, size=3, prompt=A)], [])  # 1/3 is no short decimal number
         assert method.begin_step(1) == [A]
         save_state(tmp_path, method.state_dict())
         other.load_state_dict(load_state(tmp_path))
