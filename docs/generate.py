@@ -1,4 +1,7 @@
-"""Writes docs/config.md and docs/metrics.md from the code. With --check it exits 1 if one of them is out of date."""
+"""Writes docs/config.md, docs/metrics.md, and the first table of docs/methods.md, from the code.
+
+With --check it exits 1 if one of them is out of date.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 from bapo_openrlhf import config
 from bapo_openrlhf.adapt.metric import ADAPTED, ALL, CRITIC, Metric
+from bapo_openrlhf.methods import registry
 from bapo_openrlhf.record import metrics
 
 FOLDER = Path(__file__).parent
@@ -221,7 +225,16 @@ def when(metric: Metric) -> str:
     return "; ".join(part for part in (only, metric.when) if part)
 
 
-PAGES = {"config.md": config_page, "metrics.md": metrics_page}
+def methods_page() -> str:
+    """docs/methods.md, which is written by hand but for the table between two comments."""
+    text = (FOLDER / "methods.md").read_text(encoding="utf-8")
+    start, end = text.index("-->\n") + len("-->\n"), text.index("<!-- end of the made part -->")
+    rows = [("name", "what it does", "when to use it", "source"), ("---",) * 4]
+    rows += [(f"`{name}`", *cells) for name, cells in registry.overview().items()]
+    return text[:start] + "\n" + "".join(f"| {' | '.join(map(cell, row))} |\n" for row in rows) + "\n" + text[end:]
+
+
+PAGES = {"config.md": config_page, "metrics.md": metrics_page, "methods.md": methods_page}
 
 
 def main() -> int:

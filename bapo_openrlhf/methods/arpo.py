@@ -44,6 +44,9 @@ class ARPO(FilteredMethod):
     """
 
     NAME = "arpo"
+    SENTENCE = "Puts a stored success into a group whose responses all failed."
+    USE = "Use it if rewards are rare, so that most groups fail as a whole."
+    SOURCE = "arXiv 2505.16282"
     STATE = ("rng", "cache")
     METRICS = (
         CAPACITY,

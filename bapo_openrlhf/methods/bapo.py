@@ -55,6 +55,9 @@ class BAPO(Method):
     """Algorithm 1, lines 8-17. Sampling, weights and updates (lines 3-7, 18) are the trainer's."""
 
     NAME = "bapo"
+    SENTENCE = "Keeps groups with signal, generates again for hard prompts, and replays groups of medium difficulty."
+    USE = "Start with it: it has all three sources of groups, and the other methods are compared with it."
+    SOURCE = "arXiv 2602.20722"
     STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
     METRICS = (
         CAPACITY,

@@ -29,6 +29,7 @@ class Method(ABC):
 
     Attributes:
         NAME: Name of the method in its state. "" stands for the name of the class.
+        SENTENCE, USE, SOURCE: What it does, when to use it and where it comes from, for `bapo-openrlhf methods`.
         VERSION: Format version of its state.
         STATE: Names of the attributes that make up its state. Each holds plain data, numpy arrays, a random generator,
             or an object with `state_dict` and `load_state_dict`.
@@ -39,6 +40,9 @@ class Method(ABC):
     """
 
     NAME: ClassVar[str] = ""
+    SENTENCE: ClassVar[str] = ""
+    USE: ClassVar[str] = ""
+    SOURCE: ClassVar[str] = ""
     VERSION: ClassVar[int] = 1
     STATE: ClassVar[tuple[str, ...]] = ()
     METRICS: ClassVar[tuple[Metric, ...]] = ()

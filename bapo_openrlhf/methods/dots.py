@@ -113,6 +113,9 @@ class DOTS(Method):
     """
 
     NAME = "dots"
+    SENTENCE = "Chooses prompts of medium difficulty, and fills half of the batch with stored groups."
+    USE = "Use it if generation takes most of the time and prompts come many times."
+    SOURCE = "arXiv 2506.05316"
     STATE = ("rng", "predictor", "replay")
     METRICS = (CAPACITY, *ReplayBuffer.METRICS, *FORECAST_METRICS)
 

@@ -75,6 +75,9 @@ class ExGRPO(FilteredMethod):
     """
 
     NAME = "exgrpo"
+    SENTENCE = "Generates again for prompts that were solved now and then, each time with a stored success."
+    USE = "Use it if the model solves many prompts only sometimes."
+    SOURCE = "arXiv 2510.02245"
     asynchronous = False  # the success of a named prompt may be gone when its group comes
     STATE = ("rng", "started", "store", "retired")
     METRICS = (

@@ -48,6 +48,9 @@ class MoPPS(Method):
     """
 
     NAME = "mopps"
+    SENTENCE = "Draws more prompts than it needs, and generates for those that should be solved half of the time."
+    USE = "Use it if the data has many prompts and most are solved always or never."
+    SOURCE = "arXiv 2507.04632"
     STATE = ("rng", "posteriors")
     METRICS = (CAPACITY, *FORECAST_METRICS)
 

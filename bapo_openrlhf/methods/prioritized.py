@@ -50,6 +50,9 @@ class PrioritizedBAPO(BAPO):
     """
 
     NAME = "bapo_prioritized"
+    SENTENCE = "BAPO that replays by the last error, and generates again by what is known of a prompt's difficulty."
+    USE = "Use it if the buffers hold far more than a batch has room for."
+    SOURCE = "this project, after arXiv 1511.05952"
     STATE = (*BAPO.STATE, "errors", "posteriors")
     CONFIG: ClassVar[type[BAPOConfig]] = PrioritizedConfig
     config: PrioritizedConfig

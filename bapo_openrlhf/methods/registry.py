@@ -26,8 +26,34 @@ METHODS = {
     "remix": "bapo_openrlhf.methods.remix:ReMix",
     "arpo": "bapo_openrlhf.methods.arpo:ARPO",
     "exgrpo": "bapo_openrlhf.methods.exgrpo:ExGRPO",
+    "freshness": "bapo_openrlhf.methods.freshness:Freshness",
+    "prompt_replay": "bapo_openrlhf.methods.prompt_replay:PromptReplay",
 }
+# What is only a file in configs/methods, and bapo_mini_test: name | sentence | use | source.
+VARIANTS = """
+    bapo_mini_test | BAPO with c1 = 0 and c2 = c3 = 1/2. | Use it to have no thresholds to tune. | arXiv 2602.20722
+    bapo_without_x2 | BAPO that never generates again. | Use it to see what this is worth. | arXiv 2602.20722, Table 1b
+    bapo_without_x3 | BAPO that replays nothing. | Use it to see what replay is worth. | arXiv 2602.20722, Table 1b
+    bapo_fixed_thresholds | BAPO whose c2 and c3 do not move. | Use it to see what moving them is worth. | \
+        arXiv 2602.20722, Fig. 6
+    bapo_authors_code | BAPO with options of its authors' public code that the paper does not have. | \
+        Use it to compare with runs of that code. | waunx/BAPO_ICLR at 426b509
+    grpo_delayed | GRPO on every fresh group, with responses of weights that are up to 4 steps old. | \
+        Use it as a baseline with BAPO's delay. | arXiv 2505.22257
+    gspo | One importance ratio for each response instead of each token, with any algorithm and method. | \
+        Use it if the ratios of single tokens differ wildly, as in a mixture of experts. | arXiv 2507.18071
+    dapo | Plain OpenRLHF that draws prompts until the batch is full of groups with signal. | \
+        Use it as a baseline that drops groups without signal and has no buffers. | arXiv 2503.14476
+"""
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
+
+
+def overview() -> dict[str, tuple[str, ...]]:
+    """Sentence, use and source by name: all methods, then the variants that are no value of --adapt.method."""
+    kinds = {name: method_class(name) for name in METHODS}
+    rows = {name: (kind.SENTENCE, kind.USE, kind.SOURCE) for name, kind in kinds.items()}
+    variants = [row.split(" | ") for row in VARIANTS.strip().splitlines()]
+    return rows | {name.strip(): tuple(" ".join(cell.split()) for cell in cells) for name, *cells in variants}
 
 
 def method_class(name: str) -> type[Method]:

@@ -46,6 +46,9 @@ class ReMix(FilteredMethod):
     """
 
     NAME = "remix"
+    SENTENCE = "Replays a fixed share of each batch from the last few steps."
+    USE = "Use it if generation takes most of the time: a fixed part of each batch needs none."
+    SOURCE = "arXiv 2507.06892"
     STATE = ("rng", "replay")
     METRICS = (
         CAPACITY,

@@ -62,6 +62,9 @@ class RePO(FilteredMethod):
     """
 
     NAME = "repo"
+    SENTENCE = "Adds to each fresh group a group of responses that were stored for the same prompt."
+    USE = "Use it if prompts come many times and there is memory for responses to all of them."
+    SOURCE = "arXiv 2506.09340"
     STATE = ("rng", "cache")
     METRICS = (
         CAPACITY,

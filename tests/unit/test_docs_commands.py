@@ -250,6 +250,7 @@ RULES = [
     Rule("bapo-openrlhf init", run_it),
     Rule("bapo-openrlhf model", is_a_known_model, MODEL, "downloads a model, or needs a file"),
     Rule("pytest my_task", run_pytest),
+    Rule("bapo-openrlhf methods", run_it),
     Rule("bapo-openrlhf check", run_it),
     Rule("bapo-openrlhf train --help", run_it),
     Rule("bapo-openrlhf prepare countdown --generate", run_it),

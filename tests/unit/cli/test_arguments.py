@@ -871,7 +871,8 @@ class TestMethodFiles:
             args = arguments.parse(["--config", *(str(ROOT / "configs" / file) for file in ("quickstart.yaml", name))])
             return F(args.rollout.batch_size, args.adapt.batch_size)
 
-        assert sizes("methods/dots.yaml") == sizes("methods/repo.yaml") == sizes("methods/exgrpo.yaml") == F(1, 2)
+        for name in ("dots", "repo", "exgrpo", "freshness", "prompt_replay"):
+            assert sizes(f"methods/{name}.yaml") == F(1, 2)
         assert sizes("methods/remix.yaml") == F(3, 5)
 
 

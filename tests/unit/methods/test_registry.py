@@ -78,6 +78,8 @@ STATES = {
     "remix": "rng replay",
     "arpo": "rng cache",
     "exgrpo": "rng started store retired",
+    "freshness": "rng replay",
+    "prompt_replay": "rng known",
 }
 
 

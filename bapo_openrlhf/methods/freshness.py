@@ -1,0 +1,101 @@
+"""Freshness-aware prioritised replay: stored groups are drawn by reward and age (arXiv 2604.16918).
+
+Paper: "Freshness-Aware Prioritized Experience Replay for LLM/VLM Reinforcement Learning". Details follow its authors'
+code (Vision-CAIR/Freshness-Aware-PER, roll/agentic/replay_buffer, read at commit dbb91df).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from bapo_openrlhf.adapt.batch import Batch, fill
+from bapo_openrlhf.adapt.buffers import ReplayBuffer
+from bapo_openrlhf.adapt.group import Group, as_fraction
+from bapo_openrlhf.adapt.metric import CAPACITY, declare
+from bapo_openrlhf.methods.base import FilteredMethod
+
+LEAST = 1e-8  # least priority in the authors' code
+
+
+@dataclass(eq=False, kw_only=True)
+class Freshness(FilteredMethod):
+    """Fresh groups, and in the room that is left stored ones, the more likely the newer and the better rewarded.
+
+    A stored group has the priority (|r| + epsilon) exp(-age / tau), where |r| is the mean |reward| of its responses and
+    its age is the number of trainer steps since it was generated. Every draw computes all priorities again. Groups are
+    drawn without replacement, with weight priority^exponent. They are at most `replay_share` of the capacity. tau
+    matters only if the buffer holds groups about as old: with 32 new ones a step, 512 groups are at most 16 steps old,
+    and exp(-16 / 500) is 0.97.
+
+    Deviations: the authors draw single trajectories with replacement, so their |r| is no mean. They update on the fresh
+    batch and then on a replayed one of the same size. Here both make one batch, so `--adapt.batch_size` should be twice
+    `--rollout.batch_size`. A group is not replayed in its own step. Groups with equal rewards are neither trained on
+    nor stored, unless `--adapt.filter none` is set. The importance weights of the draw (off by default in their code)
+    and the other base priorities, |advantage| and |TD error|, are not here.
+
+    Args:
+        tau: Steps in which a priority falls to 1/e, above 0. 500 in the paper, 1000 for FrozenLake.
+        epsilon: Added to |r|, above 0.
+        exponent: alpha, within [0, 1]. 0 draws uniformly.
+        replay_share: Greatest share of the capacity that is replayed, within [0, 1].
+        buffer_groups: Most groups stored, at least 1. Beyond them, the oldest leave.
+
+    Raises:
+        ValueError: An option is out of its range.
+    """
+
+    NAME = "freshness"
+    SENTENCE = "Replays stored groups by their reward, and an old group less often than a new one."
+    USE = "Use it if a large buffer should be replayed although the policy changes fast."
+    SOURCE = "arXiv 2604.16918"
+    STATE = ("rng", "replay")
+    METRICS = (
+        CAPACITY,
+        *ReplayBuffer.METRICS,
+        *declare("""
+            freshness/stored_mean | 0 to 1 | Freshness of the buffer | | Mean exp(-age / tau) of the stored groups. \
+                Close to 1, ages do not matter. Missing if none is stored.
+        """),
+    )
+
+    tau: float = 500.0
+    epsilon: float = 1e-6
+    exponent: float = 0.6
+    replay_share: Fraction = Fraction(1, 2)
+    buffer_groups: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, number in (("tau", self.tau), ("epsilon", self.epsilon)):
+            if not (number > 0 and math.isfinite(number)):
+                raise ValueError(f"{name} is {number}; it must be a finite number above 0")
+        for name, share in (("exponent", self.exponent), ("replay_share", self.replay_share)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} is {share}; it must be within [0, 1]")
+        if self.buffer_groups < 1:
+            raise ValueError(f"buffer_groups is {self.buffer_groups}; it must be at least 1")
+        self.places = math.floor(as_fraction(self.replay_share) * self.capacity)
+        self.replay = ReplayBuffer(self.buffer_groups)
+
+    def priority(self, group: Group, step: int) -> float:
+        """Priority of a stored group in trainer step `step`, before the exponent."""
+        size = sum(abs(response.reward) for response in group.responses) / group.size
+        return max((size + self.epsilon) * math.exp((group.step - step) / self.tau), LEAST)
+
+    def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
+        """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps, drawn by their priorities."""
+        keep = self.passes(fresh)
+        batch = fill(self.capacity, fresh, keep, replay=lambda room: self.replay.sample(
+            min(room, self.places), self.rng, priority=lambda group: self.priority(group, step) ** self.exponent
+        ))  # fmt: skip
+        for group, kept in zip(fresh, keep, strict=True):  # last: a step's own groups are not replayed in that step
+            if kept:
+                self.replay.add(group)
+        self.replay.check()
+        self.measured = {"groups/capacity": self.capacity, **self.replay.metrics(step)}
+        if ages := self.replay.ages(step):
+            self.measured["freshness/stored_mean"] = float(np.exp(-np.array(ages) / self.tau).mean())
+        return batch

@@ -1,0 +1,153 @@
+"""Prompt Replay: prompts whose pass rate is near 1/2 are generated for again (arXiv 2603.21177).
+
+Paper: "Prompt Replay: Speeding up GRPO with On-Policy Reuse of High-Signal Prompts". Details follow its authors' code
+(baroian/GRPO_prompt_replay, open_instruct/grpo_fast.py, read at commit 9e406c7).
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from bapo_openrlhf.adapt.batch import Batch, fill
+from bapo_openrlhf.adapt.filters import has_signal
+from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
+from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY, declare
+from bapo_openrlhf.adapt.schedule import due
+from bapo_openrlhf.adapt.state import prompt_state
+from bapo_openrlhf.methods.base import FilteredMethod
+
+HALF = Fraction(1, 2)
+
+
+@dataclass(frozen=True)
+class KnownPrompt:
+    """A prompt, the mean reward and the step of its last group, and how often it was named."""
+
+    prompt: Prompt
+    rate: Fraction
+    step: int
+    uses: int = 0
+    away: bool = False  # whether it is named and its group has not come yet
+
+
+@dataclass(eq=False, kw_only=True)
+class PromptReplay(FilteredMethod):
+    """Fresh groups, and groups of stored prompts that today's policy generates again. No response is replayed.
+
+    A prompt is stored while its pass rate, the mean reward of its last group, is from `lowest` to `highest`. Each step
+    that re-evaluates names up to `replay_share` of the capacity: the prompts with the pass rate nearest 1/2, of these
+    the lower, then those with fewer uses. A prompt is not named while its last group is less than `cooldown` steps old
+    or the next one has not come, and at most `most_uses` times. The groups of named prompts are X2 and update pass
+    rates as fresh ones do. If a prompt gave no group, its cooldown begins again.
+
+    The authors' setting is `--adapt.reevaluate_every 1 --adapt.rollout_delay 1`, with `--rollout.batch_size`
+    1 - `replay_share` of `--adapt.batch_size`.
+
+    Deviations: groups with equal rewards are not trained on. While too few prompts are stored, batches are smaller; the
+    authors fill them with fresh groups. A named prompt may also be a fresh one of the same step. With generation ahead
+    of training, the cooldown ends when a prompt is named; in their code, when its group is trained on. They also remove
+    prompts with a pass rate of 0.9 and more from the data. The paper's numbers are known here only from a summary: the
+    window, the cooldown, the uses (the code has 0.24 to 0.7, 5, 20), and a share of 3/4, but the code allows 1/2.
+
+    Args:
+        reevaluate_every, max_reevaluated_prompts: As the --adapt flags, here for stored prompts.
+        replay_share: Greatest share of the capacity that is generated again, within [0, 1].
+        lowest, highest: Pass rates of stored prompts, above 0 and below 1.
+        cooldown: Least number of steps from a prompt's last group to the step that names it.
+        most_uses: How often a prompt is named at most. 0 stands for no limit.
+
+    Raises:
+        ValueError: An option is out of its range.
+    """
+
+    NAME = "prompt_replay"
+    SENTENCE = "Generates again for the prompts whose pass rate is near 1/2, with a cooldown and a number of uses."
+    USE = "Use it if few prompts have signal and every response must come from today's policy."
+    SOURCE = "arXiv 2603.21177"
+    STATE = ("rng", "known")
+    METRICS = (
+        CAPACITY,
+        ATTEMPTS,
+        *declare("""
+            again/stored | prompts | Stored prompts | | Prompts that may be generated for again, now or later.
+            again/used_up | prompts | Used-up prompts | | Prompts that were generated for again as often as allowed.
+        """),
+    )
+
+    reevaluate_every: int = 1
+    max_reevaluated_prompts: int = 128
+    replay_share: Fraction = HALF
+    lowest: Fraction = Fraction(1, 4)
+    highest: Fraction = Fraction(3, 4)
+    cooldown: int = 10
+    most_uses: int = 15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lowest, self.highest = as_fraction(self.lowest), as_fraction(self.highest)
+        for name, value, allowed, what in (
+            ("replay_share", self.replay_share, 0 <= self.replay_share <= 1, "within [0, 1]"),
+            ("highest", self.highest, 0 < self.highest < 1, "above 0 and below 1"),
+            ("lowest", self.lowest, 0 < self.lowest <= self.highest, f"above 0 and at most highest, {self.highest}"),
+            ("cooldown", self.cooldown, self.cooldown >= 0, "at least 0"),
+            ("most_uses", self.most_uses, self.most_uses >= 0, "at least 0"),
+        ):
+            if not allowed:
+                raise ValueError(f"{name} is {value}; it must be {what}")
+        self.places = min(math.floor(as_fraction(self.replay_share) * self.capacity), self.max_reevaluated_prompts)
+        self.limit = self.most_uses or math.inf
+        self.known: dict[str, KnownPrompt] = {}  # by prompt id: those in the window, and all that were named before
+        self._unanswered: Sequence[Prompt] = ()
+
+    def _stored(self) -> list[KnownPrompt]:
+        inside = (known for known in self.known.values() if self.lowest <= known.rate <= self.highest)
+        return [known for known in inside if known.uses < self.limit]
+
+    def begin_step(self, step: int) -> list[Prompt]:
+        """The stored prompts nearest 1/2 that may be named. There are none in a step that does not re-evaluate."""
+        ready = [known for known in self._stored() if not known.away and step - known.step >= self.cooldown]
+        count = self.places if due(step, self.reevaluate_every) else 0
+        named = heapq.nsmallest(count, ready, lambda one: (abs(one.rate - HALF), one.rate, one.uses, one.prompt.id))
+        self.known |= {known.prompt.id: replace(known, uses=known.uses + 1, away=True) for known in named}
+        return [known.prompt for known in named]
+
+    def unanswered(self, prompts: Sequence[Prompt]) -> None:
+        """Note prompts whose cooldown begins again in `build_batch`."""
+        self._unanswered = prompts
+
+    def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
+        """X1: fresh groups that the filter keeps. X2: groups of named prompts."""
+        batch = fill(self.capacity, fresh, self.passes(fresh), [group for group in reevaluated if has_signal(group)])
+        equal = [group for group in reevaluated if not has_signal(group)]
+        batch.unimproved = [group for group in equal if group.mean < HALF]
+        batch.solved = [group for group in equal if group.mean >= HALF]
+
+        for prompt in [*self._unanswered, *(group.prompt for group in reevaluated)]:
+            self.known[prompt.id] = replace(self.known[prompt.id], step=step, away=False)
+        self._unanswered = ()
+        for group in (*fresh, *reevaluated):
+            new = KnownPrompt(group.prompt, group.mean, step)
+            known = replace(self.known.pop(group.prompt.id, new), rate=new.rate, step=step)
+            if known.uses or self.lowest <= known.rate <= self.highest:
+                self.known[group.prompt.id] = known
+        self.measured = {
+            "groups/capacity": self.capacity,
+            "groups/reevaluation_attempts": len(reevaluated),
+            "again/stored": len(self._stored()),
+            "again/used_up": sum(known.uses >= self.limit for known in self.known.values()),
+        }
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Generator state, and what is known of each prompt."""
+        known = [vars(one) | {"prompt": prompt_state(one.prompt), "rate": str(one.rate)} for one in self.known.values()]
+        return super().state_dict() | {"known": known}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        super().load_state_dict(state)
+        items = (one | {"prompt": Prompt(**one["prompt"]), "rate": Fraction(one["rate"])} for one in state["known"])
+        self.known = {item["prompt"].id: KnownPrompt(**item) for item in items}

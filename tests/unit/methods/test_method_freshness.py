@@ -1,0 +1,261 @@
+"""Freshness-aware replay: priorities and draws against the independent rules, and batches by hand."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from fractions import Fraction as F
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+import reference_rules as rules
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.freshness import Freshness
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+
+def freshness(capacity: int = 8, **options) -> Freshness:
+    return Freshness(capacity=capacity, **options)
+
+
+def run(method: Freshness, step: int, fresh=()) -> Batch:
+    """One step; each of its groups ends in exactly one list of the batch."""
+    assert method.begin_step(step) == []
+    batch = method.build_batch(step, list(fresh), [])
+    Ledger().settle(fresh, batch)
+    return batch
+
+
+def uids(groups) -> list[int]:
+    return [group.uid for group in groups]
+
+
+class TestOptions:
+    def test_defaults_are_those_of_the_authors(self):
+        method = freshness()
+        assert isinstance(method, Method) and method.candidates == 1
+        assert (method.tau, method.epsilon, method.exponent, method.replay_share) == (500, 1e-6, 0.6, F(1, 2))
+
+    @pytest.mark.parametrize(
+        ("name", "value", "allowed"),
+        [
+            *(("tau", value, "a finite number above 0") for value in (0.0, -1.0, math.inf, math.nan)),
+            *(("epsilon", value, "a finite number above 0") for value in (0.0, -1e-6, math.inf, math.nan)),
+            *(("exponent", value, r"within \[0, 1\]") for value in (-0.1, 1.1, math.nan)),
+            *(("replay_share", value, r"within \[0, 1\]") for value in (F(-1, 9), F(10, 9))),
+            ("buffer_groups", 0, "at least 1"),
+        ],
+    )
+    def test_out_of_range(self, name, value, allowed):
+        with pytest.raises(ValueError, match=f"{name} is {value}; it must be {allowed}"):
+            freshness(**{name: value})
+
+    def test_bounds_are_in_range(self):
+        for name, value in (("exponent", 0.0), ("exponent", 1.0), ("replay_share", F(0)), ("replay_share", F(1)),
+                            ("buffer_groups", 1), ("tau", 1e-9), ("epsilon", 1e-300)):  # fmt: skip
+            freshness(**{name: value})
+
+
+class TestPriority:
+    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @given(
+        rewards=st.lists(st.floats(-8, 8).map(lambda reward: round(reward, 3)), min_size=1, max_size=6),
+        born=st.integers(0, 900),
+        age=st.integers(0, 900),
+        tau=st.floats(1, 2000),
+        epsilon=st.sampled_from([1e-6, 0.01, 1.0]),
+    )
+    def test_is_that_of_the_rules(self, make_group, rewards, born, age, tau, epsilon):
+        group = make_group(rewards, step=born, policy_step=max(born - 3, 0))
+        size = math.fsum(abs(reward) for reward in rewards) / len(rewards)
+        [expected] = rules.freshness_priorities([size], [age], tau, epsilon)
+        found = freshness(tau=tau, epsilon=epsilon).priority(group, born + age)
+        assert found == pytest.approx(max(expected, 1e-8), rel=1e-9)
+
+    def test_by_hand(self, make_group):
+        """3 of 4 right, 500 steps old with tau = 500: (0.75 + 1e-6) / e. Rewards of -1 count as those of 1."""
+        group = make_group([1.0, 1.0, 1.0, 0.0], step=7)
+        assert freshness().priority(group, 507) == pytest.approx((0.75 + 1e-6) / math.e)
+        assert freshness().priority(make_group([-1.0, 1.0, -1.0, 0.0], step=7), 507) == pytest.approx(
+            (0.75 + 1e-6) / math.e
+        )
+        assert freshness(tau=0.001).priority(group, 507) == 1e-8
+
+    def test_all_are_refreshed_at_each_draw(self, make_group):
+        """As in a store whose entries are refreshed before each draw, also those that were never drawn."""
+        method, store = freshness(tau=3.0, replay_share=F(1, 4)), rules.FreshnessStore(tau=3.0)
+        for step in range(9):
+            weights, sample = [], method.replay.sample
+
+            def spied(count, rng, *, priority, weights=weights, sample=sample):
+                weights += [priority(group) for group in method.replay]
+                return sample(count, rng, priority=priority)
+
+            method.replay.sample = spied
+            fresh = [make_group(1 + (step + n) % 7, step=step) for n in range(2)]
+            run(method, step, fresh)
+            method.replay.sample = sample
+            store.refresh(step)
+            assert weights == pytest.approx([standing**0.6 for standing in store.standing])
+            for group in fresh:
+                store.push(step, float(group.mean))
+
+
+class TestDraw:
+    @pytest.mark.parametrize(
+        ("options", "count"),
+        [({}, 1), ({"tau": 2.0}, 2), ({"tau": 1.0, "exponent": 1.0}, 2), ({"exponent": 0.0, "tau": 1.0}, 3)],
+    )
+    def test_frequencies(self, make_group, options, count):
+        """Which groups, over many draws: chi-square against the enumerated probabilities of every set."""
+        method = freshness(2 * count, seed=5, **options)
+        stored = [make_group(right, step=step) for step, right in enumerate((1, 7, 4, 2, 6))]
+        for group in stored:
+            method.replay.add(group)
+        given_ages = [7 - group.step for group in stored]
+        sizes = [float(group.mean) for group in stored]
+        chances = rules.freshness_probabilities(
+            rules.freshness_priorities(sizes, given_ages, method.tau), method.exponent
+        )
+        places = {group.uid: place for place, group in enumerate(stored)}
+        draws, seen = 4_000, Counter()
+        for _ in range(draws):
+            drawn = uids(method.build_batch(7, [], []).replayed)
+            assert drawn == sorted(drawn) and len(drawn) == count
+            seen[frozenset(places[uid] for uid in drawn)] += 1
+        for chosen, chance in rules.draws_without_replacement(chances, count).items():
+            spread = math.sqrt(draws * chance * (1 - chance)) + 1
+            assert abs(seen[chosen] - draws * chance) < 4.5 * spread
+
+    def test_nothing_is_rounded_to_zero(self, make_group):
+        method = freshness(tau=1e-3, exponent=1.0)
+        for step in range(4):
+            method.replay.add(make_group(4, step=step))
+        assert len(method.build_batch(9999, [], []).replayed) == 4
+
+    def test_seeds_differ_and_repeat(self, make_group):
+        stored = [make_group(4) for _ in range(30)]
+
+        def drawn(seed):
+            method = freshness(seed=seed)
+            for group in stored:
+                method.replay.add(group)
+            return uids(run(method, 1).replayed)
+
+        assert drawn(1) == drawn(1) != drawn(2)
+
+
+class TestBatch:
+    def test_fresh_groups_first_and_a_step_s_own_are_not_replayed(self, make_group):
+        method = freshness(4, replay_share=F(1))
+        first = [make_group(right) for right in (4, 8, 2)]
+        assert run(method, 0, first) == Batch(fresh=[first[0], first[2]], filtered=[first[1]])
+        second = [make_group(3, step=1)]
+        assert run(method, 1, second) == Batch(fresh=second, replayed=[first[0], first[2]])
+        third = [make_group(right, step=2) for right in (4, 3, 2, 1, 5)]
+        assert run(method, 2, third) == Batch(fresh=[*third[:3], third[4]], cut=[third[3]])
+
+    @pytest.mark.parametrize(
+        ("share", "replayed"), [(F(0), 0), (F(1, 5), 1), (F(1, 2), 4), (F(3, 5), 4), (0.3, 2), (F(1), 7)]
+    )
+    def test_at_most_the_share_of_the_capacity(self, make_group, share, replayed):
+        method = freshness(8, replay_share=share)
+        run(method, 0, [make_group(4) for _ in range(8)])
+        assert len(run(method, 1, [make_group(4, step=1)]).replayed) == replayed
+
+    def test_what_the_filter_dropped_is_not_stored_what_was_cut_is(self, make_group):
+        method = freshness(2, buffer_groups=3)
+        fresh = [make_group(right) for right in (4, 0, 2, 1, 8)]
+        assert run(method, 0, fresh).cut == [fresh[3]]
+        assert list(method.replay) == [fresh[0], fresh[2], fresh[3]]
+        newer = make_group(4, step=1)
+        run(method, 1, [newer])
+        assert list(method.replay) == [fresh[2], fresh[3], newer]
+
+    def test_without_a_filter_all_are_stored(self, make_group):
+        method = freshness(filter="none")
+        fresh = [make_group(right) for right in (0, 4, 8)]
+        assert run(method, 0, fresh) == Batch(fresh=fresh) and list(method.replay) == fresh
+
+
+def test_metrics_by_hand(make_group):
+    """8 responses of 3 + 2 tokens: 5 ids and 2 log-probs of 4 bytes each are 28 bytes, 224 a group."""
+    method = freshness(tau=2.0, buffer_groups=3)
+    assert method.metrics() == {}
+    run(method, 0)
+    assert not {"freshness/stored_mean", "buffer/replay_age_mean"} & set(method.metrics())
+    run(method, 0, [make_group(4), make_group(4)])
+    run(method, 3, [make_group(4, step=3), make_group(4, step=3)])
+    assert method.metrics() == pytest.approx({
+        "groups/capacity": 8,
+        "buffer/replay": 3,
+        "buffer/replay_bytes": 3 * 224,
+        "buffer/replay_added": 4,
+        "buffer/replay_evicted": 1,
+        "buffer/replay_age_mean": 1,
+        "freshness/stored_mean": (math.exp(-1.5) + 2) / 3,
+    })  # fmt: skip
+
+
+class TestState:
+    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
+        def new(seed):
+            return freshness(8, buffer_groups=11, tau=2.0, seed=seed)
+
+        right = np.random.default_rng(1).integers(0, 9, (12, 6)).tolist()
+        steps = [[make_group(int(number), step=step) for number in row] for step, row in enumerate(right)]
+        whole, halted = new(4), new(4)
+        for step, fresh in enumerate(steps):
+            if step == 6:
+                save_state(tmp_path, halted.state_dict())
+                halted = new(5)
+                halted.load_state_dict(load_state(tmp_path))
+            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
+            assert [uids(groups) for groups in (batch.fresh, batch.replayed, batch.cut)] == [
+                uids(groups) for groups in (expected.fresh, expected.replayed, expected.cut)
+            ]
+            assert halted.metrics() == whole.metrics()
+        assert whole.metrics()["buffer/replay_evicted"] > 0 and whole.replay.counts["sampled"] > 10
+
+    @pytest.mark.parametrize("changes", [{"method": "remix"}, {"version": 2}])
+    def test_of_another_method_or_version(self, changes):
+        with pytest.raises(ValueError, match="expected 'freshness', version 1"):
+            freshness().load_state_dict(freshness().state_dict() | changes)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_every_group_is_counted_over_random_runs(make_group, data):
+    capacity, most = data.draw(st.integers(1, 10)), data.draw(st.integers(1, 12))
+    share = data.draw(st.fractions(0, 1, max_denominator=6))
+    options = {"replay_share": share, "buffer_groups": most, "tau": data.draw(st.sampled_from([0.01, 1.0, 500.0]))}
+    method, ledger, known = freshness(capacity, **options), Ledger(), []  # known: informative groups, oldest first
+    values = st.integers(0, 4) | st.lists(st.sampled_from([-1.0, 0.0, 0.5, 3.0]), min_size=4, max_size=4)
+    total = 0
+    for step in range(data.draw(st.integers(1, 8))):
+        if data.draw(st.booleans()):
+            state, method = method.state_dict(), freshness(capacity, seed=9, **options)
+            method.load_state_dict(state)
+        fresh = [make_group(right, size=4, step=step) for right in data.draw(st.lists(values, max_size=8))]
+        batch = method.build_batch(step, fresh, [])
+        ledger.settle(fresh, batch)
+        informative = [group for group in fresh if len(set(group.rewards)) > 1]
+        held = uids(known[-most:])
+        assert len(batch.fresh) == min(len(informative), capacity)
+        room = min(capacity - len(batch.fresh), math.floor(share * capacity))
+        assert len(set(uids(batch.replayed))) == len(batch.replayed) == min(room, len(held))
+        assert set(uids(batch.replayed)) <= set(held)
+        known += informative
+        total += len(fresh)
+        assert uids(method.replay) == uids(known[-most:])
+    assert ledger.counts["generated"] == total
+    ledger.check()
