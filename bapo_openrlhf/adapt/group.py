@@ -137,7 +137,8 @@ class Group:
         policy_step: Number of updates behind the weights that generated it. It equals `step` if the group is on-policy.
             A stored response of an earlier step has its own `policy_step`.
         reward_range: The least and the greatest reward of the task (`--adapt.reward_range`).
-        generated: Rewards of all responses that it was generated with. Those that it holds, if none are given.
+        generated: Rewards of all responses that it was generated with. Those that it holds, if none are given. A method
+            may put the reward of a stored response in the place of one of them.
         relative_to: The rewards that its mean and variance are of, and with them its advantages (Eq. 2): "generated",
             or "kept" for the rewards of the responses that it holds.
 

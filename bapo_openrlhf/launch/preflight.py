@@ -48,6 +48,8 @@ def check_inputs(
             f"train.async_enable cannot be combined with adapt.method {args.adapt.method}: its choice of prompts needs "
             "the results of the step before"
         )
+    if method is not None and method.related_to_generated and args.algo.advantage.estimator != "gae":
+        check_no_penalties(args)
     _check_models(args)
     row, prompts = None, None
     for flag, dataset in (("eval.dataset", args.eval.dataset), ("data.prompt_dataset", args.data.prompt_dataset)):
@@ -71,6 +73,16 @@ def print_warnings(checked: Checked, where: str = "") -> None:
     """Print each warning on a line of standard error, with `where` before it."""
     for text in checked.warnings:
         print(f"warning: {where}{text}", file=sys.stderr)
+
+
+def check_no_penalties(args: SimpleNamespace) -> None:
+    """Refuse length penalties, because those of responses that are not trained on would not be known."""
+    for name in ("overlong_buffer_len", "stop_properly_penalty_coef"):
+        if (value := getattr(args.reward, name)) is not None:
+            raise ConfigError(
+                f"reward.{name} is {value}; with adapt.method {args.adapt.method} it must not be set, because "
+                "advantages are relative to responses that are not trained on, and their penalties are not known"
+            )
 
 
 def check_batch(args: SimpleNamespace) -> BatchArithmetic:

@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -36,6 +37,8 @@ class Method(ABC):
         METRICS: Every metric that it can report.
         candidates: Prompts drawn from the data for each prompt that is generated for. 1 means that none are chosen.
         asynchronous: Whether groups of prompts that it names may come in a later step.
+        related_to_generated: Whether it trains on groups without some of the responses that their means are over.
+        first_responses: Responses to each prompt that are generated first. None means that all G are.
         measured: Metrics of the last step. `build_batch` sets it.
     """
 
@@ -48,6 +51,8 @@ class Method(ABC):
     METRICS: ClassVar[tuple[Metric, ...]] = ()
     candidates: int = 1
     asynchronous: ClassVar[bool] = True
+    related_to_generated: ClassVar[bool] = False
+    first_responses: int | None = None
     measured: Mapping[str, float] = MappingProxyType({})
 
     @classmethod
@@ -77,6 +82,16 @@ class Method(ABC):
             count: How many prompts to select. It is at most the number of candidates.
         """
         return list(range(count))
+
+    def more_responses(self, rewards: Sequence[Sequence[Fraction | None]]) -> list[int]:
+        """How many more responses to generate for each prompt of the step; at most G in all.
+
+        Called if `first_responses` is set, again and again, until it is 0 for each prompt.
+
+        Args:
+            rewards: Rewards of the responses to each prompt so far, as `Group.rewards`. None stands for a failed one.
+        """
+        return [0] * len(rewards)
 
     def begin_step(self, step: int) -> list[Prompt]:
         """Start trainer step `step` (0, 1, ...): the prompts to re-evaluate with today's policy, oldest first."""

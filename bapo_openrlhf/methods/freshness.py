@@ -88,9 +88,12 @@ class Freshness(FilteredMethod):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps, drawn by their priorities."""
         keep = self.passes(fresh)
-        batch = fill(self.capacity, fresh, keep, replay=lambda room: self.replay.sample(
-            min(room, self.places), self.rng, priority=lambda group: self.priority(group, step) ** self.exponent
-        ))  # fmt: skip
+
+        def replay(room: int) -> list[Group]:
+            count = min(room // self.group_size, self.places)
+            return self.replay.sample(count, self.rng, priority=lambda g: self.priority(g, step) ** self.exponent)
+
+        batch = fill(self.room, fresh, keep, replay=replay)
         for group, kept in zip(fresh, keep, strict=True):  # last: a step's own groups are not replayed in that step
             if kept:
                 self.replay.add(group)

@@ -28,6 +28,9 @@ METHODS = {
     "exgrpo": "bapo_openrlhf.methods.exgrpo:ExGRPO",
     "freshness": "bapo_openrlhf.methods.freshness:Freshness",
     "prompt_replay": "bapo_openrlhf.methods.prompt_replay:PromptReplay",
+    "rollout_replay": "bapo_openrlhf.methods.rollout_replay:RolloutReplay",
+    "ar3po": "bapo_openrlhf.methods.ar3po:AR3PO",
+    "pods": "bapo_openrlhf.methods.pods:PODS",
 }
 # What is only a file in configs/methods, and bapo_mini_test: name | sentence | use | source.
 VARIANTS = """

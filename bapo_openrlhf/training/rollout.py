@@ -137,6 +137,9 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         policy_step: Returns the number of updates behind the weights that the engines hold.
         candidates: See `chosen_prompts`.
         choose: See `chosen_prompts`.
+        first: Number of responses to each fresh prompt that are generated first; None for all.
+        more: Called with the rewards of the responses to each prompt, if `first` is set. Returns how many more to
+            generate for each.
 
     Attributes:
         rollout: The rollout of the samples that OpenRLHF's loop got last.
@@ -153,6 +156,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         policy_step: Callable[[], int] = lambda: 0,
         candidates: int = 1,
         choose: Callable[[Sequence[Prompt], int], Sequence[int]] = lambda prompts, count: range(count),
+        first: int | None = None,
+        more: Callable[[Sequence[Sequence[float | None]]], Sequence[int]] = lambda rewards: [0] * len(rewards),
         **kwargs: Any,
     ) -> None:
         super().__init__(strategy=strategy, **kwargs)
@@ -162,6 +167,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         self.args.algo.advantage.is_correction_level = "token"
         self.begin_step, self.step, self.policy_step = begin_step, step, policy_step
         self.candidates, self.choose = candidates, choose
+        self.first, self.more = first, more
         self.rng_after_first_draw: torch.Tensor | None = None
         self.rollout = Rollout()
         self._passed_over, self._added_seconds, self._asked = 0, 0.0, 0
@@ -204,7 +210,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             hard = self._hard_prompts()
             self._asked = len(prompts) + len(hard)
             if hard:
-                kwargs.pop("images", None)
+                kwargs = {name: kwargs[name] for name in kwargs if name not in ("images", "n_samples_per_prompt")}
                 self._hard_requests = self._dispatch_hard_prompts(hard, **kwargs)
         return refs
 
@@ -228,15 +234,50 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         if self._kind == "fresh" and self.candidates > 1:
             dataloader_iter, passed_over = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
             self._passed_over = passed_over
+        staged = self._kind == "fresh" and self.first is not None
         samples, consumed, exhausted = super()._generate_vllm(
-            dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs
+            dataloader_iter=dataloader_iter,
+            num_prompts=num_prompts,
+            **kwargs | ({"n_samples_per_prompt": self.first} if staged else {}),
         )
         samples.sort(key=lambda sample: sample.index)
+        if staged:
+            samples = self._generate_more(samples, **kwargs)
         start = time.perf_counter()
         # Collect them here, because OpenRLHF puts the engines to sleep after this.
         self._hard_samples, self._hard_requests = self._collect(self._hard_requests, **kwargs), []
         self._added_seconds = time.perf_counter() - start
         return samples, consumed + passed_over, exhausted
+
+    def _generate_more(self, samples: list[Experience], **kwargs: Any) -> list[Experience]:
+        """The samples, and more to the prompts for which the method asks, in stages. They are in the order of prompts.
+
+        Raises:
+            ValueError: The method asks for more than G responses to a prompt.
+        """
+        kind, most = self._kind, self.args.rollout.n_samples_per_prompt
+        for stage in itertools.count(1):
+            groups = by_request(samples)
+            rewards = [[None if one.rewards is None else float(one.rewards[0]) for one in group] for group in groups]
+            counts = list(self.more(rewards))
+            sizes = [len(group) + count for group, count in zip(groups, counts, strict=True)]
+            if max(sizes, default=0) > most or min(counts, default=0) < 0:
+                raise ValueError(f"groups of {sizes} responses were asked for; each may have at most {most}")
+            if not any(counts):
+                return samples
+            refs = []
+            for count in sorted(set(counts) - {0}):
+                asked = [group[0] for group, wanted in zip(groups, counts, strict=True) if wanted == count]
+                self._kind, self._numbers = f"{kind} {stage}", iter([one.index[0] for one in asked])
+                refs += self._dispatch_prompts_to_vllm(
+                    [one.prompts[0] for one in asked],
+                    [one.labels[0] for one in asked],
+                    images=[one.images[0] for one in asked],
+                    **kwargs | {"n_samples_per_prompt": count},
+                )
+            self._kind = kind
+            samples = sorted([*samples, *self._collect(refs, **kwargs)], key=lambda sample: sample.index)
+        return samples
 
     def _collect(self, refs: Sequence[Any], **kwargs: Any) -> list[Experience]:
         """The samples of the given requests, in order."""

@@ -20,7 +20,7 @@ from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.first_update import Clip, first_update
-from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.group import Prompt, exact_reward
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
@@ -75,6 +75,8 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             policy_step=lambda: self.rollout_weights.step,
             candidates=self.method.candidates,
             choose=lambda prompts, count: self.method.choose_prompts(self.step, prompts, count),
+            first=self.method.first_responses,
+            more=self._more_responses,
         )
         self.experience_maker = AdaptedExperienceMaker(
             self.actor_model_group,
@@ -151,6 +153,13 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         self._prompts_after_fresh = prompts
         return []
 
+    def _more_responses(self, rewards: Sequence[Sequence[float | None]]) -> list[int]:
+        """What the method asks for, with the rewards mapped from their range to [0, 1]."""
+        low, high = self.args.adapt.rewards()
+        return self.method.more_responses(
+            [[None if one is None else (exact_reward(one) - low) / (high - low) for one in own] for own in rewards]
+        )
+
     @extends(Base)
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """Algorithm 1, lines 7-18, on the samples that line 6 generated."""
@@ -162,9 +171,12 @@ class AdaptedPPOTrainer(WholeCheckpoints):
             self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
         parts = [("fresh", rollout_samples, rollout.policy_step)]
         parts += [("reevaluated", rollout.hard_samples, rollout.policy_step), ("reevaluated", today, step)]
-        size = self.args.rollout.n_samples_per_prompt
+        size, staged = self.args.rollout.n_samples_per_prompt, self.method.first_responses
         made = GeneratedStep.of(
-            [(source, by_request(samples, size), policy_step) for source, samples, policy_step in parts],
+            [
+                (source, by_request(samples, size if staged is None or source != "fresh" else None), policy_step)
+                for source, samples, policy_step in parts
+            ],
             first_uid=self.generated,
             step=step,
             reward_range=self.args.adapt.rewards(),

@@ -1,0 +1,125 @@
+"""Rollout-level prioritised replay: single responses are replayed, by their advantage (arXiv 2606.04560).
+
+The paper's abstract gives the rule. The numbers are those of a public implementation
+(ugadiarov-la-phystech-edu/custom_vcpo, read at commit 6b06e59), because the authors' own code was not found.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from bapo_openrlhf.adapt.advantage import group_relative_advantages
+from bapo_openrlhf.adapt.batch import Batch, fill
+from bapo_openrlhf.adapt.buffers import ReplayBuffer
+from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
+from bapo_openrlhf.adapt.metric import CAPACITY, declare
+from bapo_openrlhf.methods.base import FilteredMethod
+
+EPSILON = 1e-6  # so that a response without advantage can still be drawn
+
+
+@dataclass(eq=False, kw_only=True)
+class RolloutReplay(FilteredMethod):
+    """The whole fresh batch, and single stored responses, drawn with weight (|A| + 1e-6)^exponent.
+
+    A stored response keeps the advantage A of the group that it was generated in: mean and deviation are over all
+    responses of that group (*generated*), however few of them are drawn. Stored responses are drawn without replacement
+    and stay stored. There are `replay_share` of them for each fresh response of the batch. The responses of a step are
+    stored after its batch is made, so that none is replayed in its own step. They leave when they are more than
+    `oldest` steps old, or when the buffer is full.
+
+    The batch holds fresh responses first, so `--adapt.batch_size` should be 1 + `replay_share` of
+    `--rollout.batch_size`.
+
+    Deviations: the public implementation clips at 0.2 and 0.28 with a dual clip of 10; these are OpenRLHF's flags. With
+    a critic the draw is by the group-relative A, too, and the advantages that are trained on are those of the critic.
+
+    Args:
+        replay_share: Replayed responses for each fresh one, at least 0.
+        exponent: Exponent of the priorities, within [0, 10]. 0 draws uniformly.
+        oldest: Greatest age of a replayed response in trainer steps, at least 1.
+        warm_up: Number of steps at the start without replay, at least 0.
+        buffer_responses: Most responses stored, at least G.
+
+    Raises:
+        ValueError: An option is out of its range.
+    """
+
+    NAME = "rollout_replay"
+    SENTENCE = "Replays single responses, those with a large advantage more often, beside the whole fresh batch."
+    USE = "Use it if few responses of a group teach something and the others only cost time."
+    SOURCE = "arXiv 2606.04560"
+    related_to_generated = True
+    STATE = ("rng", "replay")
+    METRICS = (
+        CAPACITY,
+        *ReplayBuffer.METRICS,
+        *declare("""
+            rollout_replay/advantage | | Advantage of what is replayed | Eq. 2 | Mean |A| of the drawn responses. \
+                Missing if none is drawn.
+        """),
+    )
+
+    replay_share: Fraction = Fraction(1, 2)
+    exponent: float = 0.5
+    oldest: int = 10
+    warm_up: int = 20
+    buffer_responses: int = 30_000
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.replay_share = as_fraction(self.replay_share)
+        for name, value, allowed, what in (
+            ("replay_share", self.replay_share, self.replay_share >= 0, "at least 0"),
+            ("exponent", self.exponent, 0 <= self.exponent <= 10, "within [0, 10]"),
+            ("oldest", self.oldest, self.oldest >= 1, "at least 1"),
+            ("warm_up", self.warm_up, self.warm_up >= 0, "at least 0"),
+            ("buffer_responses", self.buffer_responses, self.buffer_responses >= self.group_size,
+             f"at least {self.group_size}, the size of a group"),
+        ):  # fmt: skip
+            if not allowed:
+                raise ValueError(f"{name} is {value}; it must be {what}")
+        self.replay = ReplayBuffer(self.buffer_responses // self.group_size, self.oldest)
+
+    def begin_step(self, step: int) -> list[Prompt]:
+        """Responses that are too old leave. No prompt is generated again."""
+        self.replay.expire(step)
+        return []
+
+    def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
+        """X1: fresh groups that the filter keeps. X3: drawn responses of earlier steps, those of one group together."""
+        keep = self.passes(fresh)
+        batch = fill(self.room, fresh, keep)
+        wanted = 0 if step < self.warm_up else math.floor(self.replay_share * batch.responses + Fraction(1, 2))
+        batch.replayed, drawn = self.draw(min(wanted, self.room - batch.responses))
+        for group, kept in zip(fresh, keep, strict=True):  # last: a step's own responses are not replayed in that step
+            if kept:
+                self.replay.add(group)
+        self.replay.check()
+        self.measured = {"groups/capacity": self.capacity, **self.replay.metrics(step)}
+        if len(drawn):
+            self.measured["rollout_replay/advantage"] = float(drawn.mean())
+        return batch
+
+    def draw(self, count: int) -> tuple[list[Group], np.ndarray]:
+        """Up to `count` stored responses as groups with only these, and their |A|."""
+        stored = list(self.replay)
+        if not stored or count <= 0:
+            return [], np.zeros(0)
+        rewards = [np.array(group.generated) for group in stored]
+        advantages = np.abs(np.concatenate([group_relative_advantages(own, own, self.eps) for own in rewards]))
+        weights = (advantages + EPSILON) ** self.exponent
+        count = min(count, len(weights))
+        chosen = np.sort(self.rng.choice(len(weights), size=count, replace=False, p=weights / weights.sum()))
+        ends = np.cumsum([group.size for group in stored])
+        positions: dict[int, list[int]] = {}
+        for place in chosen.tolist():
+            number = int(np.searchsorted(ends, place, side="right"))
+            positions.setdefault(number, []).append(place - int(ends[number]) + stored[number].size)
+        self.replay.counts["sampled"] += len(positions)
+        groups = [stored[number].keep(own, relative_to="generated") for number, own in positions.items()]
+        return groups, advantages[chosen]

@@ -1,0 +1,94 @@
+"""What ARPO and AR3PO share: the last successes of each prompt, one of which helps a group that failed."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from bapo_openrlhf.adapt.batch import Batch, fill
+from bapo_openrlhf.adapt.buffers import ResponseCache
+from bapo_openrlhf.adapt.group import Group, Response, as_fraction
+from bapo_openrlhf.adapt.metric import CAPACITY, EXCHANGE_AGE, declare
+from bapo_openrlhf.methods.base import FilteredMethod
+
+
+@dataclass(eq=False, kw_only=True)
+class StoredSuccesses(FilteredMethod):
+    """Keeps the last successes of each prompt, and helps a fresh group that failed as a whole by one of them.
+
+    If earlier steps stored successes of its prompt, one of them is drawn uniformly. The fresh filter then sees the
+    helped group, so it is trained on. Nothing is replayed as a group of its own, and no prompt is generated again. The
+    cache holds successes of every prompt of the data. The metric `cache/bytes` says how much that is.
+
+    Args:
+        successes: Most successes stored of a prompt, at least 1. Beyond them, the oldest leave.
+        success_above: A response is stored as a success if its reward is above this number.
+    """
+
+    STATE = ("rng", "cache")
+    METRICS = (
+        CAPACITY,
+        *ResponseCache.METRICS,
+        *declare("""
+            exchange/failed | groups | Failed groups | | Fresh groups whose responses all failed.
+            exchange/groups | groups | Exchanged groups | | Failed groups that got a stored success.
+        """),
+        EXCHANGE_AGE,
+    )
+
+    successes: int = 8
+    success_above: Fraction = Fraction(1, 10)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.successes < 1:
+            raise ValueError(f"successes is {self.successes}; it must be at least 1")
+        self.success_above = as_fraction(self.success_above)
+        self.cache = ResponseCache(self.successes)
+
+    @abstractmethod
+    def has_failed(self, group: Group) -> bool:
+        """Whether a group is without success."""
+
+    def help(self, group: Group, stored: Response) -> Group:
+        """A failed group with a stored success in the place of its first response.
+
+        It makes no difference which response gives way, because all are draws of one policy and all failed alike. The
+        stored one keeps the log-probs and the `policy_step` of the policy that generated it.
+        """
+        return group.exchange(0, stored)
+
+    def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
+        """Only X1: fresh groups that the filter keeps. Some of them got a stored success."""
+        helped, ages = [], []
+        for group in fresh:
+            stored = self._stored(group) if self.has_failed(group) else []
+            if stored:
+                success = stored[self.rng.integers(len(stored))]
+                ages.append(step - group.policy_step_of(success))
+                group = self.help(group, success)
+            helped.append(group)
+        batch = fill(self.room, helped, self.passes(helped))
+
+        for group in fresh:  # last, and as generated: what is stored is from earlier steps, each response once
+            right = tuple(
+                response
+                for response, reward in zip(group.responses, group.rewards, strict=True)
+                if reward > self.success_above
+            )
+            if right:
+                self.cache.add(replace(group, responses=right))
+        self.measured = {
+            "groups/capacity": self.capacity,
+            "exchange/failed": sum(map(self.has_failed, fresh)),
+            "exchange/groups": len(ages),
+            **self.cache.metrics(),
+            **({"exchange/age_mean": float(np.mean(ages))} if ages else {}),
+        }
+        return batch
+
+    def _stored(self, group: Group) -> list[Response]:
+        """The stored successes of a group's prompt, oldest first."""
+        return [past.standalone(response) for past in self.cache.groups(group.prompt) for response in past.responses]
