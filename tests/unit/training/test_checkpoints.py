@@ -235,6 +235,9 @@ class TestResume:
         {"prompts": 16, "adapt.rollout_delay": 7, "adapt.max_tv_rollout": 0.0},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "rollout_replay", "adapt.options": "warm_up=0"},
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "ar3po", "adapt.options": "stages=4"},
+        {"prompts": 8, "train.num_episodes": 4, "adapt.method": "prompt_replay", "adapt.options": "cooldown=1"},
         {"prompts": 16, "algo.kl.init_coef": 0.02},  # the reference's log-probs of stored responses are stored
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo", "algo.kl.init_coef": 0.02},
     )
@@ -349,7 +352,7 @@ class TestState:
         state = run.trainer.state_dict()
         assert (state["step"], state["engine_step"], state["group_size"]) == (8, 6, 4)
         assert state["generated"] == len(run.requests) and state["rollouts"] == 4 * len(run.requests)
-        assert state["ledger"]["generated"] == state["generated"]
+        assert state["ledger"]["groups"]["generated"] == state["generated"]
         assert torch.equal(state["torch_rng"], torch.get_rng_state())
         assert [len(state["worker_rng"][name]) for name in ("actor", "critic")] == [1, 1]
         assert len(state["method"]["replay"]["groups"]) == len(run.trainer.method.replay) > 0
@@ -372,8 +375,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 2}, "the state is of format 2; this version reads 1"),
-            ({"version": 0}, "the state is of format 0; this version reads 1"),
+            ({"version": 3}, "the state is of format 3; this version reads 2"),
+            ({"version": 1}, "the state is of format 1; this version reads 2"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],

@@ -1,0 +1,125 @@
+"""Groups with fewer responses than G on their way through the trainer: generated in stages, kept in part, replayed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from bapo_openrlhf.methods import Method  # noqa: E402
+from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
+
+AR3PO = {"adapt.method": "ar3po", "adapt.options": "stages=4", "adapt.rollout_delay": 1, "adapt.filter": "none"}
+
+
+class Outcomes:
+    """The n-th response to a prompt in a step is right from n = `hardness` on."""
+
+    def __init__(self, made) -> None:
+        self.made, self.asked = made, Counter()
+
+    def __call__(self, prompt: str, weights: int, sample: int) -> float:
+        self.asked[self.made.trainer.step, prompt] += 1
+        return float(self.asked[self.made.trainer.step, prompt] >= self.hardness(prompt))
+
+    @staticmethod
+    def hardness(prompt: str) -> int:
+        """1 to 6, where only 1 to 4 are within G = 4 responses."""
+        return 1 + int(prompt.split()[-1]) % 6
+
+
+def sizes_of(experiences) -> Counter:
+    """Number of samples of each prompt that are trained on."""
+    return Counter(prompt for experience in experiences for prompt in experience.prompts)
+
+
+@pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+class TestStages:
+    def test_each_prompt_gets_responses_until_one_is_right(self, world, algorithm):
+        made = world(algorithm=algorithm, prompts=12, **AR3PO)
+        made.reward = Outcomes(made)
+        made.trainer.fit()
+        wanted = {prompt: min(Outcomes.hardness(prompt), 4) for prompt in (f"prompt {n}" for n in range(12))}
+        assert set(wanted.values()) == {1, 2, 3, 4}
+        assert {prompt: count for (_, prompt), count in made.reward.asked.items()} == wanted
+        assert {(step, prompt): wanted[prompt] for step, prompt in made.reward.asked} == made.reward.asked
+        for step, experiences in made.trained:
+            trained = sizes_of(experiences)
+            assert trained == {prompt: wanted[prompt] for prompt in trained} and len(trained) == 4, step
+        rows = read_groups(made.record)
+        assert Counter(row["responses"] for row in rows) == Counter(2 * list(wanted.values()))
+        metrics = made.metrics()
+        assert sum(row["rollouts/step"] for row in metrics) == 2 * sum(wanted.values())
+        assert all(row["responses/trained"] == row["rollouts/step"] and not row["responses/dropped"] for row in metrics)
+
+    def test_a_reward_that_fails_ends_the_prompts_stages(self, world, algorithm):
+        made = world(algorithm=algorithm, prompts=4, **AR3PO | {"train.num_episodes": 1})
+        made.reward = lambda prompt, *_: None if prompt == "prompt 2" else 0.0
+        made.trainer.fit()
+        assert Counter(row["responses"] for row in read_groups(made.record)) == {4: 3, 1: 1}
+        assert made.trainer.ledger.responses["failed"] == 1 and made.trainer.ledger.responses["generated"] == 13
+
+    def test_seeds_of_all_stages_differ(self, world, algorithm):
+        made = world(algorithm=algorithm, prompts=4, **AR3PO | {"train.full_determinism_enable": True})
+        made.reward = lambda *_: 0.0
+        made.trainer.fit()
+        seeds = [request.seed for request in made.requests]
+        assert len(seeds) == 2 * 4 * 4 == len(set(seeds))
+
+    @pytest.mark.parametrize(("counts", "message"), [([4, 0, 0, 0], "5, 1, 1, 1"), ([-1, 0, 0, 0], "0, 1, 1, 1")])
+    def test_a_method_may_not_ask_for_more_than_g(self, world, algorithm, counts, message):
+        made = world(algorithm=algorithm, prompts=4, **AR3PO)
+        made.trainer.method.more_responses = lambda rewards: counts
+        with pytest.raises(RuntimeError, match=rf"groups of \[{message}\] responses were asked for; each may have at"):
+            made.trainer.fit()
+
+    def test_the_range_of_rewards_is_that_of_the_task(self, world, algorithm):
+        """From -1 to 1: a reward of -1 is 0 for the method, so that it gets more responses, and 1 is a success."""
+        made = world(algorithm=algorithm, prompts=4, **AR3PO | {"adapt.reward_range": ["-1", "1"]})
+        made.reward = lambda prompt, *_: 1.0 if prompt == "prompt 0" else -1.0
+        made.trainer.fit()
+        assert Counter(row["responses"] for row in read_groups(made.record)) == {4: 6, 1: 2}
+
+
+class Parts(Method):
+    """Trains on some responses of each fresh group, and replays the first of them by itself in the next step."""
+
+    STATE = ("stored",)
+
+    def __init__(self, capacity: int) -> None:
+        self.stored = []
+
+    def build_batch(self, step, fresh, reevaluated):
+        from bapo_openrlhf.adapt.batch import Batch
+
+        kept = [group.keep(range(1 + group.uid % 3), relative_to="generated") for group in fresh]
+        replayed, self.stored = self.stored, [group.keep([0], relative_to="generated") for group in fresh[:2]]
+        return Batch(fresh=kept, replayed=replayed)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+def test_parts_of_groups_are_trained_on_and_accounted_for(world, algorithm, ranks):
+    """Every response is trained on once or dropped, and single ones of the step before come along."""
+    made = world(algorithm=algorithm, prompts=8, **{"adapt.batch_size": 6, "actor.num_gpus_per_node": ranks})
+    made.trainer.method = Parts(6)
+    told = []
+    made.trainer.method.observe = lambda step, errors: told.append((step, len(errors)))
+    if ranks == 3:
+        made.args.train.batch_size = 12
+    made.trainer.fit()
+    metrics = made.metrics()
+    for number, (row, (_, experiences)) in enumerate(zip(metrics, made.trained, strict=True)):
+        uids = range(4 * number, 4 * number + 4)
+        own = sum(1 + uid % 3 for uid in uids)
+        replayed = 2 if number else 0
+        assert sum(sizes_of(experiences).values()) == own + replayed == row["responses/trained"]
+        assert (row["responses/replayed"], row["responses/dropped"]) == (replayed, 16 - own)
+        assert row["groups/capacity_used"] == (own + replayed) / 24
+        assert told[number] == (number, 4 + replayed)
+    assert made.trainer.ledger.responses["generated"] == 16 * len(metrics)
