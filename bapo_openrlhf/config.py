@@ -158,6 +158,15 @@ class AdaptConfig:
         "critic path: gae: OpenRLHF's returns, as if today's policy had generated every response; vtrace: corrected "
         "by truncated importance weights of the tokens that follow",
         source="A.9; arXiv 1802.01561, Eq. 1", choices=["gae", "vtrace"])
+    critic_lambd: float | None = _flag(None,
+        "critic path: lambda of the returns, which are the critic's targets. --algo.advantage.lambd is then only the "
+        "lambda of the advantages. VC-PPO has 1 here and 0.95 there; default: the same lambda for both",
+        symbol="lambda_critic", source="arXiv 2503.01491, Sec. 3.3", allowed="in [0, 1]", type=float)
+    value_pretraining: int = _flag(0,
+        "critic path: how many times the critic trains on all fresh responses before the actor's first update, with "
+        "their Monte Carlo returns (lambda = 1) as targets. It does so in the first trainer step, and in every step in "
+        "which --critic.freezing_steps keeps the actor as it is",
+        symbol="K", source="arXiv 2503.01491; 2504.05118, Sec. 4.1", allowed="at least 0", type=int)
     ratio: str = _flag("behaviour",
         "behaviour: the PPO clip acts on pi/alpha, where alpha is the policy that generated the sample; decoupled: it "
         "acts on pi/prox with log-probs recomputed today, weighted by prox/alpha. --algo.advantage.is_correction_level "

@@ -149,6 +149,18 @@ def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     return math.ceil(prompts / drawn)
 
 
+def pretraining_steps(args: SimpleNamespace) -> int:
+    """Largest number of optimizer steps that the critic takes before the actor takes any (--adapt.value_pretraining).
+
+    Args:
+        args: OpenRLHF's (nested) arguments. `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
+    """
+    rollout, train = args.rollout, args.train
+    passes = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
+    steps: int = passes * math.ceil(rollout.batch_size * rollout.n_samples_per_prompt / train.batch_size)
+    return steps
+
+
 def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
     """The arithmetic of OpenRLHF's (nested) arguments."""
     capacity = (args.adapt.batch_size if args.adapt.enabled else None) or args.rollout.batch_size

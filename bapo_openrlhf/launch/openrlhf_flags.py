@@ -22,6 +22,7 @@ def check_combinations(args: SimpleNamespace) -> None:
     """
     adapt = args.adapt
     _check_adapters(args)
+    _check_critic(args)
     if not adapt.enabled:
         return
     for name, reason in NOT_WITH_ADAPTATION.items():
@@ -46,6 +47,19 @@ def check_combinations(args: SimpleNamespace) -> None:
             f"adapt.max_second_moment is {adapt.max_second_moment}; it needs adapt.ratio behaviour and "
             "actor.policy_loss_type ppo, because it is about the ratio pi/alpha of each token"
         )
+
+
+def _check_critic(args: SimpleNamespace) -> None:
+    """Refuse flags of the critic if there is none, or if OpenRLHF computes its returns."""
+    adapt, estimator = args.adapt, args.algo.advantage.estimator
+    if adapt.enabled and estimator == "gae":
+        return
+    for name, default in (("critic_lambd", None), ("value_pretraining", 0)):
+        if (value := getattr(adapt, name)) != default:
+            raise ConfigError(
+                f"adapt.{name} is {value}; it needs a critic and batch adaptation (--algorithm ba_ppo), and "
+                f"algo.advantage.estimator is {estimator} with adapt.method {adapt.method}"
+            )
 
 
 def _check_asynchronous(args: SimpleNamespace) -> None:

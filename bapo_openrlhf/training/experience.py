@@ -121,11 +121,15 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
 
     Args:
         reference: Name of the reference model, see `ReferenceLogProbs`.
+
+    Attributes:
+        critic_lambd: Lambda of the returns; None if it is that of the advantages.
     """
 
     def __init__(self, *args: Any, reference: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reference = reference
+        self.critic_lambd: float | None = self.args.adapt.critic_lambd
         self._token_log_ratios: list[np.ndarray] = []  # shape (B, A) of each experience, for the V-trace returns
         self._groups: list[Group] = []  # of each sample that is made experience now
         self._begin(None, None)
@@ -319,22 +323,25 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Advantages and returns of one experience by GAE or V-trace, shape (B, A) each.
 
-        OpenRLHF computes GAE in a loop over the tokens. Here the same numbers are computed without it.
+        OpenRLHF computes GAE in a loop over the tokens. Here the same numbers are computed without it. The returns may
+        have another lambda than the advantages (Decoupled-GAE of arXiv 2503.01491):
+
+            A_t = sum over i >= 0 of (gamma lambda_actor)^i delta_(t+i)
+            R_t = V_t + sum over i >= 0 of (gamma lambda_critic)^i delta_(t+i)
         """
+        critic_lambd = lambd if self.critic_lambd is None else self.critic_lambd
         if self.args.adapt.returns == "gae":
             values, rewards = action_mask * values, action_mask * rewards
             following = torch.nn.functional.pad(values[:, 1:], (0, 1))
-            advantages = discounted_sums(rewards + gamma * following - values, gamma * lambd)
-            return advantages, advantages + values
-        advantages, returns = vtrace(
-            values.double().numpy(),
-            rewards.double().numpy(),
-            next(self._next_log_ratios),
-            action_mask.numpy(),
-            gamma=gamma,
-            lambd=lambd,
-        )
-        return torch.from_numpy(advantages).float(), torch.from_numpy(returns).float()
+            delta = rewards + gamma * following - values
+            advantages = discounted_sums(delta, gamma * lambd)
+            errors = advantages if critic_lambd == lambd else discounted_sums(delta, gamma * critic_lambd)
+            return advantages, errors + values
+        numbers = values.double().numpy(), rewards.double().numpy(), next(self._next_log_ratios), action_mask.numpy()
+        found, targets = vtrace(*numbers, gamma=gamma, lambd=lambd)
+        if critic_lambd != lambd:
+            _, targets = vtrace(*numbers, gamma=gamma, lambd=critic_lambd)
+        return torch.from_numpy(found).float(), torch.from_numpy(targets).float()
 
 
 def discounted_sums(numbers: torch.Tensor, factor: float) -> torch.Tensor:

@@ -27,10 +27,10 @@ from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator
-from bapo_openrlhf.training.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
 from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
+from bapo_openrlhf.training.pretraining import PretrainedCritic
 from bapo_openrlhf.training.recorder import Base
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
@@ -39,7 +39,7 @@ from bapo_openrlhf.training.samples import by_request
 logger = init_logger(__name__)
 
 
-class AdaptedPPOTrainer(WholeCheckpoints):
+class AdaptedPPOTrainer(PretrainedCritic):
     """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
 
     Attributes:
@@ -185,6 +185,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         failed = [len(group.samples) for group in made.failed]
         check_share(len(failed), len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
 
+        pretrained = self.pretrain_critic(made.fresh)
         self.phase = "making the batch"
         with timed(timing, "timing/adapt"):
             self.method.unanswered([group.prompt for group in made.failed if group.source == "reevaluated"])
@@ -197,6 +198,7 @@ class AdaptedPPOTrainer(WholeCheckpoints):
         self.phase = "making experience"
         batch, experience, seconds = self._make_experience(batch)
         status, next_step = self._update(batch, experience, seconds, global_step)
+        status |= pretrained
 
         counts, responses = self.ledger.settle(made.fresh + made.reevaluated, batch, failed=failed)
         if self.ledger.counts["generated"] != self.generated:

@@ -23,7 +23,7 @@ import ray
 import torch
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 
-from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.adapt.arithmetic import MicroBatch, pretraining_steps
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.log_probs import SlicedActor
@@ -241,9 +241,11 @@ class CriticWorker(_TrainingWorker, CRITIC):
     """OpenRLHF's critic worker on batches of any size."""
 
     @extends(CRITIC)
-    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
+    def init_model_from_pretrained(self, strategy: Any, pretrain: str, max_steps: int) -> None:
+        """Load the model. The learning-rate schedule also spans the steps of the critic's pretraining."""
+        max_steps += pretraining_steps(strategy.args)
         with rebound(ppo_critic, CriticPPOTrainer=WholeBatchCriticTrainer, NaiveReplayBuffer=WholeBatchReplayBuffer):
-            super().init_model_from_pretrained(*args, **kwargs)
+            super().init_model_from_pretrained(strategy, pretrain, max_steps)
         self._require_trainer(WholeBatchCriticTrainer)
 
 

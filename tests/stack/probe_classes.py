@@ -15,6 +15,7 @@ from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 
 NOTED = (
     "sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "base_action_log_probs",
+    "values", "returns",
 )  # fmt: skip
 
 
@@ -79,15 +80,18 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         return super()._make_experience(batch)
 
     def note_experience(self, made, kept):
+        pretraining = self.phase == "pretraining the critic"
         ray.get(self.actor_model_group.async_save_model())
-        shutil.copytree(self.args.ckpt.output_dir, self.folder / f"actor{self.step}")
+        name = f"{'pretraining' if pretraining else 'actor'}{self.step}"
+        shutil.copytree(self.args.ckpt.output_dir, self.folder / name)
         arrays = {}
         for experience in made.experiences:
             for row, index in enumerate(experience.index):
                 for name in NOTED:
-                    arrays[f"{index}/{name}"] = getattr(experience, name)[row].numpy()
+                    if (numbers := getattr(experience, name)) is not None:
+                        arrays[f"{index}/{name}"] = numbers[row].numpy()
         np.savez(
-            self.folder / f"experience{self.step}.npz",
+            self.folder / f"{'pretraining' if pretraining else 'experience'}{self.step}.npz",
             source=np.array([origin.source for origin in made.origins]),
             on_policy=np.array([origin.on_policy for origin in made.origins]),
             log_ratios=made.log_ratios,

@@ -59,6 +59,10 @@ def watched(train, workspace):
         ref__num_gpus_per_node=2,
         vllm__num_engines=2,
         adapt__c3="7/8",
+        algo__advantage__lambd=0.9,
+        adapt__critic_lambd=1.0,
+        adapt__value_pretraining=3,
+        critic__adam__lr=1e-3,
         logger__tensorboard_dir=workspace / "tensorboard",
     )
     return succeeded(result), folder
@@ -92,6 +96,37 @@ def test_reevaluation_uses_todays_weights_and_gives_the_delayed_ones_back(weight
     # Step 4 lies between the syncs of 3 and 6: step 5 must sample with the weights of step 3 again.
     assert weights[4, "reevaluated"] != weights[3, "fresh"]
     assert weights[5, "fresh"] == weights[3, "fresh"]
+
+
+def tokens(data, name, index):
+    """A field's numbers at the generated tokens of a sample."""
+    return data[f"{index}/{name}"][data[f"{index}/action_mask"].astype(bool)]
+
+
+def test_the_critic_learns_from_all_responses_before_the_actor_moves(watched):
+    """VC-PPO: three passes over what the first step generated, with the rewards as targets of all tokens."""
+    result, folder = watched
+    given, batch = (np.load(folder / f"{name}0.npz") for name in ("pretraining", "experience"))
+    first, *later = result.metrics
+    everything = range(len(given["source"]))
+    assert len(everything) == 4 * first["groups/generated"] > len(batch["source"]) == first["rollout/num_samples"]
+    values, returns = (np.concatenate([tokens(given, name, n) for n in everything]) for name in ("values", "returns"))
+    assert np.abs(returns - returns.round()).max() < 1e-3 and set(returns.round()) == {0, 1}  # lambda is 1
+    assert 0 < first["value/pretraining_loss"] < np.mean((values - returns) ** 2) / 2
+    assert first["value/explained_variance_before"] == pytest.approx(
+        1 - (returns - values).var() / returns.var(), rel=1e-3
+    )
+    assert first["value/explained_variance_before"] < first["value/explained_variance"]
+    old = {given[f"{n}/sequences"].tobytes(): tokens(given, "values", n) for n in everything}
+    again = [n for n in range(len(batch["source"])) if batch[f"{n}/sequences"].tobytes() in old]
+    assert again and all(  # the batch has the values of the critic that has learned
+        (tokens(batch, "values", n) != old[batch[f"{n}/sequences"].tobytes()]).any() for n in again
+    )
+    weights_before, weights_after = (
+        sorted((folder / name).glob("*.safetensors")) for name in ("pretraining0", "actor0")
+    )
+    assert weights_before and [f.read_bytes() for f in weights_before] == [f.read_bytes() for f in weights_after]
+    assert not any("value/pretraining_loss" in row for row in later)
 
 
 def recomputed(model, data, index):

@@ -589,6 +589,14 @@ class TestCombinations:
         with pytest.raises(ConfigError, match=r"adapt.returns vtrace .* group_norm has none, it must be gae"):
             check_inputs(run.parse("bapo_grpo", adapt__returns="vtrace"))
 
+    @pytest.mark.parametrize(("flag", "value"), [("critic_lambd", 0.0), ("value_pretraining", 2)])
+    def test_flags_of_vc_ppo_need_a_critic_and_batch_adaptation(self, run, flag, value):
+        run.check(algorithm="ba_ppo", **{f"adapt__{flag}": value})
+        for algorithm, estimator, method in (("bapo_grpo", "group_norm", "bapo"), ("ppo", "gae", "none")):
+            text = rf"^adapt\.{flag} is {value}; it needs .*estimator is {estimator} with adapt.method {method}$"
+            with pytest.raises(ConfigError, match=text):
+                check_inputs(run.parse(algorithm, **{f"adapt__{flag}": value}))
+
     @pytest.mark.parametrize(
         ("algorithm", "flags", "why"),
         [

@@ -204,15 +204,16 @@ class Worker:
         pass
 
     def append(self, experience: list) -> None:
-        if self.model == "actor":
-            self.world.trained.append((getattr(self.world.trainer, "step", None), experience))
+        given = self.world.trained if self.model == "actor" else self.world.taught
+        given.append((getattr(self.world.trainer, "step", None), experience))
 
     def fit(self, **_: Any) -> dict[str, float]:
         self.world.fail_at("fit")
         self.world.note("fit", [sorted(engine.awake) for engine in self.world.engines])
         self.world.updates[self.model] += 1
         self.rng = self.rng + 1  # it shuffles
-        return dict(self.world.norms)
+        loss = {"critic_loss": 1 / self.world.updates["critic"]} if self.model == "critic" else {}
+        return loss | self.world.norms
 
     def scale_learning_rate(self, factor: float) -> None:
         self.world.note("scale", factor)
@@ -316,6 +317,7 @@ class World:
     Attributes:
         requests: what was generated: prompt, weights, step and seed.
         trained: the step and the experiences of each update.
+        taught: the same for the critic, also if the actor is not updated.
         referred: the step and the tokens of each sample that the reference model was asked for.
         events: what else happened, in order: (name, argument).
     """
@@ -323,6 +325,7 @@ class World:
     def __init__(self, folder: Path, words: dict[str, Any], *, prompts: int, evaluation: int, engines: int) -> None:
         self.requests: list[SimpleNamespace] = []
         self.trained: list[tuple[int, list]] = []
+        self.taught: list[tuple[int, list]] = []
         self.referred: list[tuple[int, list[int]]] = []
         self.events: list[tuple[str, Any]] = []
         self.updates = {"actor": 0, "critic": 0}

@@ -240,6 +240,10 @@ class TestResume:
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "prompt_replay", "adapt.options": "cooldown=1"},
         {"prompts": 16, "algo.kl.init_coef": 0.02},  # the reference's log-probs of stored responses are stored
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo", "algo.kl.init_coef": 0.02},
+        {
+            **{"prompts": 16, "algorithm": "ba_ppo", "algo.advantage.lambd": 0.9, "adapt.critic_lambd": 0.8},
+            **{"adapt.value_pretraining": 2, "critic.freezing_steps": 2},  # also resumed while the actor is frozen
+        },
     )
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))

@@ -91,6 +91,7 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
             ratio="behaviour",
             kl_target="reference",
             returns="gae",
+            critic_lambd=None,
             max_second_moment=None,
             reevaluated_weight=1.0,
             replayed_weight=1.0,
@@ -376,6 +377,63 @@ def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, see
         assert torch.equal(ours, wanted)
     wanted = RemoteExperienceMaker.get_cumulative_returns(made, rewards, mask.long(), gamma)
     assert torch.equal(made.get_cumulative_returns(rewards, mask, gamma), wanted)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 30)),
+    gamma=st.sampled_from([1.0, 0.99, 0.5]),
+    lambdas=st.tuples(*[st.sampled_from([1.0, 0.95, 0.3, 0.0])] * 2),
+    kind=st.sampled_from(["gae", "vtrace"]),
+    seed=st.integers(0, 999),
+)
+@settings(deadline=None, derandomize=True, database=None, max_examples=300)
+def test_two_lambdas_are_the_definition(shape, gamma, lambdas, kind, seed):
+    """Each token's advantage and return as a sum over all tokens that follow. V-trace is on policy here."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, shape[1] + 1, shape[0])
+    mask = (np.arange(shape[1]) < lengths[:, None]) & (rng.random(shape) < 0.8)  # of several turns
+    values, rewards = rng.normal(size=(2, *shape)) * mask
+    actor, critic = lambdas
+    made = maker("gae", adapt__returns=kind, adapt__critic_lambd=critic)
+    made._next_log_ratios = iter([np.zeros(shape)])
+    given = [torch.from_numpy(numbers + 7.0 * ~mask).float() for numbers in (values, rewards)]  # masked ones count not
+    found = made.get_advantages_and_returns(*given, torch.from_numpy(mask), gamma, actor)
+    for row in range(shape[0]):
+        v, r = [*values[row], 0.0], rewards[row]
+        delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(shape[1])]
+        for t in range(shape[1]):
+            ahead = range(t, shape[1])
+            advantage = sum((gamma * actor) ** (i - t) * delta[i] for i in ahead)
+            target = v[t] + sum((gamma * critic) ** (i - t) * delta[i] for i in ahead)
+            assert found[0][row, t] == pytest.approx(advantage, abs=1e-4)
+            assert found[1][row, t] == pytest.approx(target, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gae", "vtrace"])
+def test_two_equal_lambdas_are_one_to_the_last_bit(kind):
+    values, rewards = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(3))
+    results = []
+    for critic in (None, 0.9):
+        made = maker("gae", adapt__returns=kind, adapt__critic_lambd=critic)
+        made._next_log_ratios = iter(off_policy([[0, 1, 2, 3]]))
+        results.append(made.get_advantages_and_returns(values, rewards, MASKS, 0.97, 0.9))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_targets_of_vc_ppo_are_the_rewards():
+    """With gamma = lambda_critic = 1 each token's target is its response's reward, whatever the advantages are."""
+    rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0], [[6, 1], [0, 3, 7], [2, 4, 5]]
+    plain, two = (
+        maker("gae", algo__advantage__lambd=0.95, adapt__critic_lambd=critic).compute_advantages_and_returns(
+            split(rewards, parts)
+        )
+        for critic in (None, 1.0)
+    )
+    assert by_sample(two, "advantages") == by_sample(plain, "advantages")
+    for sample, targets in by_sample(two, "returns").items():
+        assert targets == pytest.approx([rewards[sample]] * len(targets), abs=1e-5)
+    assert by_sample(two, "returns") != by_sample(plain, "returns")
 
 
 # --- make_experience --------------------------------------------------------------------------------------------------
@@ -894,14 +952,15 @@ class TestVtrace:
         lambd=st.sampled_from([1.0, 0.95]),
         coefficient=st.sampled_from([0.0, 0.2]),
         ratio=st.sampled_from(["behaviour", "decoupled"]),
+        critic_lambd=st.sampled_from([None, 1.0, 0.9]),
     )
     @settings(max_examples=120, deadline=None, derandomize=True, database=None)
-    def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, coefficient, ratio):
+    def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, coefficient, ratio, critic_lambd):
         case, groups, groups_kept, seed = drawn
         size = case.size
         samples = [generated(n, seed) for n in range(groups * size)]
         kept = positions(groups_kept, size)
-        changed = {"adapt__ratio": ratio}
+        changed = {"adapt__ratio": ratio, "adapt__critic_lambd": critic_lambd}
         changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
         origins = origins_of(len(samples))
         made, found = made_of(case, samples, origins, kept, kl=coefficient, **VTRACE, **changed)
@@ -918,7 +977,10 @@ class TestVtrace:
             log_ratios = (one.action_log_probs - one.rollout_log_probs)[0].tolist()
             if origins[n].on_policy:  # it is the same one
                 log_ratios = [0.0] * len(mask)
-            a, v = by_definition(one.values[0].tolist(), rewards, log_ratios, mask, gamma, lambd)
+            about = one.values[0].tolist(), rewards, log_ratios, mask, gamma
+            (a, _), (_, v) = (
+                by_definition(*about, x) for x in (lambd, lambd if critic_lambd is None else critic_lambd)
+            )
             advantages[place] = [value for value, on in zip(a, mask, strict=True) if on]
             targets[place] = [value for value, on in zip(v, mask, strict=True) if on]
         tokens = np.concatenate([advantages[place] for place in advantages])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
@@ -226,6 +227,96 @@ class TestRun:
     def test_kl_to_the_behaviour_policy_keeps_its_coefficient(self, world):
         made = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})
         assert made.trainer.kl_ctl.value == 0.02 and made.args.algo.kl.init_coef == 0.0
+
+
+PRETRAINING = {"algorithm": "ba_ppo", "algo.advantage.lambd": 0.9, "train.num_episodes": 1}
+
+
+class TestPretraining:
+    """`--adapt.value_pretraining`: the critic trains on all fresh responses before the actor moves."""
+
+    def run(self, world, prompts=16, **words):
+        made = world(prompts=prompts, **PRETRAINING, **words)
+        made.trainer.fit()
+        return made
+
+    def test_of_the_first_step(self, world):
+        made, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)
+        assert made.updates == {"actor": 4, "critic": 7} and plain.updates == {"actor": 4, "critic": 4}
+        passes, batches = made.taught[:3], made.taught[3:]
+        assert [step for step, _ in passes] == [0, 0, 0] and [step for step, _ in batches] == [0, 1, 2, 3]
+        fresh, _ = made.of_step(0)
+        wanted = sorted(made.reward(r.prompt, r.weights, n) for r in fresh for n in range(4))
+        row, *later = made.metrics()
+        assert row["groups/filtered"] > 0 and len(wanted) == 16 > row["rollout/num_samples"]
+        for _, experiences in passes:
+            rewards = [float(reward) for e in experiences for reward in e.rewards]
+            assert sorted(rewards) == wanted
+            for e in experiences:
+                targets = e.rewards.unsqueeze(-1).expand(e.returns.shape)  # Monte Carlo, although lambda is 0.9
+                assert torch.allclose(e.returns[e.action_mask.bool()], targets[e.action_mask.bool()], atol=1e-5)
+                assert torch.equal(e.values, e.returns)  # so that the value clip stops nothing
+        assert row["value/pretraining_loss"] == 1 / 3  # of the third update
+        assert "timing/pretraining" in row and row["timing/step_total"] >= row["timing/pretraining"]
+        assert not any(name.startswith("value/pretraining") or "before" in name for r in later for name in r)
+
+    def test_only_the_values_of_the_batch_change(self, world):
+        made, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)
+        assert made.requests == plain.requests
+        assert made.noted("sync", "keep", "restore") == plain.noted("sync", "keep", "restore")
+        for (step, ours), (at, theirs) in zip(made.trained, plain.trained, strict=True):
+            assert step == at
+            for e, other in zip(ours, theirs, strict=True):
+                assert torch.equal(e.sequences, other.sequences) and torch.equal(e.rewards, other.rewards)
+                assert torch.equal(e.action_log_probs, other.action_log_probs)
+                critic = torch.sin(e.sequences[:, 1:].float() + step + 3)
+                mask = e.action_mask.bool()
+                assert torch.equal(e.values[mask], critic[mask]) and not torch.equal(e.values[mask], other.values[mask])
+        unlike = ("value/", "advantage/", "timing/", "critic_loss", "theory/bound", "clip/")
+        for ours, theirs in zip(made.metrics(), plain.metrics(), strict=True):
+            for name in theirs:
+                assert name.startswith(unlike) or "seconds" in name or ours[name] == theirs[name], name
+
+    def test_knows_nothing_before(self, world):
+        made = self.run(world, **{"adapt.value_pretraining": 2})
+        (_, experiences), *_ = made.taught
+        pairs = [
+            (float(target), math.sin(float(token)))
+            for e in experiences
+            for row, mask in enumerate(e.action_mask.bool())
+            for target, token in zip(e.returns[row][mask], e.sequences[row, 1:][mask], strict=True)
+        ]
+        returns, values = np.array(pairs).T
+        wanted = 1 - (returns - values).var() / returns.var()
+        assert made.metrics()[0]["value/explained_variance_before"] == pytest.approx(wanted, rel=1e-4)
+
+    def test_goes_on_while_the_actor_is_frozen(self, world):
+        words = {"adapt.value_pretraining": 2, "critic.freezing_steps": 1, "adapt.rollout_delay": 1}
+        made = self.run(world, **words)
+        assert [step for step, _ in made.taught] == [0, 0, 0, 1, 1, 1, 2, 3]  # each ends with the step's batch
+        assert made.updates == {"actor": 2, "critic": 8}
+        for step in range(4):
+            fresh, _ = made.of_step(step)
+            assert {request.weights for request in fresh} == {max(step - 2, 0)}
+        for step, row in enumerate(made.metrics()):
+            assert ("value/pretraining_loss" in row) == (step < 2)
+        taught = [sum(len(e.index) for e in experiences) for _, experiences in made.taught]
+        assert taught[:2] == taught[3:5] == [16, 16]
+
+    def test_leaves_out_what_has_no_log_probs(self, world):
+        made = world(prompts=16, **PRETRAINING, **{"adapt.value_pretraining": 1, "adapt.max_failed_share": 1})
+        made.spoilt = {5, 6}
+        made.trainer.fit()
+        (_, experiences), *_ = made.taught
+        assert 0 < sum(len(e.index) for e in experiences) < 16
+        assert all(e.returns.isfinite().all() for e in experiences)
+
+    def test_a_gradient_that_is_not_finite_stops_it(self, world):
+        made = world(**PRETRAINING, **{"adapt.value_pretraining": 1})
+        made.norms["critic_grad_norm"] = math.nan
+        with pytest.raises(RuntimeError, match=r"^step 0, training: FloatingPointError: critic_grad_norm is nan$"):
+            made.trainer.fit()
+        assert made.updates == {"actor": 0, "critic": 1}
 
 
 class TestChoice:
