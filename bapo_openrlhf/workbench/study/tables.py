@@ -205,24 +205,6 @@ def solved_later(results: Results) -> list[Table]:
     return [Table.of(head, rows, title)] if rows else []
 
 
-# ── theory ──
-
-
-def theory(results: Results) -> list[Table]:
-    """The bound of Theorem 3.2 and the distances, over whole runs; no table without a bound."""
-    bounds = results.steps.dropna(subset="theory/bound").groupby("arm")["theory/bound"]
-    metrics = [metric.format(source) for metric in ("theory/bound_{}", "tv/{}") for source in SOURCES]
-    means, above = results.means.groupby("arm")[metrics].mean(), bounds.agg(lambda values: (values > 0).mean())
-    rows = [
-        [results.labels[arm.name], bounds.mean()[arm.name], f"{above[arm.name]:.1%}", *means.loc[arm.name]]
-        for arm in results.arms
-        if arm.name in above
-    ]
-    head = ["arm", "bound", "steps with a bound above 0", *(f"term of {SOURCE_LABELS[source]}" for source in SOURCES)]
-    head += [f"TV, {SOURCE_LABELS[source]}" for source in SOURCES]
-    return [Table.of(head, rows, "Means over steps and seeds")] if rows else []
-
-
 # ── what was run ──
 
 

@@ -140,8 +140,7 @@ def every_chart():
         "lines": charts.lines([curve], x=charts.STEP, y="reward", x_domain=(1, 2)),
         "areas": charts.areas([curve], [curve], width=1, last_step=2, y="groups", top=9),
         "bars": charts.bars(counts.set_axis(["first", "1"]), colours.accuracy_colours(1), x="x", y="y", top=5),
-        "level_bars": charts.level_bars(counts, colours.PALETTE[:2], x="seconds", top=5),
-        "intervals": charts.intervals(rows, x="x", domain=(0, 2), reference=1, single=rows[["name", "value"]]),
+        "intervals": charts.intervals(rows, rows[["name", "value"]], x="x", domain=(0, 2), reference=1),
         "matrix": charts.matrix(counts.reset_index(drop=True), x="x", y="y"),
     }
 
