@@ -10,7 +10,7 @@ from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
 from bapo_openrlhf.workbench.planning.measured import measured_values
-from bapo_openrlhf.workbench.planning.output import page, write
+from bapo_openrlhf.workbench.planning.output import page
 from bapo_openrlhf.workbench.planning.plan import Plan
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_folder
 from bapo_openrlhf.workbench.planning.workload import Workload
@@ -34,7 +34,6 @@ def build_parser(prog: str) -> Parser:
     parser.add_argument("--steps", type=int, default=100, help="trainer steps of the whole run (default: 100)")
     parser.add_argument("--measured", type=Path, default=None, metavar="RUN", help="folder of a run whose shares of "
                         "groups and lengths replace the assumed ones")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=None, help="folder for plan.json, plan.md and plan.png")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     return parser
 
@@ -56,8 +55,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     command = shlex.join([*prog.split(), *argv])
     gpus = sorted({*(mine.gpus or [workload.gpus, *GPUS])})
     plan = Plan(shapes, gpus, workload, constants, mine.steps, mine.gpu, command)
-    if mine.out is not None:
-        write(plan, mine.out)
     print(json.dumps(plan.as_json(), indent=2, allow_nan=False) if mine.json else page(plan))
     return 0
 

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, store
 from bapo_openrlhf.workbench.evaluation.estimators import with_interval
 from bapo_openrlhf.workbench.evaluation.paper import BENCHMARKS
-from bapo_openrlhf.workbench.evaluation.plots import draw_comparison
 from bapo_openrlhf.workbench.pages.table import Table
 
 COMPARE = "compare"
@@ -46,7 +44,7 @@ def read(folder: Path) -> Evaluation:
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
-    """Compare B with A, and write compare.json, .csv, .md and .png. Differences are B minus A.
+    """Compare B with A, and write compare.json and compare.md. Differences are B minus A.
 
     Returns:
         The content of compare.json.
@@ -72,9 +70,7 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
     }
     out.mkdir(parents=True, exist_ok=True)
     store.write_text(out / f"{COMPARE}.json", json.dumps(result, indent=2) + "\n")
-    store.write_text(out / f"{COMPARE}.csv", _csv(result))
     store.write_text(out / f"{COMPARE}.md", _markdown(result))
-    draw_comparison(result, out / f"{COMPARE}.png")
     return result
 
 
@@ -154,7 +150,7 @@ def _values(rows: Sequence[Mapping[str, Any]], k: int) -> tuple[np.ndarray, np.n
     return 100 * scores.mean(axis=1), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
 
 
-# ── table and files ──
+# ── table and page ──
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -183,25 +179,9 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def _markdown(result: Mapping[str, Any]) -> str:
     parts = [f"# {result['b']['name']} compared with {result['a']['name']}", "", table(result).markdown()]
-    parts += ["![differences](compare.png)", ""]
     kinds = {"gained": "gained", "lost": "lost", "ever_gained": "ever solved, gained", "ever_lost": "ever solved, lost"}
     for entry in result["benchmarks"].values():
         parts += [f"## {entry['title']}", ""]
         parts += [f"- {words}: {', '.join(entry[kind]) or 'none'}" for kind, words in kinds.items()]
         parts += [""]
     return "\n".join(parts)
-
-
-def _csv(result: Mapping[str, Any]) -> str:
-    """A line for each number. Differences are B minus A."""
-    lines = []
-    for name, entry in result["benchmarks"].items():
-        numbers: list[tuple[Any, ...]] = []
-        for metric, label in (("avg", "avg"), ("pass", f"pass@{entry['k']}")):
-            numbers += [(f"{label} of {side.upper()}", f"{entry[metric][side]:.6g}", "", "") for side in "ab"]
-            estimate = entry[metric]["difference"]
-            numbers.append((f"{label}, B - A", *(f"{estimate[part]:.6g}" for part in ("value", "low", "high"))))
-        numbers += [(kind, len(entry[kind]), "", "") for kind in ("gained", "lost", "ever_gained", "ever_lost")]
-        lines += [(name, *row, entry["problems"]) for row in numbers]
-    columns = ["benchmark", "metric", "value", "low", "high", "problems"]
-    return pd.DataFrame(lines, columns=columns, dtype=object).to_csv(index=False, lineterminator="\n")

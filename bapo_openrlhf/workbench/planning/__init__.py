@@ -8,5 +8,5 @@ groups      groups of a step and of a run, for each algorithm
 memory      bytes on a GPU and on the host, and what does not fit
 verdict     whether the configuration fits, and what to change
 plan        the rows of a plan, by algorithm, and by model and GPUs
-output      the plan as tables, page and picture
+output      the plan as a page of tables
 """

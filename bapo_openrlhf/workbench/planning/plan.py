@@ -87,7 +87,7 @@ class Plan:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The content of plan.json. Its `kind` says that nothing was measured."""
+        """The plan for other programs. Its `kind` says that nothing was measured."""
         return {
             "kind": "predicted",
             "verdicts": self.verdicts,

@@ -3,14 +3,12 @@
 import json
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 from bapo_openrlhf.cli import main, plan
 from bapo_openrlhf.record.run_record import GROUPS, RunRecord, begin_run
-from bapo_openrlhf.workbench.planning import output
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
@@ -127,44 +125,6 @@ def test_more_ranks_take_a_larger_batch(capsys):
     words = ["--gpus", "1024", "--models", "7B", "--train.batch_size"]
     for size, word in (("1023", "batch"), ("1024", "fits")):
         assert {e["word"] for e in sizes(planned(capsys, *words, size)).values()} == {word}
-
-
-def test_files(capsys, tmp_path):
-    words = ["--gpus", "8", "16", "--models", "1.5B", "70B", "--out", str(tmp_path / "made" / "here")]
-    result = planned(capsys, *words)
-    folder = tmp_path / "made" / "here"
-    assert json.loads((folder / "plan.json").read_text()) == result
-    assert result["command"].startswith("bapo-openrlhf plan --config")
-    written = (folder / "plan.md").read_text()
-    assert written.startswith("\n\n".join([*result["verdicts"], "# Plan: predicted"])) and "](plan.png)" in written
-    assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_picture(capsys, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(plan, "page", lambda made: seen.update(plan=made) or "")
-    assert main.run(["plan", *PRESET, "--gpus", "8", "16", "32", "--models", "1.5B", "70B"]) == 0
-    made, drawn = seen["plan"], output.figure(seen["plan"]).to_dict()
-    assert "predicted" in drawn["title"]["text"]
-    assert drawn["facet"]["field"] == "model" and drawn["facet"]["sort"] == ["Qwen2.5-1.5B", "Llama-3-70B"]
-    line, points, rule = drawn["spec"]["layer"]
-    axes = line["encoding"]
-    assert axes["x"]["axis"]["title"] == "GPUs (H100)" and axes["y"]["axis"]["title"] == "GiB"
-    assert (line["mark"]["type"], points["mark"]["type"], rule["mark"]["type"]) == ("line", "point", "rule")
-    assert rule["encoding"]["y"]["datum"] == 76 and 76 in axes["y"]["axis"]["values"]
-    (data,) = drawn["datasets"].values()
-    shown = {(row["model"], row["gpus"], row["algorithms"]): row["gib"] for row in data}
-    pairs = {"GRPO, BAPO-GRPO": (0, 3), "PPO, BA-PPO": (1, 4), "DAPO": (2,)}
-    assert axes["color"]["scale"]["domain"] == list(pairs)
-    assert len(shown) == len(data) == 2 * 3 * len(pairs)
-    for size, gpus, (names, places) in product(("1.5B", "70B"), (8, 16, 32), pairs.items()):
-        for place in places:
-            row = made.sizes(SHAPES[size], gpus, ALGORITHMS[place])
-            most = max(row["generation"], row["experience"], row["training"]) / 2**30
-            assert shown[SHAPES[size].name, gpus, names] == pytest.approx(most)
-            assert axes["y"]["scale"]["domain"][0] < most < axes["y"]["scale"]["domain"][1]
-    assert shown["Llama-3-70B", 8, "DAPO"] > 76 > shown["Qwen2.5-1.5B", 8, "PPO, BA-PPO"]
-    assert len(set(output.COLOURS)) == len(set(output.SHAPES)) == len(NAMES)
 
 
 def test_without_a_reference_model_dapo_needs_the_memory_of_grpo(capsys):

@@ -12,13 +12,6 @@ from bapo_openrlhf.workbench.study import statistics
 
 UNTIMED = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 VALUES = st.lists(st.integers(-8, 8).map(lambda value: value / 8), min_size=1, max_size=7)
-SCORES = st.integers(1, 6).flatmap(
-    lambda runs: st.integers(1, 3).flatmap(
-        lambda tasks: st.lists(
-            st.lists(st.integers(0, 4).map(float), min_size=tasks, max_size=tasks), min_size=runs, max_size=runs
-        )
-    )
-)
 
 
 # ── means and ratios ──
