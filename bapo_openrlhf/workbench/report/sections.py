@@ -91,7 +91,7 @@ def _accuracy(page: Comparison) -> Section:
             f"({found.now / found.at_first:.0%}). In the paper, 3 passes unlocked 31 % with BAPO and 19 % with GRPO."
         )
     drawn = [*figures.accuracy_bins(page), *figures.migrations(page, thirds(page.last_step))]
-    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables.pairs(page), notes=notes)
+    return Section("accuracy", "Prompts by accuracy", intro, drawn, notes=notes)
 
 
 def _buffers(page: Comparison) -> list[Figure]:
