@@ -1,7 +1,6 @@
 """A plan as a page of tables."""
 
 from collections.abc import Mapping
-from itertools import product
 
 import pandas as pd
 
@@ -28,8 +27,8 @@ def page(plan: Plan) -> str:
         "## Predicted GiB on the fullest GPU: while generating / while training\n",
         _memory(lines),
         "".join(f"- {word}: {REASONS[word]}\n" for word in words if word != "fits"),
-        "## Predicted buffers and weight sync\n",
-        _traffic(plan),
+        "## Predicted buffers\n",
+        _buffers(plan),
         "## Constants\n",
         Table(constants, words=5).markdown(),
     ]
@@ -66,16 +65,10 @@ def _memory(lines: Mapping[str, list[Row]]) -> str:
     return Table.of(("model", "GPUs", "GPUs per engine", *lines), rows).markdown()
 
 
-def _traffic(plan: Plan) -> str:
-    rows, methods = [], [one for one in ALGORITHMS if one.name in ("GRPO", "BAPO-GRPO")]
-    for shape, algorithm in product(plan.shapes, methods):
-        counts, sizes = plan.counts(algorithm), plan.sizes(shape, plan.gpus[0], algorithm)
-        sync, syncs, delayed = sizes["sync_bytes"] / GIB, counts["syncs"], sizes["delayed_bytes"] / GIB
-        rows.append((shape.name, algorithm.name, syncs, sync, sync * syncs / plan.steps, sync * syncs, delayed))
-    adapted = plan.counts(methods[-1])
-    head = ("model", "method", "syncs", "GiB per sync", "GiB per step", "GiB in all", "GiB delayed, host of an engine")
-    return Table.of(head, rows, words=2).markdown() + (
-        f"\nOn {plan.gpus[0]} GPUs. Replay buffer, on the host: {adapted['replay_bytes'] / GIB:.3g} GiB expected, "
+def _buffers(plan: Plan) -> str:
+    adapted = plan.counts(next(one for one in ALGORITHMS if one.adapted))
+    return (
+        f"Replay buffer, on the host: {adapted['replay_bytes'] / GIB:.3g} GiB expected, "
         f"{adapted['replay_bytes_most'] / GIB:.3g} GiB full of the longest samples. Hard buffer, which holds only "
         f"prompts: {adapted['hard_bytes'] / 2**20:.3g} MiB full.\n"
     )

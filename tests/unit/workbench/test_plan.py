@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli import main, plan
-from bapo_openrlhf.record.run_record import GROUPS, RunRecord, begin_run
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
@@ -61,7 +60,6 @@ def test_the_whole_grid(capsys):
     assert list(one) == NAMES
     assert one["DAPO"]["rollouts"] > one["BAPO-GRPO"]["rollouts"] > one["GRPO"]["rollouts"] == one["PPO"]["rollouts"]
     assert one["BA-PPO"]["update_tokens"] < one["PPO"]["update_tokens"]
-    assert [one[name]["syncs"] for name in NAMES] == [100, 100, 100, 20, 20]
     on_8 = {name: found["Qwen3-4B", 8, name]["generation"] for name in NAMES}
     assert on_8["DAPO"] < on_8["GRPO"] == on_8["BAPO-GRPO"] < on_8["PPO"] == on_8["BA-PPO"]
 
@@ -80,7 +78,6 @@ def test_flags_of_train_and_several_files_count(capsys):
     words = ("--gpus", "8", "--models", "4B", "--rollout.batch_size", "64", "--adapt.rollout_delay", "1")
     changed = counts(planned(capsys, *words))
     assert few["GRPO"]["rollouts"] == 4 * changed["GRPO"]["rollouts"]
-    assert changed["BA-PPO"]["syncs"] == 100
     over = str(ROOT / "configs" / "methods" / "bapo_without_x2.yaml")
     without = counts(planned(capsys, "--gpus", "8", "--models", "4B", "--config", over))
     assert without["BA-PPO"]["again"] == 0 < few["BA-PPO"]["again"]
@@ -146,30 +143,6 @@ def test_a_local_model_is_planned_alone(capsys, tmp_path):
     assert [m["name"] for m in result["models"]] == ["Qwen2.5-7B"]
 
 
-def test_measured(capsys, tmp_path):
-    run = tmp_path / "run"
-    begin_run(run, {"started": "2026-01-01", "config": {"rollout.max_new_tokens": 100, "data.max_len": 200}})
-    record = RunRecord(run)
-    group = {"uid": 0, "source": "fresh", "state": "fresh", "responses": 8, "tokens": 160}
-    means = (0.0, 0.25, 0.5, 1.0)
-    record.append_rows(GROUPS, 1, [group | {"prompt": str(n), "mean": mean} for n, mean in enumerate(means)])
-    lengths = {"total_length": 70.0, "response_length": 20.0}
-    record.append(1, {"tokens/generated": 640, "rollouts/step": 32} | lengths)
-    result = planned(capsys, "--gpus", "8", "--models", "4B", "--measured", str(run))
-    constants = {c["name"]: c for c in result["constants"]}
-    expected = {"signal_share": 0.5, "hard_share": 0.25, "response_share": 0.2, "prompt_share": 0.5}
-    for name, value in expected.items():
-        assert constants[name]["value"] == value and constants[name]["source"] == f"measured: {run}"
-    assert constants["improved_share"]["source"].startswith("GRPO in the Countdown study")
-    assert counts(result)["DAPO"]["rollouts"] == 100 * 8 * 512
-
-
-def test_a_record_that_is_none(capsys, tmp_path):
-    (tmp_path / "groups.jsonl").write_text("{}\n")
-    says = refused(capsys, *PRESET, "--measured", str(tmp_path))
-    assert f"measured is {tmp_path}: " in says and "line 1, is not a row of a run" in says
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -178,7 +151,6 @@ def test_a_record_that_is_none(capsys, tmp_path):
         (["--steps", "-1"], "steps is -1; it must be at least 1"),
         (["--gpu", "V100"], "gpu is 'V100'; it must be one of A100, H100, H200, 4090"),
         (["--models", "7B", "3B"], "models has '3B'; each must be one of 0.6B, 1.5B, 1.7B, 4B, 7B, 8B, 14B, 32B, 70B"),
-        (["--measured", "nowhere"], "measured is nowhere; it must be the folder of a run with groups"),
         (["--adapt.rollout_delay", "0"], "adapt.rollout_delay is 0; it must be at least 1"),
         (["--model", "7B"], "--model"),
     ],
