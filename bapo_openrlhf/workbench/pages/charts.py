@@ -33,7 +33,6 @@ def lines(
     x_domain: Domain,
     y_domain: Domain | None = None,
     zero: bool = False,
-    log: bool = False,
 ) -> alt.LayerChart:
     """Lines over a common axis, with their bands. Curves of few points have these marked.
 
@@ -42,14 +41,13 @@ def lines(
         x, y: Titles of the axes, with units.
         y_domain: From the data if None.
         zero: Whether the y axis starts at 0.
-        log: Whether the y axis is logarithmic if all values are positive.
     """
     parts = [
         pd.DataFrame({"x": curve.values.index, "y": curve.values.to_numpy(), "curve": str(place), "faint": curve.faint})
         for place, curve in enumerate(curves)
     ]
     data = pd.concat(parts, ignore_index=True)
-    scale: dict[str, Any] = {"type": "log"} if log and (data["y"] > 0).all() else {"zero": zero, "nice": True}
+    scale: dict[str, Any] = {"zero": zero, "nice": True}
     if y_domain is not None:
         scale["domain"] = list(y_domain)
     places = {

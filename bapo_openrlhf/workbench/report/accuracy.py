@@ -94,11 +94,6 @@ def moved(counts: pd.DataFrame) -> tuple[int, int, int]:
     return int(np.tril(cells, -1).sum()), int(np.trace(cells)), int(np.triu(cells, 1).sum())
 
 
-def thirds(last_step: int) -> list[int]:
-    """The steps after a third, two thirds and all of the run; fewer if some of them are the same."""
-    return sorted({max(1, round(last_step * part / 3)) for part in (1, 2, 3)})
-
-
 class Unlocked(NamedTuple):
     """Prompts whose first group had no right response.
 

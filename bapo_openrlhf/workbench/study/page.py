@@ -114,7 +114,7 @@ def _accuracy(results: Results) -> Section:
         "groups as there are different prompts. One group says little about a prompt, so some movement is chance."
     )
     page = figures.arms_of(results, results.arms)
-    drawn = [*accuracy_bins(page), *migrations(page, [page.last_step])]
+    drawn = [*accuracy_bins(page), *migrations(page)]
     return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.solved_later(results))
 
 

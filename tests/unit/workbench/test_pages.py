@@ -113,15 +113,6 @@ def test_stacks_end_where_the_next_begins():
     assert len(data) == 2 * 2 * 3  # both edges of each step
 
 
-@pytest.mark.parametrize(
-    ("values", "log", "kind"), [([1.0, 9.0], True, "log"), ([0.0, 9.0], True, None), ([1.0, 9.0], False, None)]
-)
-def test_a_logarithmic_axis_is_for_positive_values(values, log, kind):
-    curve = Curve(Key("K2", "red"), pd.Series(values, index=[1, 2]))
-    chart = charts.lines([curve], x=charts.STEP, y="K", x_domain=(1, 2), log=log)
-    assert chart.to_dict()["layer"][-1]["encoding"]["y"]["scale"].get("type") == kind
-
-
 def test_a_matrix_shades_by_the_share_of_the_row():
     chart = charts.matrix(pd.DataFrame([[1, 3], [5, 0], [0, 0]]), x="x", y="y")
     cells = {(cell.row, cell.column): cell for cell in chart.data.itertuples()}

@@ -118,11 +118,6 @@ def test_migration_against_counting_again_from_the_start(groups, step):
     )
 
 
-@pytest.mark.parametrize(("last", "steps"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (471, [157, 314, 471])])
-def test_thirds(last, steps):
-    assert accuracy.thirds(last) == steps
-
-
 @settings(deadline=None)
 @given(records())
 def test_unlocked_prompts(groups):
