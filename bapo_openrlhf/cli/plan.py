@@ -1,7 +1,5 @@
 """`bapo-openrlhf plan`: predict what a run would need with other models and GPUs, without loading anything."""
 
-import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +28,6 @@ def build_parser(prog: str) -> Parser:
                         "(default: the actor if it is one of them or a local folder, otherwise all)")  # fmt: skip
     parser.add_argument("--gpu", default="H100", help=f"kind of GPU: {', '.join(DATA_SHEETS)} (default: H100)")
     parser.add_argument("--steps", type=int, default=100, help="trainer steps of the whole run (default: 100)")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     return parser
 
 
@@ -46,10 +43,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     shapes = _shapes(mine.models, args.actor.model_name_or_path)
     args.adapt.thresholds()  # raises ConfigError also for an algorithm that does not use them
     workload = Workload(args)
-    command = shlex.join([*prog.split(), *argv])
     gpus = sorted({*(mine.gpus or [workload.gpus, *GPUS])})
-    plan = Plan(shapes, gpus, workload, constants, mine.steps, mine.gpu, command)
-    print(json.dumps(plan.as_json(), indent=2, allow_nan=False) if mine.json else page(plan))
+    plan = Plan(shapes, gpus, workload, constants, mine.steps, mine.gpu)
+    print(page(plan))
     return 0
 
 

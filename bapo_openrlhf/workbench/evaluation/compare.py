@@ -93,7 +93,6 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     """The changes from A to B on the problems that both were asked.
 
     A problem is gained if B solves it in at least half of its runs and A does not. It is lost if A does and B does not.
-    "ever" means in at least one run instead of half of them.
     """
     rows_a, rows_b = a.rows[name], b.rows[name]
     ids = sorted(rows_a.keys() & rows_b.keys(), key=_natural)
@@ -105,7 +104,6 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     avg_a, pass_a, right_a = _values([rows_a[identity] for identity in ids], k)
     avg_b, pass_b, right_b = _values([rows_b[identity] for identity in ids], k)
     half_a, half_b = 2 * right_a >= a.runs, 2 * right_b >= b.runs
-    ever_a, ever_b = right_a > 0, right_b > 0
     differences = np.stack([avg_b - avg_a, pass_b - pass_a], axis=1)
     means = estimators.resampled_means(differences, [SEED, zlib.crc32(name.encode())])
     avg, passed = (estimators.estimate(differences[:, i].mean(), means[:, i]) for i in (0, 1))
@@ -123,8 +121,6 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
         "pass": {"a": float(pass_a.mean()), "b": float(pass_b.mean()), "difference": passed},
         "gained": which(half_b & ~half_a),
         "lost": which(half_a & ~half_b),
-        "ever_gained": which(ever_b & ~ever_a),
-        "ever_lost": which(ever_a & ~ever_b),
         "differences": {identity: float(value) for identity, value in zip(ids, avg_b - avg_a, strict=True)},
     }
 
@@ -161,27 +157,26 @@ def table(result: Mapping[str, Any]) -> Table:
     for entry in result["benchmarks"].values():
         cells = [f"{entry['avg'][side]:.2f}" for side in "ab"]
         cells += [with_interval(entry[metric]["difference"], signed=True) for metric in ("avg", "pass")]
-        cells += [f"+{len(entry[kind + 'gained'])} / -{len(entry[kind + 'lost'])}" for kind in ("", "ever_")]
+        cells.append(f"+{len(entry['gained'])} / -{len(entry['lost'])}")
         rows.append((entry["title"], str(entry["problems"]), *cells))
     k = min(runs)
     notes = [
         f"percent; A is {a} (avg@{runs[0]}), B is {b} (avg@{runs[1]}); [{result['interval']}]",
-        "solved: in at least half of the runs; ever: in at least one run; +: by B and not by A, -: by A and not by B",
+        "solved: in at least half of the runs; +: by B and not by A, -: by A and not by B",
     ]
     for entry in result["benchmarks"].values():
         if entry["only_in_a"] or entry["only_in_b"]:
             only = f"{entry['only_in_a']} problems only in A and {entry['only_in_b']} only in B"
             notes.append(f"{entry['title']}: {only}, left out")
     notes += [f"A and B were asked differently: {difference}" for difference in result["different_settings"]]
-    columns = ("Benchmark", "problems", "A", "B", "B - A", f"pass@{k}, B - A", "solved", "ever solved")
+    columns = ("Benchmark", "problems", "A", "B", "B - A", f"pass@{k}, B - A", "solved")
     return Table.of(columns, rows, f"{b} (B) compared with {a} (A)", notes=notes)
 
 
 def _markdown(result: Mapping[str, Any]) -> str:
     parts = [f"# {result['b']['name']} compared with {result['a']['name']}", "", table(result).markdown()]
-    kinds = {"gained": "gained", "lost": "lost", "ever_gained": "ever solved, gained", "ever_lost": "ever solved, lost"}
     for entry in result["benchmarks"].values():
         parts += [f"## {entry['title']}", ""]
-        parts += [f"- {words}: {', '.join(entry[kind]) or 'none'}" for kind, words in kinds.items()]
+        parts += [f"- {kind}: {', '.join(entry[kind]) or 'none'}" for kind in ("gained", "lost")]
         parts += [""]
     return "\n".join(parts)

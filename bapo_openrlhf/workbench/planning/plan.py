@@ -9,7 +9,7 @@ from bapo_openrlhf.workbench.planning.groups import average_groups, replayable_g
 from bapo_openrlhf.workbench.planning.memory import TOKEN, gpu_memory, replay_bytes
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.verdict import verdict
-from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
+from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 Row = dict[str, Any]
 
@@ -22,7 +22,6 @@ class Plan:
         gpus: Numbers of GPUs, in rising order.
         steps: Trainer steps of the whole run.
         gpu: Kind of GPU.
-        command: The command that makes the plan.
     """
 
     shapes: Sequence[ModelShape]
@@ -31,7 +30,6 @@ class Plan:
     constants: Constants
     steps: int
     gpu: str
-    command: str
 
     @property
     def verdicts(self) -> list[str]:
@@ -66,20 +64,3 @@ class Plan:
         """What a model takes on so many GPUs: `Memory`."""
         memory = gpu_memory(shape, self.workload, self.constants, algorithm, gpus)
         return {"model": shape.name, "gpus": gpus, "method": algorithm.name, **asdict(memory)}
-
-    def as_json(self) -> dict[str, Any]:
-        """The plan for other programs. Its `kind` says that nothing was measured."""
-        return {
-            "kind": "predicted",
-            "verdicts": self.verdicts,
-            "command": self.command,
-            "gpu": self.gpu,
-            "steps": self.steps,
-            "units": "bytes, tokens; groups and responses of an average step",
-            "constants": self.constants.rows(),
-            "models": [{"name": shape.name, "parameters": shape.parameters} for shape in self.shapes],
-            "counts": [self.counts(one) for one in ALGORITHMS],
-            "sizes": [
-                self.sizes(shape, gpus, one) for shape in self.shapes for gpus in self.gpus for one in ALGORITHMS
-            ],
-        }

@@ -23,8 +23,6 @@ def overview(page: Comparison) -> Table:
         "reward, first steps": lambda run: data.end_means(run.curve(REWARD))[0],
         "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
-        "responses generated": lambda run: data.cost(run)["responses generated"],
-        "time of all steps": lambda run: _time(data.phase_seconds(run).get("step_total")),
     }
     return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
 

@@ -1,6 +1,5 @@
 """The tables of a study's page."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ import pandas
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import duration, is_number, many, number
+from bapo_openrlhf.workbench.pages.text import duration, is_number, many
 from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
@@ -227,14 +226,6 @@ def provenance(about: Mapping[str, Any]) -> list[Table]:
     """What made the study; no table if nothing says it."""
     rows: list[list[Any]] = []
     for name, value in about.items():
-        if isinstance(value, Mapping):
-            rows += [[f"{name}: {part}", _text(content)] for part, content in value.items()]
-        else:
-            rows.append([name, _text(value)])
+        parts = value.items() if isinstance(value, Mapping) else [("", value)]
+        rows += [[f"{name}: {part}" if part else name, str(content)] for part, content in parts]
     return [Table.of(["", "value"], rows)] if rows else []
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    return value if isinstance(value, str) else number(value) if is_number(value) else json.dumps(value, default=str)
