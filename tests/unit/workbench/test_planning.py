@@ -519,7 +519,7 @@ def test_what_the_replay_buffer_holds():
 
 
 def planned(workload=WORKLOAD, constants=CONSTANTS, steps=21):
-    return Plan([SHAPES["7B"]], [8], workload, constants, steps, "H100", "bapo-openrlhf plan")
+    return Plan([SHAPES["7B"]], [8], workload, constants, steps, "H100")
 
 
 def test_counts_by_hand():
