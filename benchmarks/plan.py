@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from plan_shares import measured_values
 from report import CORES, RESULTS, opening, origin, write
 
 from bapo_openrlhf.cli import arguments
@@ -28,7 +29,6 @@ from bapo_openrlhf.record.run_record import read_metrics, read_run
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.groups import average_groups, rollouts
-from bapo_openrlhf.workbench.planning.measured import measured_values
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
 
 ROOT = Path(__file__).parents[1]

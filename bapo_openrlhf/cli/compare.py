@@ -23,5 +23,5 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
 
     out = args.out or Path("runs") / "compare" / f"{args.a.resolve().name}_{args.b.resolve().name}"
     result = compare(args.a, args.b, out)
-    show([table(result)], f"compare.md, .json, .csv and .png are in {out}")
+    show([table(result)], f"compare.md and .json are in {out}")
     return 0

@@ -40,7 +40,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
         max_num_seqs=args.max_num_seqs,
     )
     results = evaluate(request)
-    show(tables(results), f"results.md, .json, .csv and .png are in {request.out}")
+    show(tables(results), f"results.md, .json and .csv are in {request.out}")
     return 0
 
 

@@ -22,7 +22,7 @@ COMMANDS = {
     "watch": "show a run in the terminal while it goes on",
     "report": "write one HTML page that shows and compares runs",
     "study": "run and compare a grid of methods and seeds on the real stack",
-    "plan": "predict memory, responses and traffic on other models and GPUs; nothing is loaded",
+    "plan": "predict memory and responses on other models and GPUs; nothing is loaded",
     "buffer": "list what the hard and the replay buffer of a checkpoint hold",
 }
 

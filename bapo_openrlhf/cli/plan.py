@@ -1,7 +1,5 @@
 """`bapo-openrlhf plan`: predict what a run would need with other models and GPUs, without loading anything."""
 
-import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +7,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
-from bapo_openrlhf.workbench.planning.measured import measured_values
-from bapo_openrlhf.workbench.planning.output import page, write
+from bapo_openrlhf.workbench.planning.output import page
 from bapo_openrlhf.workbench.planning.plan import Plan
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_folder
 from bapo_openrlhf.workbench.planning.workload import Workload
@@ -22,9 +19,8 @@ def build_parser(prog: str) -> Parser:
     """The command's own flags. All other flags are those of `train`."""
     parser = Parser(
         prog,
-        "Predict whether a run fits, and its memory, responses, buffers and weight syncs for GRPO, PPO, DAPO, "
-        "BAPO-GRPO and BA-PPO. Nothing is loaded or measured. All flags of `train` are allowed too, above all "
-        "--config.",
+        "Predict whether a run fits, and its memory, responses and buffers for GRPO, PPO, DAPO, BAPO-GRPO and BA-PPO. "
+        "Nothing is loaded or measured. All flags of `train` are allowed too, above all --config.",
     )
     parser.add_argument("--gpus", type=int, nargs="+", default=None, help="numbers of GPUs "
                         "(default: the configuration's own, and 8 to 1024)")  # fmt: skip
@@ -32,10 +28,6 @@ def build_parser(prog: str) -> Parser:
                         "(default: the actor if it is one of them or a local folder, otherwise all)")  # fmt: skip
     parser.add_argument("--gpu", default="H100", help=f"kind of GPU: {', '.join(DATA_SHEETS)} (default: H100)")
     parser.add_argument("--steps", type=int, default=100, help="trainer steps of the whole run (default: 100)")
-    parser.add_argument("--measured", type=Path, default=None, metavar="RUN", help="folder of a run whose shares of "
-                        "groups and lengths replace the assumed ones")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=None, help="folder for plan.json, plan.md and plan.png")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     return parser
 
 
@@ -51,14 +43,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     shapes = _shapes(mine.models, args.actor.model_name_or_path)
     args.adapt.thresholds()  # raises ConfigError also for an algorithm that does not use them
     workload = Workload(args)
-    if mine.measured is not None:
-        constants = constants.replaced(f"measured: {mine.measured}", measured_values(mine.measured, workload))
-    command = shlex.join([*prog.split(), *argv])
     gpus = sorted({*(mine.gpus or [workload.gpus, *GPUS])})
-    plan = Plan(shapes, gpus, workload, constants, mine.steps, mine.gpu, command)
-    if mine.out is not None:
-        write(plan, mine.out)
-    print(json.dumps(plan.as_json(), indent=2, allow_nan=False) if mine.json else page(plan))
+    plan = Plan(shapes, gpus, workload, constants, mine.steps, mine.gpu)
+    print(page(plan))
     return 0
 
 

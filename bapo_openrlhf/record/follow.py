@@ -1,4 +1,4 @@
-"""Follows the record of a run while it is written, in a local folder or on a network mount.
+"""Follows the record of a run while it is written.
 
 Each byte is read only once. A file may also be half-written, or shorter than before because a resume has dropped steps,
 or rewritten, or replaced. A file that is not the same as before is read again from its beginning.
@@ -9,15 +9,15 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import METRICS, RUN, SUMMARY, mean_of
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
-PATIENCE = 20  # times that a line without a row is read again before it is skipped
 RECENT = 20  # steps that rates, times and warnings cover
 LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
 
@@ -83,110 +83,64 @@ class Follower(Seen):
             raise ConfigError(f"run folder {str(folder)!r} {state}; give the folder of a run, DIR/NAME")
         super().__init__(folder.resolve().name, [])
         self.folder = folder
-        self._files = {name: _File(folder / name) for name in (RUN, METRICS, SUMMARY)}
-        self._suspect: tuple[int, bytes, int] | None = None  # offset of a line without a row, the line, times seen
+        self._written: dict[str, tuple[int, int, int]] = {}  # inode, size and time of change of each file that is there
+        self._end, self._last = 0, b""  # position up to which metrics.jsonl was read, and the bytes before it
 
     def poll(self) -> None:
         """Read what is new."""
         self.problem = None if self.folder.is_dir() else f"{self.folder} is not there any more"
         if self.problem:
             return
-        for name, file in self._files.items():
+        for name in (RUN, METRICS, SUMMARY):
             try:
-                data = file.read()
+                self._look(name)
             except OSError as error:  # for example a mount that has lost its server
-                self.problem = f"{file.path} cannot be read: {error.strerror}"
-                continue
-            if name == METRICS:
-                self._take_rows(file, data)
-            else:
-                self._take_document(name, file, data)
-        written = self._files[METRICS].written or self._files[RUN].written
-        self.age = None if written is None else max(time.time() - written, 0.0)
+                self.problem = f"{self.folder / name} cannot be read: {error.strerror}"
+        written = self._written.get(METRICS) or self._written.get(RUN)
+        self.age = None if written is None else max(time.time() - written[2] / 1e9, 0.0)
 
-    def _take_rows(self, file: "_File", data: bytes) -> None:
-        """Take the whole lines from `data`. The rest is read again by the next `poll`."""
-        if file.end == 0:
-            self.rows, self.broken = [], 0
-        used = len(file.overlap)
-        while (end := data.find(b"\n", used)) >= 0:
-            row = _row(data[used:end])
-            if row is not None:
-                self.rows.append(row)
-            elif self._is_pending(file.offset + used, data[used:end]):
-                break
-            used = end + 1
-        file.advance(data[len(file.overlap) : used])
-
-    def _is_pending(self, offset: int, line: bytes) -> bool:
-        """Whether a line without a row may become one: a network mount can show a size before it has the bytes."""
-        seen = self._suspect[2] + 1 if self._suspect and self._suspect[:2] == (offset, line) else 1
-        self._suspect = (offset, line, seen)
-        if seen <= PATIENCE:
-            return True
-        self.broken += 1
-        return False
-
-    def _take_document(self, name: str, file: "_File", data: bytes) -> None:
-        """Take a whole JSON object. It is always replaced and never appended to."""
-        found: dict[str, Any] = {}
-        if file.identity is not None:
-            if file.end:
-                return  # unchanged
-            try:
-                found = dict(json.loads(data))
-            except (ValueError, TypeError):
-                return  # half-written, so it is read again
-            file.advance(data)
-        setattr(self, "run" if name == RUN else "summary", found)
-
-
-class _File:
-    """A file and the position up to which it was read.
-
-    Attributes:
-        identity: Device and inode, which tell this file from one that replaced it. None if there is no file.
-        written: Time of its last change. None if there is no file.
-        end: Position up to which it was read.
-        overlap: The last bytes before `end`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._forget()
-
-    def _forget(self) -> None:
-        self.identity: tuple[int, int] | None = None
-        self.written: float | None = None
-        self.end, self.overlap = 0, b""
-
-    @property
-    def offset(self) -> int:
-        """Position from which `read` reads."""
-        return self.end - len(self.overlap)
-
-    def read(self) -> bytes:
-        """Return `overlap` and all bytes after it, or the whole file if it is not the same as before."""
+    def _look(self, name: str) -> None:
+        """Take what is new in one file."""
         try:
-            with open(self.path, "rb") as file:
+            with open(self.folder / name, "rb") as file:
                 status = os.fstat(file.fileno())
-                identity = (status.st_dev, status.st_ino)
-                file.seek(self.offset)
-                data = file.read()
-                if self.end and (identity != self.identity or not data.startswith(self.overlap)):
-                    self.end, self.overlap = 0, b""
-                    file.seek(0)
-                    data = file.read()
-                self.identity, self.written = identity, status.st_mtime
-                return data
+                before, now = self._written.get(name), (status.st_ino, status.st_size, status.st_mtime_ns)
+                if name == METRICS:
+                    self._take_rows(file)
+                elif before != now:
+                    self._take_document(name, file.read())
+                self._written[name] = now
         except FileNotFoundError:
-            self._forget()
-            return b""
+            self._written.pop(name, None)
+            if name == METRICS:
+                self._begin_again()
+            else:
+                self._take_document(name, b"{}")
 
-    def advance(self, data: bytes) -> None:
-        """Note that `data` was used."""
-        self.end += len(data)
-        self.overlap = (self.overlap + data[-OVERLAP:])[-OVERLAP:]
+    def _begin_again(self) -> None:
+        self.rows, self.broken, self._end, self._last = [], 0, 0, b""
+
+    def _take_rows(self, file: BinaryIO) -> None:
+        """Take the whole lines that are new. The rest is read again by the next `poll`."""
+        file.seek(self._end - len(self._last))
+        data = file.read()
+        if not data.startswith(self._last):
+            self._begin_again()
+            file.seek(0)
+            data = file.read()
+        new = data[len(self._last) : data.rfind(b"\n") + 1]
+        for line in new.split(b"\n")[:-1]:
+            row = _row(line)
+            if row is None:
+                self.broken += 1
+            else:
+                self.rows.append(row)
+        self._end, self._last = self._end + len(new), (self._last + new)[-OVERLAP:]
+
+    def _take_document(self, name: str, data: bytes) -> None:
+        """Take a JSON object. A half-written one is taken when the file changes again."""
+        with suppress(ValueError, TypeError):
+            setattr(self, "run" if name == RUN else "summary", dict(json.loads(data)))
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -1,18 +1,13 @@
-"""Reads, lists and exports the hard and the replay buffer of a checkpoint, without changing the checkpoint.
+"""Reads and lists the hard and the replay buffer of a checkpoint, without changing the checkpoint.
 
 It needs numpy and safetensors, but not torch.
 """
 
-import json
-import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -26,8 +21,6 @@ from bapo_openrlhf.record.state_file import load_state
 from bapo_openrlhf.workbench.terminal import printable
 
 BUFFERS = ("hard", "replay")
-MOST_MEANS = 12  # most means that get a line each in the histogram
-BAR = 30  # width of the longest bar
 
 
 @dataclass(frozen=True)
@@ -148,43 +141,6 @@ def response_text(response: Response, decode: Decode) -> str:
     return " ... ".join(parts)
 
 
-def export(entries: Sequence[Entry], path: Path, decode: Decode | None = None) -> None:
-    """Write one line of JSON per entry. With `decode` it has the text of the responses.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    with open(path, "w", encoding="utf-8") as file:
-        for entry in entries:
-            # JSON has no word for NaN and infinity, so they become None.
-            row = json.loads(json.dumps(_row(entry, decode), default=str), parse_constant=lambda name: None)
-            file.write(json.dumps(row) + "\n")
-
-
-def _row(entry: Entry, decode: Decode | None) -> dict[str, Any]:
-    row = {
-        "buffer": entry.buffer,
-        "prompt": entry.prompt.text,
-        "prompt_id": entry.prompt.id,
-        "label": entry.prompt.label,
-        "images": entry.prompt.images,
-        "mean": float(entry.mean),
-        "step": entry.step,
-        "age": entry.age,
-    }
-    if entry.group:
-        responses = [_response_row(response, decode) for response in entry.group.responses]
-        row |= {"uid": entry.group.uid, "policy_step": entry.group.policy_step, "tokens": entry.tokens}
-        row["responses"] = responses
-    return row
-
-
-def _response_row(response: Response, decode: Decode | None) -> dict[str, Any]:
-    extras = {name: response.extras[name] for name in ("score", "truncated", "info") if name in response.extras}
-    row = {"reward": response.reward, "tokens": len(response.log_probs), **extras}
-    return row | {"text": response_text(response, decode)} if decode else row
-
-
 # ── For the terminal ──
 
 
@@ -201,17 +157,6 @@ def summary(stored: Stored) -> list[str]:
         tokens = sum(entry.tokens or 0 for entry in entries)
         lines.append(line + (f", {tokens:,} generated tokens" if tokens else ""))
     return lines
-
-
-def histogram(entries: Sequence[Entry], *, bar: str = "█") -> list[str]:
-    """Number of entries per mean reward, one line each. Many different means are grouped into ten equal parts."""
-    counts = Counter(entry.mean for entry in entries)
-    lines = [(f"{float(mean):.3f}", counts[mean]) for mean in sorted(counts)]
-    if len(lines) > MOST_MEANS:
-        numbers, edges = np.histogram([float(entry.mean) for entry in entries])
-        lines = [(f"{edges[i]:.3f} to {edges[i + 1]:.3f}", count) for i, count in enumerate(numbers.tolist())]
-    most = max((count for _, count in lines), default=1)
-    return [f"{label}  {count:>{len(str(most))}}  {bar * math.ceil(BAR * count / most)}" for label, count in lines]
 
 
 def listing(entries: Sequence[Entry], decode: Decode | None = None, *, overflow: str = "ellipsis") -> Table:

@@ -1,6 +1,5 @@
 """docs/own_model.md: its table of settings is that of the flags and files, its predictions are those of `plan`."""
 
-import json
 import re
 import shlex
 from fractions import Fraction
@@ -9,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf import config
-from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.cli import arguments, main, plan
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own_model.md").read_text()
@@ -90,10 +90,13 @@ def boxes():
         yield *comment.split(", "), words[4:]
 
 
-def test_predictions_are_those_of_plan(tmp_path, capsys):
+def test_predictions_are_those_of_plan(tmp_path, capsys, monkeypatch):
     """And the numbers of GPUs in the command are the box's; `check` takes it, too."""
     assert main.run(["init", str(tmp_path / "my_task")]) == 0
     base = ["--config", str(tmp_path / "my_task" / "config.yaml")]
+    plans = []
+    monkeypatch.setattr(plan, "page", lambda made: plans.append(made) or "")
+    (method,) = [one for one in ALGORITHMS if one.name == "BAPO-GRPO"]
     rows = table("\n## One command for each box\n")
     found = list(boxes())
     assert [(box, model) for box, model, _ in found] == [(row["box"], row["model"]) for row in rows] and len(rows) >= 8
@@ -106,9 +109,9 @@ def test_predictions_are_those_of_plan(tmp_path, capsys):
         capsys.readouterr()
         assert main.run(["check", *base, *flags]) == 0
         capsys.readouterr()
-        assert main.run(["plan", *base, *flags, "--gpu", gpu, "--gpus", count, "--json"]) == 0
-        sizes = json.loads(capsys.readouterr().out)["sizes"]
-        (found,) = [one for one in sizes if one["method"] == "BAPO-GRPO"]
+        assert main.run(["plan", *base, *flags, "--gpu", gpu, "--gpus", count]) == 0
+        made = plans.pop()
+        found = made.sizes(*made.shapes, *made.gpus, method)
         assert (found["model"], found["word"]) == (model, "fits")
         gib = {phase: f"{found[phase] / 2**30:.1f}" for phase in ("generation", "training")}
         assert found["experience"] < max(found["generation"], found["training"])

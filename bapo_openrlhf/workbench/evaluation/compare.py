@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, store
 from bapo_openrlhf.workbench.evaluation.estimators import with_interval
 from bapo_openrlhf.workbench.evaluation.paper import BENCHMARKS
-from bapo_openrlhf.workbench.evaluation.plots import draw_comparison
 from bapo_openrlhf.workbench.pages.table import Table
 
 COMPARE = "compare"
@@ -46,7 +44,7 @@ def read(folder: Path) -> Evaluation:
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
-    """Compare B with A, and write compare.json, .csv, .md and .png. Differences are B minus A.
+    """Compare B with A, and write compare.json and compare.md. Differences are B minus A.
 
     Returns:
         The content of compare.json.
@@ -72,9 +70,7 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
     }
     out.mkdir(parents=True, exist_ok=True)
     store.write_text(out / f"{COMPARE}.json", json.dumps(result, indent=2) + "\n")
-    store.write_text(out / f"{COMPARE}.csv", _csv(result))
     store.write_text(out / f"{COMPARE}.md", _markdown(result))
-    draw_comparison(result, out / f"{COMPARE}.png")
     return result
 
 
@@ -97,7 +93,6 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     """The changes from A to B on the problems that both were asked.
 
     A problem is gained if B solves it in at least half of its runs and A does not. It is lost if A does and B does not.
-    "ever" means in at least one run instead of half of them.
     """
     rows_a, rows_b = a.rows[name], b.rows[name]
     ids = sorted(rows_a.keys() & rows_b.keys(), key=_natural)
@@ -109,7 +104,6 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     avg_a, pass_a, right_a = _values([rows_a[identity] for identity in ids], k)
     avg_b, pass_b, right_b = _values([rows_b[identity] for identity in ids], k)
     half_a, half_b = 2 * right_a >= a.runs, 2 * right_b >= b.runs
-    ever_a, ever_b = right_a > 0, right_b > 0
     differences = np.stack([avg_b - avg_a, pass_b - pass_a], axis=1)
     means = estimators.resampled_means(differences, [SEED, zlib.crc32(name.encode())])
     avg, passed = (estimators.estimate(differences[:, i].mean(), means[:, i]) for i in (0, 1))
@@ -127,8 +121,6 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
         "pass": {"a": float(pass_a.mean()), "b": float(pass_b.mean()), "difference": passed},
         "gained": which(half_b & ~half_a),
         "lost": which(half_a & ~half_b),
-        "ever_gained": which(ever_b & ~ever_a),
-        "ever_lost": which(ever_a & ~ever_b),
         "differences": {identity: float(value) for identity, value in zip(ids, avg_b - avg_a, strict=True)},
     }
 
@@ -154,7 +146,7 @@ def _values(rows: Sequence[Mapping[str, Any]], k: int) -> tuple[np.ndarray, np.n
     return 100 * scores.mean(axis=1), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
 
 
-# ── table and files ──
+# ── table and page ──
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -165,43 +157,26 @@ def table(result: Mapping[str, Any]) -> Table:
     for entry in result["benchmarks"].values():
         cells = [f"{entry['avg'][side]:.2f}" for side in "ab"]
         cells += [with_interval(entry[metric]["difference"], signed=True) for metric in ("avg", "pass")]
-        cells += [f"+{len(entry[kind + 'gained'])} / -{len(entry[kind + 'lost'])}" for kind in ("", "ever_")]
+        cells.append(f"+{len(entry['gained'])} / -{len(entry['lost'])}")
         rows.append((entry["title"], str(entry["problems"]), *cells))
     k = min(runs)
     notes = [
         f"percent; A is {a} (avg@{runs[0]}), B is {b} (avg@{runs[1]}); [{result['interval']}]",
-        "solved: in at least half of the runs; ever: in at least one run; +: by B and not by A, -: by A and not by B",
+        "solved: in at least half of the runs; +: by B and not by A, -: by A and not by B",
     ]
     for entry in result["benchmarks"].values():
         if entry["only_in_a"] or entry["only_in_b"]:
             only = f"{entry['only_in_a']} problems only in A and {entry['only_in_b']} only in B"
             notes.append(f"{entry['title']}: {only}, left out")
     notes += [f"A and B were asked differently: {difference}" for difference in result["different_settings"]]
-    columns = ("Benchmark", "problems", "A", "B", "B - A", f"pass@{k}, B - A", "solved", "ever solved")
+    columns = ("Benchmark", "problems", "A", "B", "B - A", f"pass@{k}, B - A", "solved")
     return Table.of(columns, rows, f"{b} (B) compared with {a} (A)", notes=notes)
 
 
 def _markdown(result: Mapping[str, Any]) -> str:
     parts = [f"# {result['b']['name']} compared with {result['a']['name']}", "", table(result).markdown()]
-    parts += ["![differences](compare.png)", ""]
-    kinds = {"gained": "gained", "lost": "lost", "ever_gained": "ever solved, gained", "ever_lost": "ever solved, lost"}
     for entry in result["benchmarks"].values():
         parts += [f"## {entry['title']}", ""]
-        parts += [f"- {words}: {', '.join(entry[kind]) or 'none'}" for kind, words in kinds.items()]
+        parts += [f"- {kind}: {', '.join(entry[kind]) or 'none'}" for kind in ("gained", "lost")]
         parts += [""]
     return "\n".join(parts)
-
-
-def _csv(result: Mapping[str, Any]) -> str:
-    """A line for each number. Differences are B minus A."""
-    lines = []
-    for name, entry in result["benchmarks"].items():
-        numbers: list[tuple[Any, ...]] = []
-        for metric, label in (("avg", "avg"), ("pass", f"pass@{entry['k']}")):
-            numbers += [(f"{label} of {side.upper()}", f"{entry[metric][side]:.6g}", "", "") for side in "ab"]
-            estimate = entry[metric]["difference"]
-            numbers.append((f"{label}, B - A", *(f"{estimate[part]:.6g}" for part in ("value", "low", "high"))))
-        numbers += [(kind, len(entry[kind]), "", "") for kind in ("gained", "lost", "ever_gained", "ever_lost")]
-        lines += [(name, *row, entry["problems"]) for row in numbers]
-    columns = ["benchmark", "metric", "value", "low", "high", "problems"]
-    return pd.DataFrame(lines, columns=columns, dtype=object).to_csv(index=False, lineterminator="\n")

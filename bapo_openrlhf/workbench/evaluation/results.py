@@ -1,4 +1,4 @@
-"""Estimates from the finished problems, and the files for readers: results.json, .csv, .md and .png."""
+"""Estimates from the finished problems, and the files for readers: results.json, .csv and .md."""
 
 import json
 import zlib
@@ -12,7 +12,6 @@ from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, paper, store
 from bapo_openrlhf.workbench.evaluation.estimators import Estimate, with_interval
 from bapo_openrlhf.workbench.evaluation.paper import Block
-from bapo_openrlhf.workbench.evaluation.plots import draw_results
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark
 from bapo_openrlhf.workbench.evaluation.request import Request
 from bapo_openrlhf.workbench.pages.table import Table
@@ -23,7 +22,7 @@ RESULTS = "results"
 def write(
     request: Request, benchmarks: Sequence[Benchmark], settings: Mapping[str, Any], too_long: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Make the estimates and write the four files.
+    """Make the estimates and write the three files.
 
     Args:
         request: What was evaluated.
@@ -66,7 +65,6 @@ def write(
     store.write_text(request.out / f"{RESULTS}.json", json.dumps(results, indent=2) + "\n")
     store.write_text(request.out / f"{RESULTS}.csv", _csv(results))
     store.write_text(request.out / f"{RESULTS}.md", _markdown(results))
-    draw_results(results, request.out / f"{RESULTS}.png")
     return results
 
 
@@ -194,7 +192,7 @@ def _markdown(results: Mapping[str, Any]) -> str:
         ("command", f"`{results['command']}`"),
         ("versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items())),
     ]
-    parts = [f"# {results['name']}", "", *(table.markdown() for table in tables(results)), "![results](results.png)"]
+    parts = [f"# {results['name']}", "", *(table.markdown() for table in tables(results))]
     return "\n".join([*parts, "", "## How it was made", "", *(f"- {name}: {value}" for name, value in facts), ""])
 
 

@@ -1,8 +1,8 @@
 """The charts of the pages, in Altair: lines, stacked areas, bars, intervals, and a matrix.
 
 A chart has no size and no legend, because the page gives it both. It gets numbers and words of this package. Names of
-runs, which anybody may have written, stay in `Key` and `Table`, which the page escapes. The names of `intervals` and
-`level_bars` are data, and Vega escapes what it draws.
+runs, which anybody may have written, stay in `Key` and `Table`, which the page escapes. The names of `intervals`
+are data, and Vega escapes what it draws.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,6 @@ def lines(
     x_domain: Domain,
     y_domain: Domain | None = None,
     zero: bool = False,
-    log: bool = False,
 ) -> alt.LayerChart:
     """Lines over a common axis, with their bands. Curves of few points have these marked.
 
@@ -42,14 +41,13 @@ def lines(
         x, y: Titles of the axes, with units.
         y_domain: From the data if None.
         zero: Whether the y axis starts at 0.
-        log: Whether the y axis is logarithmic if all values are positive.
     """
     parts = [
         pd.DataFrame({"x": curve.values.index, "y": curve.values.to_numpy(), "curve": str(place), "faint": curve.faint})
         for place, curve in enumerate(curves)
     ]
     data = pd.concat(parts, ignore_index=True)
-    scale: dict[str, Any] = {"type": "log"} if log and (data["y"] > 0).all() else {"zero": zero, "nice": True}
+    scale: dict[str, Any] = {"zero": zero, "nice": True}
     if y_domain is not None:
         scale["domain"] = list(y_domain)
     places = {
@@ -124,29 +122,17 @@ def bars(counts: pd.DataFrame, colours: Sequence[str], *, x: str, y: str, top: f
     """
     labels = "[" + ",".join(f"'{name}'" for name in counts.index) + "][datum.value]"
     axis = alt.Axis(title=x, grid=False, labelExpr=labels, labelAngle=0, ticks=False, labelFlush=True)
-    return _stacked_bars(counts, colours).encode(
-        x=alt.X("row:O", scale=alt.Scale(paddingInner=0.15), axis=axis),
-        y=alt.Y("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top]), axis=_y_axis(y)),
+    part = _colour("part:O", list(range(len(colours))), colours)
+    return (
+        alt.Chart(_long(counts))
+        .mark_bar(cornerRadius=0)
+        .encode(
+            x=alt.X("row:O", scale=alt.Scale(paddingInner=0.15), axis=axis),
+            y=alt.Y("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top]), axis=_y_axis(y)),
+            color=part,
+            order="part:O",
+        )
     )
-
-
-def level_bars(amounts: pd.DataFrame, colours: Sequence[str], *, x: str, top: float) -> alt.Chart:
-    """A level bar for each row, from above, with its parts side by side.
-
-    Args:
-        amounts: The index names the bars, and each column is a part.
-        top: End of the x axis, the same for all charts that are to be compared.
-    """
-    return _stacked_bars(amounts, colours).encode(
-        x=alt.X("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top], nice=True), axis=_x_axis(x, grid=True)),
-        y=_names().scale(paddingInner=0.25),
-    )
-
-
-def _stacked_bars(amounts: pd.DataFrame, colours: Sequence[str]) -> alt.Chart:
-    data = _long(amounts).assign(name=amounts.index.repeat(amounts.shape[1]))
-    colour = _colour("part:O", list(range(len(colours))), colours)
-    return alt.Chart(data).mark_bar(cornerRadius=0).encode(color=colour, order="part:O")
 
 
 def _long(wide: pd.DataFrame) -> pd.DataFrame:
@@ -156,30 +142,29 @@ def _long(wide: pd.DataFrame) -> pd.DataFrame:
 
 
 def intervals(
-    rows: pd.DataFrame, *, x: str, domain: Domain, reference: float | None = None, single: pd.DataFrame | None = None
+    rows: pd.DataFrame, single: pd.DataFrame, *, x: str, domain: Domain, reference: float | None
 ) -> alt.LayerChart:
     """A level line for each row: a value with its interval, and single values as smaller dots.
 
     Args:
         rows: Columns name, value, low, high and colour, from above. Without an interval low and high are NaN.
+        single: Columns name and value.
         x: Title of the axis, with its unit.
         domain: The range that the axis covers at least.
-        reference: A value to compare with, drawn as a line across.
-        single: Columns name and value.
+        reference: A value to compare with, drawn as a line across; None for no line.
     """
     data = rows.reset_index(drop=True).assign(row=[str(place) for place in range(len(rows))])
     at = alt.Scale(domain=list(domain), nice=True)
     colour = _colour("row:N", list(data["row"]), list(data["colour"]))
     base = alt.Chart(data).encode(y=_names(), color=colour)
     ends = base.transform_filter("isValid(datum.low) && isValid(datum.high)").mark_rule(strokeWidth=2.5)
-    layers = [ends.encode(x=_x(x, at, "low", grid=True), x2="high:Q")]
-    if single is not None and len(single):
-        dots = alt.Chart(single).mark_point(filled=True, size=20, opacity=1, color=INK, stroke=CARD, strokeWidth=1)
-        layers.append(dots.encode(x=_x(x, at, "value", grid=True), y=_names()))
-    layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(x=_x(x, at, "value", grid=True)))
+    dots = alt.Chart(single).mark_point(filled=True, size=20, opacity=1, color=INK, stroke=CARD, strokeWidth=1)
+    value = _x(x, at, "value", grid=True)
+    layers = [ends.encode(x=_x(x, at, "low", grid=True), x2="high:Q"), dots.encode(x=value, y=_names())]
+    layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(x=value))
     if reference is not None:
         across = alt.Chart(pd.DataFrame({"value": [reference]})).mark_rule(color=MUTED, strokeDash=[4, 3])
-        layers.insert(0, across.encode(x=_x(x, at, "value", grid=True)))
+        layers.insert(0, across.encode(x=value))
     return alt.layer(*layers)
 
 

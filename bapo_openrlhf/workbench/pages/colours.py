@@ -54,12 +54,6 @@ PHASE_LABELS = {
     "ppo_train": "training",
     "broadcast": "sync of the rollout engines",
 }
-_PHASE_PLACES = (0, 1, 2, 6, 4, 5, 3)  # in PALETTE
-
-
-def phase_colour(place: int) -> str:
-    """The colour of the phase at a place in the order of a step."""
-    return PALETTE[_PHASE_PLACES[place % len(PALETTE)]]
 
 
 def accuracy_colours(size: int) -> list[str]:

@@ -1,12 +1,11 @@
-"""What a run would need, predicted from few named constants: memory, responses and traffic. Nothing is measured.
+"""What a run would need, predicted from few named constants: memory and responses. Nothing is measured.
 
 constants   every number that is assumed, with its source
 shapes      a model's layers, and its parameters
 workload    what the flags say, as far as a plan needs it
-measured    shares of groups and mean lengths, from a run's record
 groups      groups of a step and of a run, for each algorithm
 memory      bytes on a GPU and on the host, and what does not fit
 verdict     whether the configuration fits, and what to change
 plan        the rows of a plan, by algorithm, and by model and GPUs
-output      the plan as tables, page and picture
+output      the plan as a page of tables
 """

@@ -106,12 +106,6 @@ def happenings(schedule: RolloutSchedule, steps: int) -> tuple[int, int, int]:
     return steps // schedule.delay, again, again - both
 
 
-def keeps_delayed_weights(schedule: RolloutSchedule) -> bool:
-    """Whether the engines keep a host copy of the delayed weights after any sync (`RolloutSchedule.must_keep`)."""
-    period = math.lcm(schedule.delay, schedule.reevaluate_every or 1, schedule.evaluate_every or 1)
-    return any(schedule.must_keep(step) for step in range(0, period + 1, schedule.delay))
-
-
 def rollouts(algorithm: Algorithm, workload: Workload, constants: Constants, steps: int) -> float:
     """Number of responses that a run of so many steps generates. The run's metric is `rollouts/total`."""
     fresh = groups_of_step(algorithm, workload, constants, reevaluates=False).fresh * steps

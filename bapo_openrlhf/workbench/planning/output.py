@@ -1,24 +1,14 @@
-"""A plan as a page of tables, and as a picture."""
+"""A plan as a page of tables."""
 
-import json
 from collections.abc import Mapping
-from itertools import product
-from pathlib import Path
 
-import altair as alt
 import pandas as pd
 
-from bapo_openrlhf.workbench.pages.colours import INK, PALETTE
-from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.memory import PHASES, REASONS
 from bapo_openrlhf.workbench.planning.plan import Plan, Row
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
-
-COLOURS = (INK, PALETTE[0], PALETTE[4], PALETTE[1], PALETTE[2])  # of ALGORITHMS
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down")  # of ALGORITHMS
-ACROSS = 3  # Panels in a row of the picture.
 
 
 def page(plan: Plan) -> str:
@@ -37,8 +27,8 @@ def page(plan: Plan) -> str:
         "## Predicted GiB on the fullest GPU: while generating / while training\n",
         _memory(lines),
         "".join(f"- {word}: {REASONS[word]}\n" for word in words if word != "fits"),
-        "## Predicted buffers and weight sync\n",
-        _traffic(plan),
+        "## Predicted buffers\n",
+        _buffers(plan),
         "## Constants\n",
         Table(constants, words=5).markdown(),
     ]
@@ -75,56 +65,10 @@ def _memory(lines: Mapping[str, list[Row]]) -> str:
     return Table.of(("model", "GPUs", "GPUs per engine", *lines), rows).markdown()
 
 
-def _traffic(plan: Plan) -> str:
-    rows, methods = [], [one for one in ALGORITHMS if one.name in ("GRPO", "BAPO-GRPO")]
-    for shape, algorithm in product(plan.shapes, methods):
-        counts, sizes = plan.counts(algorithm), plan.sizes(shape, plan.gpus[0], algorithm)
-        sync, syncs, delayed = sizes["sync_bytes"] / GIB, counts["syncs"], sizes["delayed_bytes"] / GIB
-        rows.append((shape.name, algorithm.name, syncs, sync, sync * syncs / plan.steps, sync * syncs, delayed))
-    adapted = plan.counts(methods[-1])
-    head = ("model", "method", "syncs", "GiB per sync", "GiB per step", "GiB in all", "GiB delayed, host of an engine")
-    return Table.of(head, rows, words=2).markdown() + (
-        f"\nOn {plan.gpus[0]} GPUs. Replay buffer, on the host: {adapted['replay_bytes'] / GIB:.3g} GiB expected, "
+def _buffers(plan: Plan) -> str:
+    adapted = plan.counts(next(one for one in ALGORITHMS if one.adapted))
+    return (
+        f"Replay buffer, on the host: {adapted['replay_bytes'] / GIB:.3g} GiB expected, "
         f"{adapted['replay_bytes_most'] / GIB:.3g} GiB full of the longest samples. Hard buffer, which holds only "
         f"prompts: {adapted['hard_bytes'] / 2**20:.3g} MiB full.\n"
     )
-
-
-def figure(plan: Plan) -> alt.FacetChart:
-    """GiB on the fullest GPU over the number of GPUs: a panel for each model, and a line for each algorithm.
-
-    All panels have the same scales. The ticks of the GiB are the usable ones, which also have a dashed rule, and halves
-    and multiples of them. What is above the rule does not fit.
-    """
-    lines, usable = _lines(plan), plan.constants.usable_bytes / GIB
-    data = pd.concat([pd.DataFrame(rows).assign(algorithms=names) for names, rows in lines.items()])
-    data["gib"] = data[list(PHASES)].max(axis=1) / GIB
-    gpus, names, legend = list(plan.gpus), list(lines), alt.Legend(orient="bottom", title=None)
-    low, high = min(usable, data["gib"].min()) / 1.1, max(usable, data["gib"].max()) * 1.1
-    ticks = [tick for power in range(-8, 9) if low < (tick := usable * 2.0**power) < high]
-    counts = alt.Scale(type="log", base=2, domain=[gpus[0] / 1.3, gpus[-1] * 1.3], nice=False)
-    sizes = alt.Scale(type="log", domain=[low, high], nice=False)
-    base = alt.Chart(data).encode(
-        x=alt.X("gpus:Q", scale=counts, axis=alt.Axis(title=f"GPUs ({plan.gpu})", values=gpus, format="d", grid=False)),
-        y=alt.Y("gib:Q", scale=sizes, axis=alt.Axis(title="GiB", values=ticks, format=".3~r")),
-        color=alt.Color("algorithms:N", scale=alt.Scale(domain=names, range=COLOURS[: len(names)]), legend=legend),
-    )
-    shape = alt.Shape("algorithms:N", scale=alt.Scale(domain=names, range=SHAPES[: len(names)]), legend=legend)
-    layers = alt.layer(
-        base.mark_line(strokeWidth=1.5),
-        base.mark_point(filled=True, opacity=1, size=35).encode(shape=shape),
-        alt.Chart(data).mark_rule(strokeDash=[5, 4], color=INK).encode(y=alt.datum(usable)),
-    ).properties(width=280, height=210)
-    panel = alt.Facet("model:N", title=None, sort=[shape.name for shape in plan.shapes])
-    title = alt.Title("GiB on the fullest GPU, predicted; dashed: usable", fontSize=16, offset=14)
-    return layers.facet(panel, columns=ACROSS, title=title, spacing=25)
-
-
-def write(plan: Plan, folder: Path) -> None:
-    """Write plan.json, plan.md and plan.png. The folder is made if it does not exist."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps(plan.as_json(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / "plan.md").write_text(
-        page(plan) + "\n![GiB on the fullest GPU, over the number of GPUs](plan.png)\n", encoding="utf-8"
-    )
-    save_png(figure(plan), folder / "plan.png")

@@ -5,17 +5,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bapo_openrlhf.workbench.planning.constants import Constants
-from bapo_openrlhf.workbench.planning.groups import (
-    average_groups,
-    happenings,
-    keeps_delayed_weights,
-    replayable_groups,
-    rollouts,
-)
+from bapo_openrlhf.workbench.planning.groups import average_groups, replayable_groups, rollouts
 from bapo_openrlhf.workbench.planning.memory import TOKEN, gpu_memory, replay_bytes
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.verdict import verdict
-from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
+from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 Row = dict[str, Any]
 
@@ -28,7 +22,6 @@ class Plan:
         gpus: Numbers of GPUs, in rising order.
         steps: Trainer steps of the whole run.
         gpu: Kind of GPU.
-        command: The command that makes the plan.
     """
 
     shapes: Sequence[ModelShape]
@@ -37,7 +30,6 @@ class Plan:
     constants: Constants
     steps: int
     gpu: str
-    command: str
 
     @property
     def verdicts(self) -> list[str]:
@@ -48,15 +40,14 @@ class Plan:
         """What an algorithm does on any model and number of GPUs.
 
         Groups, `responses` and `update_tokens` (tokens of responses) are those of an average step; `rollouts` are the
-        responses of the whole run. `syncs` are all of the run, also those for re-evaluations between two regular ones.
-        The buffers are on the host. `replay_bytes` are expected, and `replay_bytes_most` are those of a buffer full of
-        the longest samples. `hard_bytes` are those of a full hard buffer, which holds only prompts.
+        responses of the whole run. The buffers are on the host. `replay_bytes` are expected, and `replay_bytes_most`
+        are those of a buffer full of the longest samples. `hard_bytes` are those of a full hard buffer, which holds
+        only prompts.
         """
         workload, constants = self.workload, self.constants
         groups, (prompt, response) = average_groups(algorithm, workload, constants), workload.lengths(constants)
         size, buffers = workload.args.rollout.n_samples_per_prompt, float(algorithm.adapted)
         stored, most = buffers * replayable_groups(workload, constants), buffers * workload.replay_capacity
-        syncs, _, apart = happenings(workload.schedule(algorithm), self.steps)
         return {
             "method": algorithm.name,
             **asdict(groups),
@@ -64,41 +55,12 @@ class Plan:
             "responses": size * groups.generated,
             "update_tokens": size * groups.trained * response,
             "rollouts": rollouts(algorithm, workload, constants, self.steps),
-            "syncs": syncs + apart,
             "replay_bytes": replay_bytes(workload, prompt, response, stored),
             "replay_bytes_most": replay_bytes(workload, workload.prompt_tokens, workload.response_tokens, most),
             "hard_bytes": buffers * workload.args.adapt.buffer_size * TOKEN * prompt,
         }
 
     def sizes(self, shape: ModelShape, gpus: int, algorithm: Algorithm) -> Row:
-        """What a model takes on so many GPUs: `Memory`, and weights.
-
-        `sync_bytes` are what the GPUs of all engines together receive in one sync. `delayed_bytes` are the delayed
-        weights on the host of each engine, which are there only if the engines need them back.
-        """
-        delayed = keeps_delayed_weights(self.workload.schedule(algorithm))
-        return {
-            "model": shape.name,
-            "gpus": gpus,
-            "method": algorithm.name,
-            **asdict(gpu_memory(shape, self.workload, self.constants, algorithm, gpus)),
-            "sync_bytes": shape.weight_bytes * self.workload.gpus_of("engines", algorithm, gpus),
-            "delayed_bytes": shape.weight_bytes if delayed else 0,
-        }
-
-    def as_json(self) -> dict[str, Any]:
-        """The content of plan.json. Its `kind` says that nothing was measured."""
-        return {
-            "kind": "predicted",
-            "verdicts": self.verdicts,
-            "command": self.command,
-            "gpu": self.gpu,
-            "steps": self.steps,
-            "units": "bytes, tokens; groups and responses of an average step",
-            "constants": self.constants.rows(),
-            "models": [{"name": shape.name, "parameters": shape.parameters} for shape in self.shapes],
-            "counts": [self.counts(one) for one in ALGORITHMS],
-            "sizes": [
-                self.sizes(shape, gpus, one) for shape in self.shapes for gpus in self.gpus for one in ALGORITHMS
-            ],
-        }
+        """What a model takes on so many GPUs: `Memory`."""
+        memory = gpu_memory(shape, self.workload, self.constants, algorithm, gpus)
+        return {"model": shape.name, "gpus": gpus, "method": algorithm.name, **asdict(memory)}

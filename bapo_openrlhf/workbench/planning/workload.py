@@ -109,10 +109,8 @@ class Workload:
 
     def schedule(self, algorithm: Algorithm) -> RolloutSchedule:
         """The schedule of an algorithm. Without batch adaptation it syncs at every step."""
-        adapt, evaluation = self.args.adapt, self.args.eval
-        delay, reevaluate_every = (adapt.rollout_delay, adapt.reevaluate_every) if algorithm.adapted else (1, 0)
-        evaluate_every = max(evaluation.steps, 0) if evaluation.dataset else 0
-        return RolloutSchedule(delay, reevaluate_every, evaluate_every, self.ahead(algorithm))
+        adapt = self.args.adapt
+        return RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every) if algorithm.adapted else RolloutSchedule(1)
 
     def roles(self, algorithm: Algorithm) -> dict[str, int]:
         """Number of GPUs in the configuration of each role that an algorithm has. The role `engines` is vLLM."""
@@ -129,11 +127,6 @@ class Workload:
     def shared_engines(self) -> bool:
         """Whether the engines are on the models' GPUs. In asynchronous mode OpenRLHF gives them GPUs of their own."""
         return self.args.train.colocate_all and not self.args.train.async_enable
-
-    def ahead(self, algorithm: Algorithm) -> int:
-        """Number of steps that generation is ahead of training; 0 in synchronous mode."""
-        train = self.args.train
-        return self.args.adapt.steps_ahead(train) if algorithm.adapted else train.async_enable * train.async_queue_size
 
     def blocks(self, algorithm: Algorithm) -> dict[str, int]:
         """Number of GPUs in the configuration of each block: of a role, or of those that share GPUs ("actor")."""

@@ -1,4 +1,4 @@
-"""Prompts by accuracy: where they were, where they went, and how two runs compare on the same prompts.
+"""Prompts by accuracy: where they were, and where they went.
 
 The functions take the groups of `Run.groups`. The accuracy of a prompt is the mean reward of a group of G responses.
 """
@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 
 from bapo_openrlhf.record.run_record import GROUPS
-from bapo_openrlhf.workbench.evaluation.estimators import interval, resampled_means
 from bapo_openrlhf.workbench.report.runs import Run
 
 MAX_PASSES = 12
-RESAMPLES = 1000
 
 
 def why_no_bins(run: Run) -> str:
@@ -96,11 +94,6 @@ def moved(counts: pd.DataFrame) -> tuple[int, int, int]:
     return int(np.tril(cells, -1).sum()), int(np.trace(cells)), int(np.triu(cells, 1).sum())
 
 
-def thirds(last_step: int) -> list[int]:
-    """The steps after a third, two thirds and all of the run; fewer if some of them are the same."""
-    return sorted({max(1, round(last_step * part / 3)) for part in (1, 2, 3)})
-
-
 class Unlocked(NamedTuple):
     """Prompts whose first group had no right response.
 
@@ -119,40 +112,6 @@ def unlocked(groups: pd.DataFrame) -> Unlocked:
     """What became of the prompts that were not solved at first (Fig. 7: 31 % of them under BAPO, 19 % under GRPO)."""
     if groups.empty:
         return Unlocked(0, 0, 0)
-    by_prompt = _by_prompt(groups)
+    by_prompt = groups.dropna(subset="mean").groupby("prompt")["mean"].agg(["first", "max", "last"])
     hard = by_prompt[by_prompt["first"] == 0]
     return Unlocked(len(hard), int((hard["max"] > 0).sum()), int((hard["last"] > 0).sum()))
-
-
-def _by_prompt(groups: pd.DataFrame) -> pd.DataFrame:
-    """The first, the highest and the latest group mean of each prompt, sorted by prompt."""
-    return groups.dropna(subset="mean").groupby("prompt")["mean"].agg(["first", "max", "last"])
-
-
-def paired(groups_a: pd.DataFrame, groups_b: pd.DataFrame) -> dict[str, float] | None:
-    """Run B compared with run A, prompt by prompt, over the prompts for which both generated groups.
-
-    Returns:
-        None if there is no such prompt. Otherwise: prompts, their number; mean_a and mean_b, the average of the latest
-        group means; low and high, the 95 % bootstrap interval of mean_b - mean_a over prompts; better, equal and worse,
-        the number of prompts whose latest group mean is above, equal to, or below that of A; only_a and only_b, the
-        number of prompts that only this run ever solved (a group with a mean above 0).
-    """
-    both = _by_prompt(groups_a).join(_by_prompt(groups_b), how="inner", lsuffix="_a", rsuffix="_b")
-    if both.empty:
-        return None
-    change = both["last_b"] - both["last_a"]
-    solved_a, solved_b = both["max_a"] > 0, both["max_b"] > 0
-    low, high = interval(resampled_means(change.to_numpy(), seed=0, resamples=RESAMPLES))
-    return {
-        "prompts": len(both),
-        "mean_a": both["last_a"].mean(),
-        "mean_b": both["last_b"].mean(),
-        "low": low,
-        "high": high,
-        "better": (change > 0).sum(),
-        "equal": (change == 0).sum(),
-        "worse": (change < 0).sum(),
-        "only_a": (solved_a & ~solved_b).sum(),
-        "only_b": (solved_b & ~solved_a).sum(),
-    }

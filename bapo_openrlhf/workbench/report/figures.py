@@ -15,12 +15,10 @@ from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import number
 from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, why_no_bins
-from bapo_openrlhf.workbench.report.data import all_phases
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
 
 MAX_POINTS = 200  # of a curve, and rows of its table
-TIMES = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
 BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
 
 
@@ -79,7 +77,7 @@ def by_run(page: Comparison, metric: str, y_domain: Domain | None = None) -> Fig
     """One metric of WORDS over the steps, with a line for each run."""
     words = WORDS[metric]
     figure = words.figure(missing=_lacking(page, [metric], words.why))
-    return _lines(page, figure, words, _of_runs(page, metric), page.legend, y_domain=y_domain)
+    return _lines(page, figure, words, _of_runs(page, metric), page.legend, y_domain)
 
 
 def by_source(page: Comparison, metric: str) -> list[Figure]:
@@ -91,7 +89,7 @@ def by_source(page: Comparison, metric: str) -> list[Figure]:
     return in_each(page, keys, metric)
 
 
-def in_each(page: Comparison, metrics: dict[str, Key], about: str = "", *, log: bool = False) -> list[Figure]:
+def in_each(page: Comparison, metrics: dict[str, Key], about: str = "") -> list[Figure]:
     """Several metrics over the steps: a figure for each run, all with the same axes.
 
     Args:
@@ -100,17 +98,22 @@ def in_each(page: Comparison, metrics: dict[str, Key], about: str = "", *, log: 
     words = WORDS[about or next(iter(metrics))]
     found = [[Curve(key, run.curve(metric)) for metric, key in metrics.items()] for run in page.runs]
     drawn = [value for of_run in found for curve in of_run for value in _drawn(page, curve, words).values]
-    y_domain = (min(drawn) if log else min(0.0, *drawn), max(drawn)) if len(set(drawn)) > 1 else None
+    y_domain = (min(0.0, *drawn), max(drawn)) if len(set(drawn)) > 1 else None
     result = []
     for run, of_run in zip(page.runs, found, strict=True):
         there = [curve for curve in of_run if len(curve.values)]
         figure = words.figure(page.label(run), [] if there else [words.why])
-        result.append(_lines(page, figure, words, there, {}, y_domain=y_domain, log=log))
+        result.append(_lines(page, figure, words, there, {}, y_domain))
     return result
 
 
 def _lines(
-    page: Comparison, figure: Figure, words: Words, found: Sequence[Curve], legend: dict[str, Any], **axes: Any
+    page: Comparison,
+    figure: Figure,
+    words: Words,
+    found: Sequence[Curve],
+    legend: dict[str, Any],
+    y_domain: Domain | None,
 ) -> Figure:
     """The figure with a chart of what was found, over the steps."""
     if not found:
@@ -118,7 +121,7 @@ def _lines(
     point = f" A point is the {'largest' if words.peaks else 'mean'} of {page.width} steps."
     says = words.says + (point if page.width > 1 else "")
     drawn = [_drawn(page, curve, words) for curve in found]
-    chart = charts.lines(drawn, x=STEP, y=words.y, x_domain=page.domain, zero=True, **axes)
+    chart = charts.lines(drawn, x=STEP, y=words.y, x_domain=page.domain, y_domain=y_domain, zero=True)
     return figure.with_curves(drawn, chart, STEP, page.domain, says=says, summary=in_words(found), **legend)
 
 
@@ -151,19 +154,14 @@ def reward(page: Comparison) -> Figure:
     return figure.with_curves([*faint, *bold], chart, STEP, page.domain, summary=in_words(found), **legend)
 
 
-def time_unit(runs: Sequence[Run]) -> str:
-    """The largest of TIMES that the longest of the runs fills twice."""
-    longest = max((run.curve("seconds").max() for run in runs if len(run.curve("seconds"))), default=0.0)
-    return next((unit for unit, seconds in TIMES.items() if longest >= 2 * seconds), "seconds")
-
-
-def reward_for(page: Comparison, metric: str, spent: str) -> Figure:
-    """The smoothed reward of each run over what it had spent by then, a running total.
+def reward_for(page: Comparison, metric: str, spent: str, scale: float = 1.0) -> Figure:
+    """The smoothed reward of each run over what it had spent by then.
 
     Args:
-        spent: What the total counts. Its first word may be a unit of TIMES, by which seconds are divided.
+        metric: A running total.
+        spent: What the total counts.
+        scale: The total is divided by it.
     """
-    scale = TIMES.get(spent.split()[0], 1.0)
     figure = Figure(
         f"Reward for {spent}",
         f"The smoothed reward against the {spent}: which run gets further for the same cost.",
@@ -220,16 +218,6 @@ def filtered(page: Comparison) -> list[Figure]:
     return _areas(page, metrics, words)
 
 
-def phases(page: Comparison) -> list[Figure]:
-    """Seconds of a step, by what they were spent on."""
-    words = Words("Time by phase", "Seconds of a step, by what they were spent on.", "seconds in a step", "Table 2")
-    metrics = {
-        f"timing/{phase}": Key(colours.PHASE_LABELS.get(phase, phase), colours.phase_colour(place), shape="area")
-        for place, phase in enumerate(all_phases(page.runs))
-    }
-    return _areas(page, metrics, words)
-
-
 def _areas(page: Comparison, metrics: dict[str, Key], words: Words, over: dict[str, Key] | None = None) -> list[Figure]:
     """Metrics stacked over the steps, with lines over them: a figure for each run, all with the same axes."""
     found = [(run, _curves(page, run, metrics), _curves(page, run, over or {})) for run in page.runs]
@@ -263,9 +251,9 @@ def accuracy_bins(page: Comparison) -> list[Figure]:
     return [_passes(page, run, counts, top) for run, counts in zip(page.runs, found, strict=True)]
 
 
-def migrations(page: Comparison, steps: Sequence[int]) -> list[Figure]:
-    """Where prompts went until each of the steps: for each step a figure for each run."""
-    return [_migration(page, run, step) for step in steps for run in page.runs]
+def migrations(page: Comparison) -> list[Figure]:
+    """Where prompts went until the last step: a figure for each run."""
+    return [_migration(page, run, page.last_step) for run in page.runs]
 
 
 def _passes(page: Comparison, run: Run, counts: pd.DataFrame | None, top: int) -> Figure:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from bapo_openrlhf.record.run_record import RUN, SUMMARY
-from bapo_openrlhf.workbench.pages.colours import DASHES, MUTED, PALETTE, SOURCE_COLOURS
+from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE, SOURCE_COLOURS
 from bapo_openrlhf.workbench.pages.curves import Key
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
 from bapo_openrlhf.workbench.report import figures, tables
-from bapo_openrlhf.workbench.report.accuracy import thirds, unlocked, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
-from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each, time_unit
+from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each
 from bapo_openrlhf.workbench.report.opening import opening
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import NO_THEORY
@@ -31,11 +31,10 @@ def build(runs: Sequence[Run]) -> list[Section]:
     """The page's sections."""
     page = Comparison(runs)
     reward = [figures.reward(page), figures.reward_for(page, "rollouts/total", "responses generated")]
-    batches = [*figures.composition(page), by_run(page, "groups/capacity_used")]
+    batches = figures.composition(page)
     cost = [
         *(by_run(page, metric) for metric in ("rollouts/total", "tokens/generated_total")),
-        figures.reward_for(page, "seconds", time_unit(page.runs) + " of all steps"),
-        *figures.phases(page),
+        figures.reward_for(page, "seconds", "minutes of all steps", 60.0),
     ]
     of_steps = ("entropy_loss", "response_length", "actor_grad_norm", "kl", "value/explained_variance")
     training = [by_run(page, metric) for metric in of_steps]
@@ -90,8 +89,8 @@ def _accuracy(page: Comparison) -> Section:
             f"{found.ever:,} of them ({found.ever / found.at_first:.0%}), the latest group {found.now:,} "
             f"({found.now / found.at_first:.0%}). In the paper, 3 passes unlocked 31 % with BAPO and 19 % with GRPO."
         )
-    drawn = [*figures.accuracy_bins(page), *figures.migrations(page, thirds(page.last_step))]
-    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables.pairs(page), notes=notes)
+    drawn = [*figures.accuracy_bins(page), *figures.migrations(page)]
+    return Section("accuracy", "Prompts by accuracy", intro, drawn, notes=notes)
 
 
 def _buffers(page: Comparison) -> list[Figure]:
@@ -117,10 +116,8 @@ def _theory(page: Comparison) -> Section:
         "Theorem 3.2 bounds from below how much an update improves the policy; these are its conditions and numbers. "
         "TV is the total variation distance of today's policy to the one that generated a source, from 0 (equal) to 1."
     )
-    constants = {f"theory/k{n}": Key(f"K{n}", PALETTE[n - 1], DASHES[n - 1]) for n in (1, 2, 3)}
     drawn = [
         *by_source(page, "tv/{}"),
-        *in_each(page, constants, log=True),
         *by_source(page, "theory/bound_{}"),
         by_run(page, "theory/bound"),
         *by_source(page, "importance/{}_effective_share"),

@@ -8,7 +8,6 @@ from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, S
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, is_number, number
 from bapo_openrlhf.workbench.report import data
-from bapo_openrlhf.workbench.report.accuracy import paired, why_no_bins
 from bapo_openrlhf.workbench.report.figures import Comparison
 from bapo_openrlhf.workbench.report.runs import Run
 
@@ -24,8 +23,6 @@ def overview(page: Comparison) -> Table:
         "reward, first steps": lambda run: data.end_means(run.curve(REWARD))[0],
         "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
-        "responses generated": lambda run: data.cost(run)["responses generated"],
-        "time of all steps": lambda run: _time(data.phase_seconds(run).get("step_total")),
     }
     return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
 
@@ -79,27 +76,6 @@ def share(count: float, of: float) -> str:
     return f"{count:,.0f} ({count / of:.1%})" if of else "–"
 
 
-def pairs(page: Comparison) -> list[Table]:
-    """Each further run against the first, over the prompts that both have seen; no table without such prompts."""
-    base, *others = page.runs
-    if why_no_bins(base):
-        return []
-    rows = []
-    for run in others:
-        if why_no_bins(run) or not (found := paired(base.groups, run.groups)):
-            continue
-        change = "{:+.4f} [{:+.4f}, {:+.4f}]".format(found["mean_b"] - found["mean_a"], found["low"], found["high"])
-        moved = " / ".join(f"{found[way]:,}" for way in ("better", "equal", "worse"))
-        means = found["mean_b"], found["mean_a"]
-        rows.append([run.name, found["prompts"], *means, change, moved, found["only_b"], found["only_a"]])
-    head = ["run", "prompts of both", "its mean", f"mean of {base.name}", "difference, 95 % interval"]
-    head += ["better / equal / worse", "solved only by it", f"solved only by {base.name}"]
-    title = (
-        f"The latest group means of the same prompts, paired with {base.name}; interval by bootstrap over the prompts"
-    )
-    return [Table.of(head, rows, title)] if rows else []
-
-
 # ── cost ──
 
 
@@ -120,7 +96,7 @@ def cost(page: Comparison) -> Table:
     if any(map(is_number, whole)):
         rows.append(_against_first("time of the last start, loading included", whole, _time))
     title = "Cost (the paper's Table 2 has the time). In brackets: share of all steps' time, ratio to the first run"
-    return _by_run(page, "spent", [*rows, *_until_as_good(page)], title)
+    return _by_run(page, "spent", rows, title)
 
 
 def _against_first(
@@ -134,21 +110,6 @@ def _against_first(
         ratio = [f"× {value / values[0]:.2f}"] if value is not None and index and values[0] else []
         cells.append(shown(value) + (f" ({', '.join([*part, *ratio])})" if part or ratio else ""))
     return cells
-
-
-def _until_as_good(page: Comparison) -> list[list[Any]]:
-    """What each run had spent when its reward first reached the highest reward of the first run."""
-    first = page.runs[0]
-    best = data.best_smoothed(first)
-    if best is None or len(page.runs) == 1:
-        return []
-    rows = []
-    for metric, unit, shown in (("rollouts/total", "responses", number), ("seconds", "time", _time)):
-        spent = [data.spent_until(run, metric, best) for run in page.runs]
-        until = f"{unit} until as good as {first.name} at its best ({best:.3f}, smoothed)"
-        name, *cells = _against_first(until, spent, shown)
-        rows.append([name, *("never" if value is None else cell for value, cell in zip(spent, cells, strict=True))])
-    return rows
 
 
 # ── configuration ──

@@ -47,7 +47,7 @@ def _entry(metric: str, y: str, paper: str = "", **more: Any) -> tuple[str, Word
     return metric, Words(declared.title, declared.sentence, y, paper, **more)
 
 
-# By metric. Three figures show several metrics, so they have words of their own.
+# By metric. Two figures show several metrics, so they have words of their own.
 WORDS = {
     "threshold/c2": Words(
         "Thresholds of the replay",
@@ -60,17 +60,10 @@ WORDS = {
         "trainer steps",
         why="nothing was replayed",
     ),
-    "theory/k1": Words(
-        "Constants of the bound",
-        "What a TV distance costs in the bound, by source (Eq. 11–13).",
-        "K",
-        why=NO_THEORY,
-    ),
 } | dict(
     (
         _entry("rollouts/total", "responses", "Fig. 9"),
         _entry("tokens/generated_total", "tokens", "Fig. 9"),
-        _entry("groups/capacity_used", "share of capacity"),
         _entry("buffer/hard", "prompts"),
         _entry("buffer/replay", "groups"),
         _entry("reevaluation/improved_share", "share of attempts", why=NO_ATTEMPT),

@@ -35,13 +35,6 @@ from bapo_openrlhf.workbench.study.runner import TRAIN
 
 CONFIG, RUN = "config.yaml", "run"
 LARGE = ("model1", "model2", "model3", "checkpoints", "saved", "saved_critic")  # folders that a verdict needs no more
-PHASES = {
-    "generation": "timing/generation",
-    "re-evaluation": "timing/reevaluation",
-    "experience": "timing/make_experience",
-    "training": "timing/ppo_train",
-    "weight sync": "timing/broadcast",
-}
 
 
 @dataclass
@@ -68,7 +61,7 @@ class Smoke:
         """Do all of it, say the verdict, and return whether it is good."""
         say, begun = self.stages.say, time.time()
         try:
-            with self.stages.watched():
+            with self.stages.guarded():
                 claims = self._claims()
         except (ConfigError, RunError) as error:
             say(f"failed in {self.stages.now}: {error}{self._last_words()}")
@@ -198,8 +191,7 @@ class Smoke:
             if step == steps[0]:
                 self.stages.ended(begun, now - seconds)
             self.stages.begin(f"step {step}")
-            parts = [f"{name} {duration(row[key])}" for name, key in PHASES.items() if row.get(key, 0) >= 0.01]
-            self.stages.ended(now - seconds, now, ", ".join(parts))
+            self.stages.ended(now - seconds, now)
 
     def _row(self, step: int) -> dict[str, Any] | None:
         return next((row for row in record.read_metrics(self.folder / RUN) if row["step"] == step), None)

@@ -1,22 +1,19 @@
-"""Stages of a smoke run: the time and the memory of each, and the processes that use it."""
+"""Stages of a smoke run: the time of each, and the processes of the run."""
 
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from bapo_openrlhf.cpu.prefork import client
 from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.workbench.pages.text import duration
-from bapo_openrlhf.workbench.terminal import size
 
 MARK = "BAPO_OPENRLHF_SMOKE"  # in the environment of each process of a smoke run
-EVERY = 1.0  # seconds between two looks at the memory
 PATIENCE = 900.0  # seconds after which a stage hangs
 # Ray's services, which hold no model. Some wait a minute for a server that was killed.
 SERVICES = (b"/ray/dashboard/", b"/runtime_env/agent/", b"Agent", b"monitor.py")
@@ -48,27 +45,6 @@ def survivors(mark: str) -> list[str]:
     return found
 
 
-def host_bytes(mark: str) -> int:
-    """Main memory of the processes of a run; what several of them share counts once."""
-    total = 0
-    for folder in processes(mark):
-        with suppress(OSError):
-            for line in (folder / "smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1]) * 1024
-    return total
-
-
-def gpu_bytes() -> int:
-    """Memory in use on the fullest GPU; 0 if there is none."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return max((int(line) for line in done.stdout.split() if line.isdigit()), default=0) * 2**20
-
-
 @dataclass
 class Stages:
     """The stages of a smoke run. Each is said as soon as it has ended.
@@ -84,24 +60,15 @@ class Stages:
     say: Callable[[str], None]
     show: Callable[[str], None]
     now: str = "checks"
-    _seen: list[tuple[float, int, int]] = field(default_factory=list)  # time, bytes of the host, bytes of a GPU
 
     def begin(self, name: str) -> None:
         """A stage begins."""
         self.now = name
         self.show(name)
 
-    def ended(self, begun: float, at: float, note: str = "") -> None:
-        """Say that the stage has ended.
-
-        Args:
-            begun, at: Its first and its last moment (`time.time()`).
-            note: What else there is to say.
-        """
-        within = [seen for seen in self._seen if begun - EVERY <= seen[0] <= at + EVERY]
-        host, gpu = (max((seen[kind] for seen in within), default=0) for kind in (1, 2))
-        memory = ", ".join(f"{name} {size(count)}" for name, count in (("host", host), ("GPU", gpu)) if count)
-        self.say(f"  {self.now:<14}{duration(at - begun):>8}  {memory:<28}{note}".rstrip())
+    def ended(self, begun: float, at: float) -> None:
+        """Say that the stage has ended; its first and its last moment are `time.time()`."""
+        self.say(f"  {self.now:<14}{duration(at - begun):>8}")
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -112,16 +79,11 @@ class Stages:
         self.ended(begun, time.time())
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Look at the memory inside the block, and end all processes of the run after it."""
-        stop = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(stop,), daemon=True)
-        watcher.start()
+    def guarded(self) -> Iterator[None]:
+        """End all processes of the run after the block."""
         try:
             yield
         finally:
-            stop.set()
-            watcher.join()
             for _ in range(50):  # a process may start another one before it ends
                 left = list(processes(self.mark))
                 for folder in left:
@@ -130,10 +92,6 @@ class Stages:
                 if not left:
                     break
                 time.sleep(0.1)
-
-    def _watch(self, stop: threading.Event) -> None:
-        while not stop.wait(EVERY):
-            self._seen.append((time.time(), host_bytes(self.mark), gpu_bytes()))
 
     def wait(self, until: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
         """Wait for something.

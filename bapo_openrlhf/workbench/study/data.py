@@ -30,8 +30,8 @@ ROLLOUTS, TOKENS_TRAINED = "rollouts/total", "tokens/trained_total"  # running t
 SECONDS = "timing/"  # prefix of the seconds that the phases of a step took
 ALL_SECONDS = "timing/step_total"
 NEEDED = (
-    *(REWARD, ROLLOUTS, TOKENS_TRAINED, ALL_SECONDS, "groups/capacity", "theory/bound"),
-    *(metric.format(source) for metric in ("groups/{}", "theory/bound_{}", "tv/{}") for source in SOURCES),
+    *(REWARD, ROLLOUTS, TOKENS_TRAINED, ALL_SECONDS, "groups/capacity"),
+    *(f"groups/{source}" for source in SOURCES),
 )  # metrics that have a column in `Results.steps` even if no run recorded them
 Frame = TypeVar("Frame", pandas.DataFrame, pandas.Series)
 

@@ -15,7 +15,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.user_file import read_yaml
 
 ALGORITHMS = {"group": ("bapo_grpo", "grpo"), "critic": ("ba_ppo", "ppo")}  # with batch adaptation, without
-MEASURES = ("accuracy", "rollouts", "solved", "rollouts_to")
+MEASURES = ("accuracy", "rollouts", "solved")
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
@@ -55,7 +55,7 @@ class Claim:
         better, than: Names of the two arms that are compared.
         measure: The number that is compared. "accuracy": held-out accuracy at the end. "rollouts": all generated
             responses; fewer are better. "solved": of the prompts that failed at first, the share that was solved
-            later. "rollouts_to": responses generated until each target was reached; fewer are better.
+            later.
         ratio: The ratio of `better` to `than` that the source gives. It is shown, but decides nothing.
         margin: If it is above 0, the claim is "about equal": the interval must lie within this distance of equality.
             The distance is absolute for accuracy and solved, and relative for rollouts.

@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas
 
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts
-from bapo_openrlhf.workbench.pages.charts import STEP, Domain
-from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE, PHASE_LABELS, phase_colour
+from bapo_openrlhf.workbench.pages.charts import STEP
+from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.curves import Curve, Key, bin_width, binned, in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import clean, duration, number
+from bapo_openrlhf.workbench.pages.text import clean, number
 from bapo_openrlhf.workbench.report.figures import BASELINE, Comparison, by_run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
 from bapo_openrlhf.workbench.study import statistics
@@ -151,123 +150,46 @@ def compared(results: Results, metric: str) -> list[Figure]:
     return [replace(by_run(page, metric, y_domain), run=name) for name, page in parts]
 
 
-def profiles(results: Results) -> list[Figure]:
-    """Performance profiles. A chart has at most FEW arms and the baseline of their path."""
-    title = "Performance profile"
-    says = "Share of all final accuracies, of every seed and benchmark, that are above a value; the higher, the better."
-    scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}
-    there = np.concatenate([found.ravel() for found in scores.values()])
-    if not there.size:
-        return [Figure(title, says, missing=[NO_ACCURACY])]
-    domain = (float(np.floor(there.min())), float(np.ceil(there.max() + 0.01)))
-    at, x = np.linspace(*domain, MAX_POINTS + 1), "final accuracy, %"
-    drawn = []
-    for name, arms in few_arms(results):
-        page = arms_of(results, arms, baseline=True)
-        curves = [
-            Curve(page.key(place), pandas.Series(statistics.profile(scores[arm.name], at), at))
-            for place, arm in enumerate(arms)
-            if scores[arm.name].size
-        ]
-        figure = Figure(title, says, run=name)
-        if not curves:
-            drawn.append(replace(figure, missing=[NO_ACCURACY]))
-            continue
-        y = "share of runs and benchmarks above it"
-        chart = charts.lines(curves, x=x, y=y, x_domain=domain, y_domain=(0.0, 1.0))
-        drawn.append(figure.with_curves(curves, chart, x, domain, summary=in_words(curves, "accuracy, %,")))
-    return drawn
-
-
-# ── intervals ──
+# ── the final accuracy ──
 
 
 def final_accuracy(results: Results) -> list[Figure]:
-    """Mean and interval of each arm's final accuracy, with its seeds: one figure per path."""
+    """Mean and interval of each arm's final accuracy, with its seeds: one figure per path, all with the same axis."""
     says = (
         "Mean over the benchmarks, pass@1: the mean over the seeds with Student's 95 % interval; small dots are the "
         "seeds, the dashed line is the baseline's mean."
     )
-    means = {arm.name: (100 * results.scores(arm).mean(axis=1)).tolist() for arm in results.arms}
-    estimates = {name: found for name, values in means.items() if (found := statistics.mean_interval(values))}
-    return _forests(results, Figure("Final accuracy", says), "final accuracy, %", estimates, means)
-
-
-def interquartile_means(results: Results) -> list[Figure]:
-    """Interquartile mean of each arm: one figure per path."""
-    says = (
-        "Mean of the middle half of all final accuracies, of every seed and benchmark, with a 95 % bootstrap interval "
-        "over the seeds; dashed: the baseline's."
-    )
-    scores = {arm.name: 100 * results.scores(arm) for arm in results.arms}
-    estimates = {name: statistics.iqm_interval(values) for name, values in scores.items() if len(values)}
-    figure = Figure("Interquartile mean", says)
-    return _forests(results, figure, "interquartile mean of final accuracy, %", estimates)
-
-
-def improvements(results: Results) -> list[Figure]:
-    """Probability of improvement of each arm over its baseline: one figure per path that has more than one arm."""
-    says = (
-        "Chance that a run of the arm ends above one of the baseline, averaged over the benchmarks, with a 95 % "
-        "bootstrap interval; dashed: as likely as not."
-    )
-    estimates = {}
-    for path in results.paths:
-        base, *others = ((arm.name, results.scores(arm)) for arm in results.of_path(path))
-        if len(base[1]):
-            estimates |= {name: statistics.improvement(scores, base[1]) for name, scores in others if len(scores)}
-    figure = Figure("Probability of improvement", says)
-    return _forests(results, figure, "probability of improvement", estimates, domain=(0.0, 1.0), reference=0.5)
-
-
-def _forests(
-    results: Results,
-    figure: Figure,
-    x: str,
-    estimates: Mapping[str, Estimate],
-    single: Mapping[str, Sequence[float]] | None = None,
-    *,
-    domain: Domain | None = None,
-    reference: float | None = None,
-) -> list[Figure]:
-    """The figure once per path, with the intervals of the arms, all with the same axis.
-
-    Args:
-        estimates: The estimates by the arm's name.
-        single: The values of the seeds by the arm's name.
-        reference: The value of the line across. If it is None, the line is at the baseline's value; otherwise the
-            baseline itself is left out.
-    """
+    x = "final accuracy, %"
+    single = {arm.name: (100 * results.scores(arm).mean(axis=1)).tolist() for arm in results.arms}
+    estimates = {name: found for name, values in single.items() if (found := statistics.mean_interval(values))}
     columns = dict.fromkeys(("value", "low", "high"), float)
     numbers = pandas.DataFrame(estimates.values(), [*estimates], [*columns, "count"]).astype(columns)
-    seeds = [(name, value) for name, values in (single or {}).items() for value in values]
+    seeds = [(name, value) for name, values in single.items() for value in values]
     ends = [*numbers[[*columns]].stack(), *(value for _, value in seeds)]
-    domain = domain or (min(ends, default=0.0), max(ends, default=1.0))
+    domain = (min(ends, default=0.0), max(ends, default=1.0))
     drawn = []
     for path in results.paths:
-        baseline, *others = results.of_path(path)
-        labels = {arm.name: results.labels[arm.name] for arm in ([baseline, *others] if reference is None else others)}
-        found = numbers.loc[[name for name in labels if name in estimates]]
-        of_path = replace(figure, run=PATHS.get(path, path), missing=[NO_ACCURACY])
+        labels = {arm.name: results.labels[arm.name] for arm in results.of_path(path)}
+        baseline, found = next(iter(labels)), numbers.loc[[name for name in labels if name in estimates]]
+        figure = Figure("Final accuracy", says, run=PATHS.get(path, path), missing=[NO_ACCURACY])
         if len(found):
-            colours = [MUTED if name == baseline.name else PALETTE[0] for name in found.index]
+            colours = [MUTED if name == baseline else PALETTE[0] for name in found.index]
             rows = found.assign(name=[on_axis(labels[name]) for name in found.index], colour=colours)
             dots = [(on_axis(labels[name]), value) for name, value in seeds if name in found.index]
-            across = estimates[baseline.name].value if reference is None and baseline.name in estimates else reference
-            single_values = pandas.DataFrame(dots, columns=["name", "value"])
+            across = estimates[baseline].value if baseline in estimates else None
+            points = pandas.DataFrame(dots, columns=["name", "value"])
             lacking = ", ".join(label for name, label in labels.items() if name not in estimates)
             table = found.set_axis(found.index.map(labels)).rename_axis("arm").reset_index()
-            of_path = replace(
-                of_path,
-                chart=charts.intervals(rows, x=x, domain=domain, reference=across, single=single_values),
+            figure = replace(
+                figure,
+                chart=charts.intervals(rows, points, x=x, domain=domain, reference=across),
                 summary="; ".join(f"{labels[name]}: {_in_words(estimates[name])}" for name in found.index) + ".",
                 table=Table(table.set_axis(["arm", x, "from", "to", "runs"], axis=1)),
                 missing=[f"{lacking}: no final accuracy"] if lacking else [],
                 wide=True,
                 height=60 + LINE * len(found),
             )
-        if labels:
-            drawn.append(of_path)
+        drawn.append(figure)
     return drawn
 
 
@@ -280,36 +202,3 @@ def _in_words(found: Estimate) -> str:
     if found.low is None or found.high is None:
         return f"{found.value:.3g} (one run)"
     return f"{found.value:.3g}, interval {found.low:.3g} to {found.high:.3g}"
-
-
-# ── time ──
-
-
-def phases(results: Results) -> list[Figure]:
-    """Seconds of a whole run by phase, the mean over the seeds: one bar per arm, and one figure per path."""
-    says = "Seconds of all steps of a run, by what they were spent on: the mean over the seeds."
-    spent = results.seconds.dropna(how="all").fillna(0.0)
-    spent = spent.loc[:, (spent > 0).any()].rename(columns=PHASE_LABELS)
-    keys = [Key(phase, phase_colour(place), shape="area") for place, phase in enumerate(spent)]
-    top = float(spent.sum(axis=1).max())
-    drawn = []
-    for path in results.paths:
-        figure = Figure("Time by phase", says, run=PATHS.get(path, path), missing=["times are not recorded"])
-        amounts = spent.loc[[arm.name for arm in results.of_path(path) if arm.name in spent.index]]
-        if amounts.size:
-            labels = [results.labels[name] for name in amounts.index]
-            bars, colours = amounts.set_axis([*map(on_axis, labels)]), [key.colour for key in keys]
-            totals = zip(labels, amounts.sum(axis=1), strict=True)
-            figure = replace(
-                figure,
-                chart=charts.level_bars(bars, colours, x="seconds in a run", top=top),
-                summary="; ".join(f"{label}: {duration(total)}" for label, total in totals) + ".",
-                table=Table(amounts.set_axis(labels).rename_axis("arm").reset_index()),
-                paper="Table 2",
-                missing=(),
-                wide=True,
-                height=60 + LINE * len(amounts),
-                keys=keys,
-            )
-        drawn.append(figure)
-    return drawn

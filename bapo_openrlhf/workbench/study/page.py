@@ -27,7 +27,7 @@ def make_study_page(results: Results, provenance: Mapping[str, Any], progress: P
 
 def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:
     """The page's sections."""
-    parts = [_final, _aggregates, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
+    parts = [_final, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
     middle = [part(results) for part in parts] if results.runs else []
     return [_claims(results), _overview(results), *middle, _configuration(results), _provenance(provenance)]
 
@@ -48,7 +48,7 @@ def _claims(results: Results) -> Section:
         parts += [f"95 % interval {interval}"] if interval != "–" else []
         parts.append(many(verdict.effect.count if verdict.effect else 0, "pair"))
         note = "; ".join([", ".join(parts), *verdict.notes])
-        found.append(Condition(f"{claims.sentence(verdict)} ({verdict.claim.source}).", verdict.holds, note))
+        found.append(Condition(f"{verdict.claim.says} ({verdict.claim.source}).", verdict.holds, note))
     verdicts = [Verdict("", found, "", VERDICTS)]
     return Section("claims", "Claims", intro, verdicts=verdicts, folded=[claims.table_of(results)])
 
@@ -76,16 +76,6 @@ def _final(results: Results) -> Section:
     return Section("final", "Final accuracy", intro, drawn, tables=tables.tests(results), folded=[every])
 
 
-def _aggregates(results: Results) -> Section:
-    intro = (
-        "All seeds and benchmarks of an arm together, after Agarwal et al. 2021 (rliable, arXiv 2108.13264). The "
-        "bootstrap draws whole runs, because a run's accuracies on the benchmarks rise and fall together. With 5 seeds "
-        "its 95 % intervals cover about 85 to 90 %, with 3 seeds about 75 %."
-    )
-    drawn = [*figures.interquartile_means(results), *figures.improvements(results), *figures.profiles(results)]
-    return Section("aggregates", "Seeds and benchmarks together", intro, drawn)
-
-
 def _learning(results: Results) -> Section:
     intro = (
         "Each arm with the baseline of its path, which is grey and dashed. The line is the median over the seeds; the "
@@ -108,9 +98,7 @@ def _targets(results: Results) -> Section:
 
 
 def _cost(results: Results) -> Section:
-    drawn = figures.phases(results)
-    for metric in (ROLLOUTS, "tokens/generated_total"):
-        drawn += figures.compared(results, metric)
+    drawn = [chart for metric in (ROLLOUTS, "tokens/generated_total") for chart in figures.compared(results, metric)]
     return Section("cost", "What it cost", "Means over the seeds.", drawn, tables=[tables.seconds(results)])
 
 
@@ -126,7 +114,7 @@ def _accuracy(results: Results) -> Section:
         "groups as there are different prompts. One group says little about a prompt, so some movement is chance."
     )
     page = figures.arms_of(results, results.arms)
-    drawn = [*accuracy_bins(page), *migrations(page, [page.last_step])]
+    drawn = [*accuracy_bins(page), *migrations(page)]
     return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.solved_later(results))
 
 
@@ -138,7 +126,7 @@ def _theory(results: Results) -> Section:
     )
     page = figures.arms_of(results, results.arms)
     drawn = [*figures.compared(results, "theory/bound"), *by_source(page, "theory/bound_{}"), *by_source(page, "tv/{}")]
-    return Section("theory", "Theory monitor", intro, drawn, tables=tables.theory(results))
+    return Section("theory", "Theory monitor", intro, drawn)
 
 
 def _training(results: Results) -> Section:

@@ -68,38 +68,28 @@ def _lines_of(run: Planned) -> int:
 
 @contextmanager
 def on_terminal(watching: Watching) -> Iterator[object]:
-    """The callback for `runner.run_all`: it draws bars on a terminal, and otherwise prints a line when a run ends."""
+    """The callback for `runner.run_all`: it prints a line when a run ends, and draws bars on a terminal."""
     console = Console(file=sys.stderr)
-    if not console.is_terminal:
-
-        def line(running: Sequence[Running], ended: Sequence[Planned]) -> None:
-            for text in watching.end(ended):
-                completed = watching.completed(watching.made(running))
-                print(
-                    f"{watching.name}: {len(watching.done)}/{watching.runs} runs, {watching.left(completed)}; {text}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-        yield line
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=console) as bars:
+    bars = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not console.is_terminal)
+    with bars:
         whole = bars.add_task(watching.name, total=watching.total, note="")
         tasks: dict[str, TaskID] = {}
 
         def draw(running: Sequence[Running], ended: Sequence[Planned]) -> None:
-            for text in watching.end(ended):
-                bars.console.print(text)
-            made = watching.made(running)
+            lines, made = watching.end(ended), watching.made(running)
+            completed = watching.completed(made)
+            runs, left = f"{len(watching.done)}/{watching.runs} runs", watching.left(completed)
+            for line in lines:
+                bars.console.print(
+                    f"{watching.name}: {runs}, {left}; {line}", soft_wrap=True, highlight=False, markup=False
+                )
             for name in set(tasks) - set(made):
                 bars.remove_task(tasks.pop(name))
             for name, steps in made.items():
                 if name not in tasks:
                     tasks[name] = bars.add_task(name, total=watching.steps[name], note="")
                 bars.update(tasks[name], completed=steps)
-            completed = watching.completed(made)
-            note = f"steps; {len(watching.done)}/{watching.runs} runs; {watching.left(completed)}"
-            bars.update(whole, completed=completed, note=note)
+            bars.update(whole, completed=completed, note=f"steps; {runs}; {left}")
 
         yield draw

@@ -1,13 +1,9 @@
-"""Statistics of few seeds: means and ratios with intervals, aggregates over benchmarks, and paired tests. Pure.
+"""Statistics of few seeds: means and ratios with intervals, and paired tests. Pure.
 
-A run is one seed of an arm, and scores have the shape (runs, benchmarks). The interquartile mean (IQM), the performance
-profile and the probability of improvement are those of Agarwal et al., Deep RL at the Edge of the Statistical Precipice
-(2021, arXiv 2108.13264), with one deviation. In their paper every run plays one game, so their bootstrap draws runs
-separately for each game. Here a run has a score on every benchmark, and these scores rise and fall together. Therefore
-the bootstrap draws whole runs. In each resample, every benchmark has as many scores as there are runs.
+A run is one seed of an arm.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +11,6 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 LEVEL = 0.95
-RESAMPLES = 2000
 MAX_EXACT = 16  # up to so many pairs, all sign flips are counted
 DRAWN_FLIPS = 99_999  # so many sign flips are drawn if there are more pairs
 
@@ -57,63 +52,6 @@ def ratio_interval(ratios: ArrayLike) -> Estimate | None:
         return None
     low, high = (None if end is None else float(np.exp(end)) for end in (logs.low, logs.high))
     return Estimate(float(np.exp(logs.value)), low, high, logs.count)
-
-
-# ── aggregates over runs and benchmarks ──
-
-
-def iqm_interval(scores: np.ndarray, seed: int = 0) -> Estimate:
-    """IQM of scores, shape (runs, benchmarks), with a bootstrap interval over the runs.
-
-    The IQM is the mean of all scores without the floor(n / 4) lowest and the floor(n / 4) highest.
-    """
-    return _bootstrapped(
-        [scores], lambda drawn: stats.trim_mean(drawn[0].reshape(len(drawn[0]), -1), 0.25, axis=1), seed
-    )
-
-
-def profile(scores: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Performance profile: the share of all scores, shape (runs, benchmarks), above each of the values `at`."""
-    return (np.asarray(scores, dtype=float).ravel()[:, None] > np.asarray(at, dtype=float)).mean(axis=0)
-
-
-def improvement(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> Estimate:
-    """Probability that a run of ours scores higher than a run of theirs, averaged over the benchmarks.
-
-    A tie counts as one half. On one benchmark, the probability is the Mann-Whitney U statistic divided by the number of
-    pairs. The bootstrap draws the runs of both sides independently.
-
-    Args:
-        ours: Our scores, shape (runs, benchmarks).
-        theirs: Their scores, shape (other runs, benchmarks).
-    """
-
-    def share(drawn: list[np.ndarray]) -> np.ndarray:
-        ours, theirs = drawn[0][:, :, None], drawn[1][:, None]  # broadcast to (resamples, runs, other runs, benchmarks)
-        return ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(1, 2, 3))
-
-    return _bootstrapped([ours, theirs], share, seed)
-
-
-def _bootstrapped(
-    samples: Sequence[np.ndarray], statistic: Callable[[list[np.ndarray]], np.ndarray], seed: int
-) -> Estimate:
-    """A statistic of runs, with the percentile interval of the statistic of resampled runs.
-
-    Args:
-        samples: Scores, each of shape (runs, benchmarks).
-        statistic: A function of resamples, each of shape (resamples, runs, benchmarks). Its result has the shape
-            (resamples,).
-        seed: Seed of the generator that draws the resamples.
-    """
-    samples = [np.asarray(sample, dtype=float) for sample in samples]
-    value, count = float(statistic([sample[None] for sample in samples])[0]), min(map(len, samples))
-    if count < 2:
-        return Estimate(value, None, None, count)
-    rng = np.random.default_rng(seed)
-    drawn = [sample[rng.integers(len(sample), size=(RESAMPLES, len(sample)))] for sample in samples]
-    low, high = np.quantile(statistic(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(value, float(low), float(high), count)
 
 
 # ── paired tests ──

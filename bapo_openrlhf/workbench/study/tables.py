@@ -1,6 +1,5 @@
 """The tables of a study's page."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ import pandas
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import duration, is_number, many, number
+from bapo_openrlhf.workbench.pages.text import duration, is_number, many
 from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
@@ -205,24 +204,6 @@ def solved_later(results: Results) -> list[Table]:
     return [Table.of(head, rows, title)] if rows else []
 
 
-# ── theory ──
-
-
-def theory(results: Results) -> list[Table]:
-    """The bound of Theorem 3.2 and the distances, over whole runs; no table without a bound."""
-    bounds = results.steps.dropna(subset="theory/bound").groupby("arm")["theory/bound"]
-    metrics = [metric.format(source) for metric in ("theory/bound_{}", "tv/{}") for source in SOURCES]
-    means, above = results.means.groupby("arm")[metrics].mean(), bounds.agg(lambda values: (values > 0).mean())
-    rows = [
-        [results.labels[arm.name], bounds.mean()[arm.name], f"{above[arm.name]:.1%}", *means.loc[arm.name]]
-        for arm in results.arms
-        if arm.name in above
-    ]
-    head = ["arm", "bound", "steps with a bound above 0", *(f"term of {SOURCE_LABELS[source]}" for source in SOURCES)]
-    head += [f"TV, {SOURCE_LABELS[source]}" for source in SOURCES]
-    return [Table.of(head, rows, "Means over steps and seeds")] if rows else []
-
-
 # ── what was run ──
 
 
@@ -245,14 +226,6 @@ def provenance(about: Mapping[str, Any]) -> list[Table]:
     """What made the study; no table if nothing says it."""
     rows: list[list[Any]] = []
     for name, value in about.items():
-        if isinstance(value, Mapping):
-            rows += [[f"{name}: {part}", _text(content)] for part, content in value.items()]
-        else:
-            rows.append([name, _text(value)])
+        parts = value.items() if isinstance(value, Mapping) else [("", value)]
+        rows += [[f"{name}: {part}" if part else name, str(content)] for part, content in parts]
     return [Table.of(["", "value"], rows)] if rows else []
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    return value if isinstance(value, str) else number(value) if is_number(value) else json.dumps(value, default=str)

@@ -38,7 +38,6 @@ def make_study(arms=None, seeds=(1, 2, 3), **others):
         Claim("BA-PPO ends above PPO", "A.9", "bapo-critic", "plain-critic", "accuracy"),
         Claim("BAPO generates as many responses as GRPO", "Fig. 9", "bapo-group", "plain-group", "rollouts", 1.0, 0.2),
         Claim("BAPO solves more", "Fig. 7", "bapo-group", "plain-group", "solved"),
-        Claim("BAPO gets there sooner", "Fig. 9", "bapo-group", "plain-group", "rollouts_to", 0.4),
     )
     parts = {"evaluations": ("cd34", "cd4"), "targets": (0.2, 0.3), "claims": claims}
     return Study("made up", arms, tuple(seeds), **(parts | others))

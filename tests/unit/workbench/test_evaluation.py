@@ -15,7 +15,7 @@ from bapo_openrlhf.cli import evaluate as cli
 from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.tasks import TASKS, get_task
-from bapo_openrlhf.workbench.evaluation import generate, judge, plots, problems, prompts, run, store
+from bapo_openrlhf.workbench.evaluation import generate, judge, problems, prompts, run, store
 from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
@@ -76,12 +76,6 @@ def write_problems(path, count):
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"p{i}", "input": f"What is {i} mod 3?", "label": str(i % 3)} for i in range(count)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.fixture(autouse=True)
-def quick_picture(monkeypatch):
-    """The picture has tests of its own (test_results_table.py) and takes most of the time."""
-    monkeypatch.setattr(plots, "draw_results", lambda results, path: path.touch())
 
 
 @pytest.fixture
@@ -157,7 +151,7 @@ def test_results_say_how_they_were_made(request_):
     assert settings["benchmarks"]["mods"]["sha256"] == digest
     assert results["seed"] == 42 and results["k"] == [1, 3, 6] and {"commit", "command", "versions"} <= set(results)
     assert {path.name for path in request_.out.iterdir()} == {
-        "settings.json", "mods.jsonl", "results.json", "results.csv", "results.md", "results.png",
+        "settings.json", "mods.jsonl", "results.json", "results.csv", "results.md",
     }  # fmt: skip
 
 

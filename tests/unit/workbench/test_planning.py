@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO, BAPOConfig
-from bapo_openrlhf.workbench.planning import measured, memory
+from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import (
     average_groups,
     groups_of_step,
     happenings,
     hard_prompts,
-    keeps_delayed_weights,
     rollouts,
 )
 from bapo_openrlhf.workbench.planning.plan import Plan
@@ -33,6 +33,7 @@ from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Workload
 
 ROOT = Path(__file__).parents[3]
+measured = user_file.load("shares", ROOT / "benchmarks" / "plan_shares.py")
 GRPO, PPO, DAPO, BAPO_GRPO, BA_PPO = ALGORITHMS
 CONSTANTS = Constants()
 
@@ -127,21 +128,6 @@ def test_syncs_and_reevaluations(delay, every, steps):
         if (step + 1) % delay == 0:
             engine, sent = step + 1, sent + 1
     assert happenings(RolloutSchedule(delay, every), steps) == (sent - apart, again, apart)
-
-
-@given(st.integers(1, 7), st.integers(0, 9), st.integers(0, 8))
-def test_delayed_weights_are_kept_where_they_come_back(delay, every, evaluation):
-    engine, came_back = 0, False
-    for step in range(4 * 7 * 9 * 8):
-        phase = step - step % delay
-        engine = step if phase == step else engine
-        if evaluation and step and step % evaluation == 0:
-            engine = step
-        came_back |= engine != phase
-        engine = phase
-        if every and step and step % every == 0:
-            engine = step
-    assert keeps_delayed_weights(RolloutSchedule(delay, every, evaluation)) == came_back
 
 
 @pytest.mark.parametrize(("delay", "every"), [(1, 0), (5, 5), (2, 4), (8, 4), (3, 4), (5, 1)])
@@ -533,7 +519,7 @@ def test_what_the_replay_buffer_holds():
 
 
 def planned(workload=WORKLOAD, constants=CONSTANTS, steps=21):
-    return Plan([SHAPES["7B"]], [8], workload, constants, steps, "H100", "bapo-openrlhf plan")
+    return Plan([SHAPES["7B"]], [8], workload, constants, steps, "H100")
 
 
 def test_counts_by_hand():
@@ -544,29 +530,20 @@ def test_counts_by_hand():
     assert found["rollouts"] == 8 * (21 * 256 + 4 * 64)
     replayed = 0.01 * 3 * 256
     assert found["update_tokens"] == pytest.approx(8 * (128 + 16 / 5 + replayed) * 2048)
-    assert found["trained"] == pytest.approx(found["x1"] + found["x2"] + found["x3"]) and found["syncs"] == 4
+    assert found["trained"] == pytest.approx(found["x1"] + found["x2"] + found["x3"])
     # prompts of 204.8 tokens and responses of 2048, 4 bytes an id and a log-prob; those of the reference model too
     assert found["replay_bytes"] == pytest.approx(replayed * 8 * 4 * (204.8 + 3 * 2048))
     assert found["replay_bytes_most"] == 64 * 8 * 4 * (2048 + 3 * 4096)
     assert found["hard_bytes"] == pytest.approx(64 * 4 * 204.8)
     plain = planned(constants=constants).counts(PPO)
-    assert plain["syncs"] == 21
     assert plain["replay_bytes"] == plain["replay_bytes_most"] == plain["hard_bytes"] == 0
 
 
-def test_syncs_between_two_regular_ones_count():
-    """v = 5 in 21 steps: 4 syncs. m = 3: re-evaluations at 3, 6, 9, 12, 18, and at 15, which meets a sync."""
-    assert planned(with_flags(WORKLOAD, {"adapt.reevaluate_every": 3})).counts(BA_PPO)["syncs"] == 4 + 5
-
-
 def test_sizes_by_hand():
-    shape, weights = SHAPES["7B"], 2 * 7_615_616_512
+    shape = SHAPES["7B"]
     found = planned().sizes(shape, 8, BA_PPO)
-    assert found["sync_bytes"] == 8 * weights and found["delayed_bytes"] == 0  # m is a multiple of v
     own = memory.gpu_memory(shape, WORKLOAD, CONSTANTS, BA_PPO, 8)
     assert {name: found[name] for name in vars(own)} == vars(own)
-    apart = planned(with_flags(WORKLOAD, {"adapt.reevaluate_every": 3}))
-    assert [apart.sizes(shape, 8, one)["delayed_bytes"] for one in (BA_PPO, PPO)] == [weights, 0]
 
 
 # ── Constants ──

@@ -1,43 +1,32 @@
-"""Shares of groups and mean lengths, read from a run's record. Without a record a plan assumes them."""
+"""Shares of groups and mean lengths, read from a run's record. `plan.py` predicts with them."""
+
+from __future__ import annotations
 
 import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds
-from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.run_record import GROUPS, read_groups, read_metrics, read_run
+from bapo_openrlhf.record.run_record import read_groups, read_metrics, read_run
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 def measured_values(directory: str | os.PathLike[str], workload: Workload) -> dict[str, float]:
-    """The constants that a run's record can replace, by name.
+    """The constants of a plan that a run's record has, by name.
 
     Args:
-        directory: The folder of a run with any algorithm.
+        directory: The folder of a run with any algorithm whose groups have rewards.
         workload: Its thresholds decide which groups count as hard, replayable or improved.
-
-    Raises:
-        ConfigError: The run has no groups with a mean reward, or its files are not a record.
     """
-    try:
-        groups = [row for row in read_groups(directory) if row.get("mean") is not None]
-        metrics = read_metrics(directory)
-    except ValueError as error:
-        raise ConfigError(f"measured is {Path(directory)}: {error}") from None
-    if not any(row["source"] == "fresh" for row in groups):
-        raise ConfigError(
-            f"measured is {Path(directory)}; it must be the folder of a run with groups that have rewards ({GROUPS})"
-        )
-    return shares_of(groups, workload) | lengths_of(metrics, read_run(directory).get("config", {}))
+    groups = [row for row in read_groups(directory) if row.get("mean") is not None]
+    return shares_of(groups, workload) | lengths_of(read_metrics(directory), read_run(directory)["config"])
 
 
 def shares_of(groups: Rows, workload: Workload) -> dict[str, float]:
