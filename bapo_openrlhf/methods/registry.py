@@ -45,7 +45,7 @@ VARIANTS = """
         Use it as a baseline with BAPO's delay. | arXiv 2505.22257
     gspo | One importance ratio for each response instead of each token, with any algorithm and method. | \
         Use it if the ratios of single tokens differ wildly, as in a mixture of experts. | arXiv 2507.18071
-    vc_ppo | BA-PPO, or PPO, whose critic is pretrained and has a lambda of its own. | \
+    vc_ppo | BA-PPO whose critic is pretrained and has a lambda of its own. | \
         Use it with a critic that begins without knowledge. | arXiv 2503.01491
     dapo | Plain OpenRLHF that draws prompts until the batch is full of groups with signal. | \
         Use it as a baseline that drops groups without signal and has no buffers. | arXiv 2503.14476

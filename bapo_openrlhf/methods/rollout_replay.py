@@ -58,7 +58,7 @@ class RolloutReplay(FilteredMethod):
         CAPACITY,
         *ReplayBuffer.METRICS,
         *declare("""
-            rollout_replay/advantage | | Advantage of what is replayed | Eq. 2 | Mean |A| of the drawn responses. \
+            replay/advantage_mean | | Advantage of what is replayed | Eq. 2 | Mean |A| of the drawn responses. \
                 Missing if none is drawn.
         """),
     )
@@ -102,7 +102,7 @@ class RolloutReplay(FilteredMethod):
         self.replay.check()
         self.measured = {"groups/capacity": self.capacity, **self.replay.metrics(step)}
         if len(drawn):
-            self.measured["rollout_replay/advantage"] = float(drawn.mean())
+            self.measured["replay/advantage_mean"] = float(drawn.mean())
         return batch
 
     def draw(self, count: int) -> tuple[list[Group], np.ndarray]:

@@ -3,7 +3,6 @@
 The functions take the groups of `Run.groups`. The accuracy of a prompt is the mean reward of a group of G responses.
 """
 
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +26,8 @@ def why_no_bins(run: Run) -> str:
 
 
 def group_size(groups: pd.DataFrame) -> int:
-    """G, the most frequent number of responses."""
-    return int(Counter(groups["responses"]).most_common(1)[0][0])
+    """G, the largest number of responses. With a method that generates in stages, groups may have fewer."""
+    return int(groups["responses"].max())
 
 
 def _with_bins(groups: pd.DataFrame) -> pd.DataFrame:
