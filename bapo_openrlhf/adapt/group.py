@@ -56,6 +56,15 @@ def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
 
 Range = tuple[Fraction, Fraction]
 UNIT: Range = (Fraction(0), Fraction(1))
+
+
+def exact_rewards(rewards: Iterable[float], reward_range: Range) -> tuple[Fraction, ...]:
+    """Rewards as exact numbers, mapped from their range to [0, 1]."""
+    low, high = reward_range
+    exact = map(exact_reward, rewards)
+    return tuple(exact) if reward_range == UNIT else tuple((reward - low) / (high - low) for reward in exact)
+
+
 Relative = Literal["generated", "kept"]
 
 
@@ -175,18 +184,13 @@ class Group:
 
         Filters, thresholds and methods use these. Advantages are made of the rewards themselves, `Response.reward`.
         """
-        return self._exact(response.reward for response in self.responses)
+        return exact_rewards((response.reward for response in self.responses), self.reward_range)
 
     @cached_property
     def baseline(self) -> tuple[Fraction, ...]:
         """The rewards that mean and variance are of, as exact numbers, mapped as `rewards`."""
         whole = self.relative_to == "kept" or len(self.generated) == self.size
-        return self.rewards if whole else self._exact(self.generated)
-
-    def _exact(self, rewards: Iterable[float]) -> tuple[Fraction, ...]:
-        low, high = self.reward_range
-        exact = map(exact_reward, rewards)
-        return tuple(exact) if self.reward_range == UNIT else tuple((reward - low) / (high - low) for reward in exact)
+        return self.rewards if whole else exact_rewards(self.generated, self.reward_range)
 
     @cached_property
     def mean(self) -> Fraction:

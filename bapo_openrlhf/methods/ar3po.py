@@ -52,17 +52,10 @@ class AR3PO(StoredSuccesses):
             raise ValueError(f"stages is {self.stages}; it must be a divisor of {self.group_size}, the size of a group")
         self.first_responses = self.group_size // self.stages
 
-    def more_responses(self, rewards: Sequence[Sequence[Fraction | None]]) -> list[int]:
-        """The responses of one more stage for each prompt that has no success and fewer than G responses.
-
-        A prompt with a reward that failed gets no more, because its group cannot be used.
-        """
-        assert self.first_responses is not None
-        open_prompts = [
-            len(own) < self.group_size and all(reward is not None and reward <= self.success_above for reward in own)
-            for own in rewards
-        ]
-        return [self.first_responses * is_open for is_open in open_prompts]
+    def more_responses(self, rewards: Sequence[Sequence[Fraction]]) -> list[int]:
+        """The responses of one more stage for each prompt that has no success and fewer than G responses."""
+        stage = self.group_size // self.stages
+        return [stage * (len(own) < self.group_size and max(own) <= self.success_above) for own in rewards]
 
     def has_failed(self, group: Group) -> bool:
         """Whether no response of the group is a success."""

@@ -83,13 +83,14 @@ class Method(ABC):
         """
         return list(range(count))
 
-    def more_responses(self, rewards: Sequence[Sequence[Fraction | None]]) -> list[int]:
+    def more_responses(self, rewards: Sequence[Sequence[Fraction]]) -> list[int]:
         """How many more responses to generate for each prompt of the step; at most G in all.
 
         Called if `first_responses` is set, again and again, until it is 0 for each prompt.
 
         Args:
-            rewards: Rewards of the responses to each prompt so far, as `Group.rewards`. None stands for a failed one.
+            rewards: Rewards of the responses to each prompt so far, as `Group.rewards`. A prompt with a reward that
+                failed is not among them.
         """
         return [0] * len(rewards)
 

@@ -138,8 +138,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         candidates: See `chosen_prompts`.
         choose: See `chosen_prompts`.
         first: Number of responses to each fresh prompt that are generated first; None for all.
-        more: Called with the rewards of the responses to each prompt, if `first` is set. Returns how many more to
-            generate for each.
+        more: Called with the rewards of the responses to each prompt without a failed one, if `first` is set. Returns
+            how many more to generate for each.
 
     Attributes:
         rollout: The rollout of the samples that OpenRLHF's loop got last.
@@ -157,7 +157,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         candidates: int = 1,
         choose: Callable[[Sequence[Prompt], int], Sequence[int]] = lambda prompts, count: range(count),
         first: int | None = None,
-        more: Callable[[Sequence[Sequence[float | None]]], Sequence[int]] = lambda rewards: [0] * len(rewards),
+        more: Callable[[Sequence[Sequence[float]]], Sequence[int]] = lambda rewards: [0] * len(rewards),
         **kwargs: Any,
     ) -> None:
         super().__init__(strategy=strategy, **kwargs)
@@ -257,9 +257,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         """
         kind, most = self._kind, self.args.rollout.n_samples_per_prompt
         for stage in itertools.count(1):
-            groups = by_request(samples)
-            rewards = [[None if one.rewards is None else float(one.rewards[0]) for one in group] for group in groups]
-            counts = list(self.more(rewards))
+            groups = [group for group in by_request(samples) if all(one.rewards is not None for one in group)]
+            counts = list(self.more([[float(one.rewards[0]) for one in group] for group in groups]))
             sizes = [len(group) + count for group, count in zip(groups, counts, strict=True)]
             if max(sizes, default=0) > most or min(counts, default=0) < 0:
                 raise ValueError(f"groups of {sizes} responses were asked for; each may have at most {most}")

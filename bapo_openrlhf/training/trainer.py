@@ -20,7 +20,7 @@ from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.first_update import Clip, first_update
-from bapo_openrlhf.adapt.group import Prompt, exact_reward
+from bapo_openrlhf.adapt.group import Prompt, exact_rewards
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
@@ -76,7 +76,7 @@ class AdaptedPPOTrainer(PretrainedCritic):
             candidates=self.method.candidates,
             choose=lambda prompts, count: self.method.choose_prompts(self.step, prompts, count),
             first=self.method.first_responses,
-            more=self._more_responses,
+            more=lambda rewards: self.method.more_responses([exact_rewards(own, adapt.rewards()) for own in rewards]),
         )
         self.experience_maker = AdaptedExperienceMaker(
             self.actor_model_group,
@@ -152,13 +152,6 @@ class AdaptedPPOTrainer(PretrainedCritic):
             return prompts
         self._prompts_after_fresh = prompts
         return []
-
-    def _more_responses(self, rewards: Sequence[Sequence[float | None]]) -> list[int]:
-        """What the method asks for, with the rewards mapped from their range to [0, 1]."""
-        low, high = self.args.adapt.rewards()
-        return self.method.more_responses(
-            [[None if one is None else (exact_reward(one) - low) / (high - low) for one in own] for own in rewards]
-        )
 
     @extends(Base)
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
