@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import tarfile
 import tempfile
 from pathlib import Path
@@ -28,7 +27,10 @@ FOLDER = RESULTS / "smollm2"
 PICTURE = RESULTS.parents[1] / "docs" / "images" / "smollm2.png"
 LEVELS = ("three", "four", "five", "tens", "six")
 ARMS = {"plain-group": "GRPO", "bapo-group": "BAPO-GRPO", "plain-critic": "PPO", "bapo-critic": "BA-PPO"}
+ORDER = {arm: place for place, arm in enumerate(ARMS.values())}
 COLOURS = ("#6B6B6B", "#0072B2", "#E69F00", "#D55E00")  # of ARMS
+SOURCES = ("fresh", "reevaluated", "replayed")
+EXPLAINED = "value/explained_variance"
 KEPT = ("run.json", "metrics.jsonl", "groups.jsonl", "evaluations.jsonl", "summary.json", "command.json")
 AXES = {
     "responses": "responses generated",
@@ -45,13 +47,23 @@ def rows_of(run: Path, start: dict[str, float]) -> pd.DataFrame:
     found["responses"] = metrics["rollouts/total"]
     found["tokens"] = metrics["tokens/generated_total"] + metrics["tokens/trained_total"]
     found["hours"] = metrics["timing/step_total"].cumsum() / 3600
-    for source in ("fresh", "reevaluated", "replayed"):
+    for source in SOURCES:
         found[source] = metrics[f"groups/{source}"].cumsum()
     found.loc[0] = pd.Series(start, dtype=float).reindex(found.columns, fill_value=0.0)
     found["mean"] = found[list(LEVELS)].mean(axis=1)
+    if EXPLAINED in metrics:  # over the steps since the evaluation before
+        found["explained_variance"] = metrics[EXPLAINED].groupby(-(-metrics.index // 20) * 20).mean()
     arm, _, seed = run.name.rpartition("-s")
     about = {"arm": ARMS[arm], "seed": int(seed), "commit": read_run(run)["commit"]}
     return found.sort_index().rename_axis("step").reset_index().assign(**about)
+
+
+def ends(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row for each arm: the last evaluation, averaged over its seeds."""
+    last = rows[rows["step"] == rows["step"].max()].groupby("arm", sort=False)
+    wanted = [*LEVELS, "mean", "responses", "tokens", *SOURCES, "explained_variance"]
+    means = last[[name for name in wanted if name in rows]].mean()
+    return means.assign(seeds=last.size(), lowest=last["mean"].min(), highest=last["mean"].max()).reset_index()
 
 
 def start_of(path: Path) -> dict[str, float]:
@@ -86,25 +98,33 @@ def main() -> int:
     records = FOLDER / "records.tar.xz"
     if given.start != FOLDER / "start.csv":
         (FOLDER / "start.csv").write_bytes(given.start.read_bytes())
-    if given.runs is None:
-        given.runs = Path(tempfile.mkdtemp())
-        with tarfile.open(records) as file:
-            file.extractall(given.runs, filter="data")
-    else:
-        with tarfile.open(records, "w:xz") as file:
-            for run in sorted(path.parent for path in given.runs.glob(f"*/{SUMMARY}")):
-                for name in KEPT:
-                    content = (run / name).read_bytes()
-                    about = tarfile.TarInfo(f"{run.name}/{name}")
-                    about.size = len(content)
-                    file.addfile(about, io.BytesIO(content))
-    runs = sorted(path.parent for path in given.runs.glob(f"*/{SUMMARY}"))
-    rows = pd.concat([rows_of(run, start_of(FOLDER / "start.csv")) for run in runs], ignore_index=True)
+    with tempfile.TemporaryDirectory() as kept:
+        if given.runs is None:
+            with tarfile.open(records) as file:
+                file.extractall(kept, filter="data")
+        else:
+            keep(given.runs, records)
+        runs = sorted(path.parent for path in Path(given.runs or kept).glob(f"*/{SUMMARY}"))
+        rows = pd.concat([rows_of(run, start_of(FOLDER / "start.csv")) for run in runs], ignore_index=True)
+    rows = rows.sort_values(
+        ["arm", "seed", "step"], key=lambda column: column.map(ORDER) if column.name == "arm" else column
+    )
     rows.round(3).to_csv(FOLDER / "evaluations.csv", index=False)
     save_png(picture(rows), PICTURE)
     print(rows.drop(columns="commit").round(1).to_string(index=False))
-    print(json.dumps({run.name: json.loads((run / SUMMARY).read_text()).get("groups") for run in runs}, indent=1))
+    print(ends(rows).round(2).to_markdown(index=False))
     return 0
+
+
+def keep(runs: Path, records: Path) -> None:
+    """Pack the records of the runs that are done."""
+    with tarfile.open(records, "w:xz") as file:
+        for run in sorted(path.parent for path in runs.glob(f"*/{SUMMARY}")):
+            for name in KEPT:
+                content = (run / name).read_bytes()
+                about = tarfile.TarInfo(f"{run.name}/{name}")
+                about.size = len(content)
+                file.addfile(about, io.BytesIO(content))
 
 
 if __name__ == "__main__":
