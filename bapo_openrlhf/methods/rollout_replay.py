@@ -57,7 +57,7 @@ class RolloutReplay(FilteredMethod):
         CAPACITY,
         *ReplayBuffer.METRICS,
         *declare("""
-            rollout_replay/advantage | | Advantage of what is replayed | Eq. 2 | Mean |A| of the drawn responses. \
+            drawn/advantage | | Advantage of what is replayed | Eq. 2 | Mean |A| of the drawn responses. \
                 Missing if none is drawn.
         """),
     )
@@ -101,7 +101,7 @@ class RolloutReplay(FilteredMethod):
         self.replay.check()
         self.measured = {"groups/capacity": self.capacity, **self.replay.metrics(step)}
         if len(drawn):
-            self.measured["rollout_replay/advantage"] = float(drawn.mean())
+            self.measured["drawn/advantage"] = float(drawn.mean())
         return batch
 
     def draw(self, count: int) -> tuple[list[Group], np.ndarray]:

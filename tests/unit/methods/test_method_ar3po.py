@@ -68,6 +68,7 @@ def generate(method: AR3PO, outcomes: dict[str, list]) -> tuple[dict[str, list],
     while any(more := method.more_responses([[as_reward(r) for r in own] for own in made.values()])):
         stages += 1
         for (prompt, own), count in zip(made.items(), more, strict=True):
+            assert len(own) + count <= method.group_size  # the trainer refuses more
             own += outcomes[prompt][len(own) : len(own) + count]
     return made, stages
 
@@ -142,6 +143,7 @@ class TestReuse:
         assert names(group) == [(10, 1), (20, 1), (20, 2), (20, 3)]
         assert [group.policy_step_of(response) for response in group.responses] == [2, 6, 6, 6]
         assert group.baseline == group.rewards == (1, 0, 0, 0)
+        assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 1)
         assert advantages(group) == pytest.approx([math.sqrt(3)] + [-1 / math.sqrt(3)] * 3, rel=1e-4)
 
     @settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -197,9 +199,10 @@ class TestReuse:
         (group,) = run(method, 2, [make([0.5, 0, 0.5, 0], "a", step=2)]).fresh
         assert group.baseline == (1, 0, F(1, 2), 0)  # a half is no success
 
-    def test_what_is_stored(self, make):
+    @pytest.mark.parametrize("train_reused", [False, True])
+    def test_what_is_stored(self, make, train_reused):
         """Successes of earlier steps, as generated, and none twice. A step's own are not used in it."""
-        method = ar3po()
+        method = ar3po(train_reused=train_reused)
         batch = run(method, 0, [make([1, 0, 0.5, 0.6], "a", uid=1), make([0, 0, 0, 0], "a", uid=2)])
         assert len(batch.fresh) == len(batch.filtered) == 1
         assert [name for group in method.cache for name in names(group)] == [(1, 0), (1, 3)]

@@ -250,7 +250,7 @@ def test_metrics_by_hand(make_group):
     method = rollout_replay(oldest=2, buffer_responses=24)
     assert method.metrics() == {}
     run(method, 0)
-    assert not {"rollout_replay/advantage", "buffer/replay_age_mean"} & set(method.metrics())
+    assert not {"drawn/advantage", "buffer/replay_age_mean"} & set(method.metrics())
     run(method, 1, [make_group(4, step=1)])
     run(method, 3, [make_group(4, step=3), make_group(4, step=3)])
     run(method, 4, [make_group(4, step=4)])
@@ -262,7 +262,7 @@ def test_metrics_by_hand(make_group):
         "buffer/replay_evicted": 0,
         "buffer/replay_expired": 1,
         "buffer/replay_age_mean": 2 / 3,
-        "rollout_replay/advantage": 0.5 / math.sqrt(0.25 + 1e-6),
+        "drawn/advantage": 0.5 / math.sqrt(0.25 + 1e-6),
     })  # fmt: skip
     run(method, 5, [make_group(4, step=5)])
     assert method.metrics()["buffer/replay_evicted"] == 1
