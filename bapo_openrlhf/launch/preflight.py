@@ -45,8 +45,8 @@ def check_inputs(
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     if args.train.async_enable and method is not None and (method.candidates > 1 or not method.asynchronous):
         raise ConfigError(
-            f"train.async_enable cannot be combined with adapt.method {args.adapt.method}: its choice of prompts needs "
-            "the results of the step before"
+            f"train.async_enable cannot be combined with adapt.method {args.adapt.method}: what it generates "
+            "depends on results that would not be there yet"
         )
     if method is not None and method.related_to_generated and args.algo.advantage.estimator != "gae":
         check_no_penalties(args)

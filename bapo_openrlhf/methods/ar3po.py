@@ -16,11 +16,11 @@ from bapo_openrlhf.methods.stored_successes import StoredSuccesses
 class AR3PO(StoredSuccesses):
     """Responses come in stages, and a prompt leaves as soon as one of its responses is right.
 
-    In each stage, every prompt without a success gets G / `stages` responses. So a prompt has between G / `stages` and G
-    of them, and an easy one costs little. If all G fail and a success of the prompt is stored, one of them is *reused*:
-    it takes the place of the first response in mean and deviation of the advantages, which are over the group as it is
-    then. In the variant that the paper found better, no gradient goes through the stored response, so it is not trained
-    on. With `train_reused` it is.
+    In each stage, every prompt without a success gets G / `stages` responses. So a prompt has between G / `stages` and
+    G of them, and an easy one costs little. If all G fail and a success of the prompt is stored, one of them is
+    *reused*: it takes the place of the first response in mean and deviation of the advantages, which are over the group
+    as it is then. In the variant that the paper found better, no gradient goes through the stored response, so it is
+    not trained on. With `train_reused` it is.
 
     Deviations: groups with equal rewards are left out, also prompts whose first responses are all right, unless
     `--adapt.filter none` is set. The number of stages, the bound of the store and the choice of the response that gives

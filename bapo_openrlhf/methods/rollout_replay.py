@@ -4,7 +4,6 @@ The paper's abstract gives the rule. The numbers are those of a public implement
 (ugadiarov-la-phystech-edu/custom_vcpo, read at commit 6b06e59), because the authors' own code was not found.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -58,7 +57,7 @@ class RolloutReplay(FilteredMethod):
         CAPACITY,
         *ReplayBuffer.METRICS,
         *declare("""
-            replay/advantage_mean | | Advantage of what is replayed | Eq. 2 | Mean |A| of the drawn responses. \
+            drawn/advantage | | Advantage of what is replayed | Eq. 2 | Mean |A| of the drawn responses. \
                 Missing if none is drawn.
         """),
     )
@@ -94,7 +93,7 @@ class RolloutReplay(FilteredMethod):
         """X1: fresh groups that the filter keeps. X3: drawn responses of earlier steps, those of one group together."""
         keep = self.passes(fresh)
         batch = fill(self.room, fresh, keep)
-        wanted = 0 if step < self.warm_up else math.floor(self.replay_share * batch.responses + Fraction(1, 2))
+        wanted = 0 if step < self.warm_up else round(self.replay_share * batch.responses)
         batch.replayed, drawn = self.draw(min(wanted, self.room - batch.responses))
         for group, kept in zip(fresh, keep, strict=True):  # last: a step's own responses are not replayed in that step
             if kept:
@@ -102,7 +101,7 @@ class RolloutReplay(FilteredMethod):
         self.replay.check()
         self.measured = {"groups/capacity": self.capacity, **self.replay.metrics(step)}
         if len(drawn):
-            self.measured["replay/advantage_mean"] = float(drawn.mean())
+            self.measured["drawn/advantage"] = float(drawn.mean())
         return batch
 
     def draw(self, count: int) -> tuple[list[Group], np.ndarray]:

@@ -878,6 +878,7 @@ class TestMethodFiles:
         for name in ("dots", "repo", "exgrpo", "freshness", "prompt_replay"):
             assert sizes(f"methods/{name}.yaml") == F(1, 2)
         assert sizes("methods/remix.yaml") == F(3, 5)
+        assert sizes("methods/rollout_replay.yaml") == F(2, 3)
 
 
 class TestPresets:

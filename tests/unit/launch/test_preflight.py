@@ -577,12 +577,24 @@ class TestCombinations:
     def test_asynchronous_mode(self, run):
         ahead = {"train__async_enable": True}
         run.check(**ahead, adapt__max_staleness=0)
-        for method in ("mopps", "dots", "exgrpo"):
-            text = f"train.async_enable cannot be combined with adapt.method {method}: its choice of prompts needs"
+        for method in ("mopps", "dots", "exgrpo", "ar3po"):
+            text = f"train.async_enable cannot be combined with adapt.method {method}: what it generates depends on"
             assert run.refusal(**ahead, adapt__method=method).startswith(text)
         text = run.refusal(**ahead, rollout__vllm_generate_batch_size=4096)
         assert text.startswith("rollout.vllm_generate_batch_size is 4096; with adapt.method bapo it must be at most")
         assert run.refusal(adapt__max_staleness=1) == "adapt.max_staleness is 1; it needs train.async_enable"
+
+    def test_length_penalties_of_responses_that_are_not_trained_on(self, run):
+        """They are not known, and the advantages of the others would need them. With a critic they are not needed."""
+        long, stop = {"reward__overlong_buffer_len": 4}, {"reward__stop_properly_penalty_coef": 0.5}
+        for method in ("rollout_replay", "ar3po"):
+            for flag, text in ((long, "overlong_buffer_len is 4.0"), (stop, "stop_properly_penalty_coef is 0.5")):
+                refusal = run.refusal(algorithm="bapo_grpo", **flag, adapt__method=method)
+                assert refusal.startswith(f"reward.{text}; with adapt.method {method} it must not be set, because ")
+                run.check(algorithm="ba_ppo", **flag, adapt__method=method)
+        for method in ("pods", "arpo", "bapo"):
+            run.check(algorithm="bapo_grpo", **long, adapt__method=method)
+            run.check(algorithm="bapo_grpo", **stop, adapt__method=method)
 
     def test_vtrace_needs_a_critic(self, run):
         run.check(algorithm="ba_ppo", adapt__returns="vtrace")

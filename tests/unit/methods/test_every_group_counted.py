@@ -1,4 +1,6 @@
-"""Every generated group ends in exactly one counted state; what is stored leaves in exactly one counted way.
+"""Every generated group ends in exactly one counted state, and so does each of its responses.
+
+What is stored leaves in exactly one counted way.
 
 The whole layer over random runs, driven as the trainer drives it: a method makes a batch, groups that turn out unfit
 are dropped from it, the ledger settles the step. Beside it a dictionary knows every group that was ever generated.
@@ -19,11 +21,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.batch import Batch, drop, fill, fitting
+from bapo_openrlhf.adapt.buffers import ReplayBuffer
+from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
-from bapo_openrlhf.methods import BAPO, BAPOConfig
+from bapo_openrlhf.methods import BAPO, BAPOConfig, Method
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_method" / "fifo_replay.py"
 FIFOReplay = runpy.run_path(str(EXAMPLE))["FIFOReplay"]
@@ -53,15 +57,16 @@ class Layer(RuleBasedStateMachine):
     met: Counter  # what the runs have come across, all together
 
     def begin(self, new_method, *, capacity: int, size: int, delay: int) -> None:
-        self.new_method, self.capacity, self.delay = new_method, capacity, delay
+        self.new_method, self.size, self.room, self.delay = new_method, size, capacity * size, delay
         self.outcomes = rewards(size)
         self.method, self.ledger = new_method(), Ledger()
         self.t = 0
         self.groups: dict[int, Group] = {}  # by uid, as generated
         self.state: dict[int, str | None] = {}  # of every group ever generated; None within its step
+        self.responses: Counter[str] = Counter()  # of every response ever generated, by state
 
     # what the subclass knows
-    c1, fresh_filter, max_age = F(0), "range", None
+    c1, fresh_filter, max_age, in_parts = F(0), "range", None, False
 
     def due(self) -> list[Prompt]:
         """Prompts that the method must name in this step."""
@@ -113,18 +118,27 @@ class Layer(RuleBasedStateMachine):
             nonfinite |= {group.uid for _, group in batch.with_sources()}
         batch = drop(batch, too_far=too_far, nonfinite=nonfinite)
         self.check_trained(batch)
-        assert not selected.cut or len(selected) == self.capacity  # nothing is cut unless the batch is full
+        free = self.room - selected.responses  # nothing is cut that fits
+        assert not selected.cut or free < max(group.size for group in selected.cut)
         assert not {group.uid for _, group in batch.with_sources()} & (too_far | nonfinite)
         assert Counter(uids(batch.replayed + batch.unused)) == Counter(uids(selected.replayed))
 
         failed = len(self.state) - before - len(fresh) - len(again)
-        counts, _ = self.ledger.settle(fresh + again, batch, failed=[1] * failed)
+        counts, responses = self.ledger.settle(fresh + again, batch, failed=[self.size] * failed)
         self.check_states(batch, selected, fresh, again, too_far, nonfinite)
         ends = list(self.state.values())[before:]
         assert +Counter(counts) == Counter(ends) + Counter(generated=len(ends))
+        parts = {group.uid: group.size for group in batch.fresh + batch.reevaluated}
+        own = Counter(failed=failed * self.size, generated=len(ends) * self.size)
+        for group in fresh + again:
+            held = parts.get(group.uid, self.size)
+            own.update({self.state[group.uid]: held, "dropped": self.size - held})
+        assert +Counter(responses) == +own
+        self.responses += own
         self.check_counts()
         self.check_storage()
         self.met.update({"replayed": len(batch.replayed), "unused": len(batch.unused), "skipped": not len(batch)})
+        self.met.update({"dropped": own["dropped"], "alone": sum(group.size == 1 for group in batch.replayed)})
         self.t += 1
 
     @rule()
@@ -138,18 +152,25 @@ class Layer(RuleBasedStateMachine):
         self.check_storage()
 
     def check_trained(self, batch: Batch) -> None:
-        """A batch fits; its groups are distinct and whole, and those replayed are old but not too old."""
-        trained = uids(group for _, group in batch.with_sources())
-        assert len(trained) == len(set(trained)) <= self.capacity
+        """A batch fits; its groups are distinct and as generated, and those replayed are old but not too old."""
+        trained = [group for _, group in batch.with_sources()]
+        assert sum(len(group.responses) for group in trained) == batch.responses <= self.room
+        assert len(trained) == len({group.uid for group in trained})
         for group in batch.replayed + batch.unused:
             first = self.groups[group.uid]
             assert first.step < self.t and (self.max_age is None or self.t - first.step <= self.max_age)
             assert self.state[group.uid] is not None
-            same = (group.prompt, group.rewards, group.step, group.policy_step)
-            assert same == (first.prompt, first.rewards, first.step, first.policy_step)
-            for response, original in zip(group.responses, first.responses, strict=True):
+        for group in trained + batch.unused:
+            first = self.groups[group.uid]
+            same = (group.prompt, group.generated, group.step, group.policy_step)
+            assert same == (first.prompt, first.generated, first.step, first.policy_step)
+            assert group.baseline == (first.rewards if group.relative_to == "generated" else group.rewards)
+            places = [int(response.token_ids[0]) // 100 for response in group.responses]
+            assert places == sorted(set(places)) and (self.in_parts or len(places) == self.size)
+            for response, place in zip(group.responses, places, strict=True):
+                original = first.responses[place]
                 assert np.array_equal(response.token_ids, original.token_ids)
-                assert np.array_equal(response.log_probs, original.log_probs)
+                assert np.array_equal(response.log_probs, original.log_probs) and response.reward == original.reward
 
     def check_states(self, batch, selected, fresh, again, too_far, nonfinite) -> None:
         """Every group of the step is in exactly one list, the one that its rewards and the review put it in."""
@@ -161,9 +182,10 @@ class Layer(RuleBasedStateMachine):
         for group in fresh + again:
             differ = len(set(group.rewards)) > 1
             chosen = {"reevaluated" if group in again else "fresh", "cut"}
-            if group in selected.fresh + selected.reevaluated and group.uid in nonfinite:
+            trained = group.uid in uids(selected.fresh + selected.reevaluated)
+            if trained and group.uid in nonfinite:
                 allowed = {"nonfinite"}
-            elif group in selected.fresh + selected.reevaluated and group.uid in too_far:
+            elif trained and group.uid in too_far:
                 allowed = {"too_far"}
             elif group in again:
                 allowed = {"unimproved"} if group.mean <= self.c1 else chosen if differ else {"solved"}
@@ -179,6 +201,7 @@ class Layer(RuleBasedStateMachine):
     def check_counts(self) -> None:
         """The ledger says what the dictionary says, of the whole run."""
         assert +self.ledger.counts == Counter(self.state.values()) + Counter(generated=len(self.state))
+        assert +self.ledger.responses == +self.responses
         self.ledger.check()
 
 
@@ -322,15 +345,83 @@ class FIFORun(Layer):
         assert uids(self.method.stored) == self.informative[-self.memory :]
 
 
+class Parts(Method):
+    """Trains on some responses of a group and replays some of a stored one. Chance says which ones."""
+
+    STATE = ("rng", "stored")
+
+    def __init__(self, room: int, memory: int, seed: int) -> None:
+        self.room, self.stored, self.rng = room, ReplayBuffer(memory), np.random.Generator(np.random.PCG64(seed))
+
+    def part(self, group: Group) -> Group:
+        size = self.rng.integers(1, group.size + 1)
+        positions = np.sort(self.rng.choice(group.size, size, replace=False)).tolist()
+        return group.keep(positions, relative_to=("generated", "kept")[self.rng.integers(2)])
+
+    def begin_step(self, step):
+        return [PROMPTS[step % 7]]
+
+    def build_batch(self, step, fresh, reevaluated):
+        keep = [has_signal(group) for group in fresh]
+        parts = [self.part(group) if kept else group for group, kept in zip(fresh, keep, strict=True)]
+        again = [group for group in reevaluated if group.mean > 0]
+        batch = fill(
+            self.room,
+            parts,
+            keep,
+            [self.part(group) for group in again if has_signal(group)],
+            replay=lambda room: fitting(map(self.part, list(self.stored)), room),
+        )
+        batch.unimproved = [group for group in reevaluated if group.mean <= 0]
+        batch.solved = [group for group in again if not has_signal(group)]
+        for group in filter(has_signal, fresh):
+            self.stored.add(group)
+        return batch
+
+
+class PartsRun(Layer):
+    """Groups of any size. The last `memory` informative ones are stored whole, whatever was trained on."""
+
+    in_parts = True
+
+    @initialize(data=st.data())
+    def start(self, data):
+        memory, capacity = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 10))
+        size = data.draw(st.sampled_from([2, 4, 5]))
+        self.memory, self.informative, seeds = memory, [], iter(range(1000))
+        self.begin(
+            lambda: Parts(capacity * size, memory, seed=next(seeds)),
+            capacity=capacity,
+            size=size,
+            delay=data.draw(st.integers(1, 3)),
+        )
+
+    def due(self):
+        return [PROMPTS[self.t % 7]]
+
+    def store(self, batch, fresh, again):
+        assert set(uids(batch.replayed)) <= set(self.informative[-self.memory :])
+        self.informative += [group.uid for group in fresh if len(set(group.rewards)) > 1]
+
+    def check_storage(self):
+        assert uids(self.method.stored) == self.informative[-self.memory :]
+        assert all(group.size == self.size for group in self.method.stored)
+
+
 ENDS = {"fresh", "filtered", "cut", "too_far", "nonfinite", "replayed", "unused", "skipped"}
+AGAIN = {"reevaluated", "unimproved", "solved"}
 STORED = {f"HardBuffer {end}" for end in ("held", "replaced", "evicted", "removed")}
 STORED |= {f"ReplayBuffer {end}" for end in ("held", "evicted", "expired")}
 
 
 @pytest.mark.parametrize(
     ("kind", "ends"),
-    [(BAPORun, ENDS | STORED | {"reevaluated", "unimproved", "solved"}), (FIFORun, ENDS)],
-    ids=["bapo", "fifo"],
+    [
+        (BAPORun, ENDS | STORED | AGAIN),
+        (FIFORun, ENDS),
+        (PartsRun, ENDS | AGAIN | {"dropped", "alone"}),
+    ],
+    ids=["bapo", "fifo", "parts"],
 )
 def test_every_group_ends_in_one_state_over_random_runs(make_group, kind, ends):
     Machine = type("Machine", (kind,), {"met": Counter(), "make_group": staticmethod(make_group)})

@@ -24,7 +24,7 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def freshness(capacity: int = 8, **options) -> Freshness:
-    return Freshness(capacity=capacity, **options)
+    return Freshness(capacity=capacity, **{"group_size": 8} | options)
 
 
 def run(method: Freshness, step: int, fresh=()) -> Batch:
@@ -237,7 +237,12 @@ class TestState:
 def test_every_group_is_counted_over_random_runs(make_group, data):
     capacity, most = data.draw(st.integers(1, 10)), data.draw(st.integers(1, 12))
     share = data.draw(st.fractions(0, 1, max_denominator=6))
-    options = {"replay_share": share, "buffer_groups": most, "tau": data.draw(st.sampled_from([0.01, 1.0, 500.0]))}
+    options = {
+        "group_size": 4,
+        "replay_share": share,
+        "buffer_groups": most,
+        "tau": data.draw(st.sampled_from([0.01, 1.0, 500.0])),
+    }
     method, ledger, known = freshness(capacity, **options), Ledger(), []  # known: informative groups, oldest first
     values = st.integers(0, 4) | st.lists(st.sampled_from([-1.0, 0.0, 0.5, 3.0]), min_size=4, max_size=4)
     total = 0

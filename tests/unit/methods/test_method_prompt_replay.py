@@ -29,7 +29,7 @@ A, B, C, D, E, *_ = PROMPTS
 
 
 def prompt_replay(capacity: int = 8, **options) -> PromptReplay:
-    return PromptReplay(capacity=capacity, **options)
+    return PromptReplay(capacity=capacity, **{"group_size": 8} | options)
 
 
 def run(method: PromptReplay, step: int, fresh=(), again=lambda prompt: None) -> tuple[list[Prompt], Batch]:
@@ -282,7 +282,7 @@ def test_side_by_side_with_the_rules(make_group):
         share = data.draw(st.sampled_from([F(1, 2), F(1), F(3, 4), F(1), F(0)]))
         cooldown, most = data.draw(st.sampled_from([1, 0, 2, 3])), data.draw(st.sampled_from([0, 3, 2, 1]))
         window = data.draw(st.sampled_from([(F(1, 100), F(99, 100)), (F(1, 4), F(3, 4)), (F(2, 5), F(1, 2))]))
-        options = {"replay_share": share, "cooldown": cooldown, "most_uses": most}
+        options = {"group_size": size, "replay_share": share, "cooldown": cooldown, "most_uses": most}
         options |= {"lowest": window[0], "highest": window[1]}
         method, ledger, ahead = prompt_replay(capacity, **options), Ledger(), data.draw(st.integers(0, 2))
         theirs = rules.PromptReplay(prompts=capacity, fraction=share, cooldown=cooldown, max_uses=most,
@@ -309,7 +309,7 @@ def test_side_by_side_with_the_rules(make_group):
             ]
             method.unanswered(failed)
             batch = method.build_batch(step, fresh, again)
-            ledger.settle(fresh + again, batch, failed=len(failed))
+            ledger.settle(fresh + again, batch, failed=[size] * len(failed))
 
             away = set(theirs.under_way)
             theirs.record(step, [(PROMPTS.index(group.prompt), group.mean) for group in fresh])

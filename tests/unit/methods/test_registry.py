@@ -80,6 +80,9 @@ STATES = {
     "exgrpo": "rng started store retired",
     "freshness": "rng replay",
     "prompt_replay": "rng known",
+    "rollout_replay": "rng replay",
+    "ar3po": "rng cache",
+    "pods": "rng",
 }
 
 
@@ -95,17 +98,17 @@ def test_the_state_of_a_method_keeps_its_format(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_metric_of_a_method_is_in_the_catalogue(name, make_group):
-    """And every group of eight steps ends in one counted state, and the stored ones are replayed as they were."""
+    """And every group of 24 steps ends in one counted state, and only groups of earlier steps are replayed."""
     arithmetic = BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4, 4)
     method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
     ledger, rng, seen = Ledger(), random.Random(1), set()
-    for step in range(8):
+    for step in range(24):  # rollout_replay replays nothing in the first 20
         again = method.begin_step(step)
         fresh = [make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, policy_step=step) for n in range(6)]
         hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, policy_step=step) for prompt in again]
         batch = method.build_batch(step, fresh, hard)
         ledger.settle(fresh + hard, batch)
-        assert len(batch) <= 6 and all(group.step < step for group in batch.replayed)
+        assert batch.responses <= 6 * 4 and all(group.step < step for group in batch.replayed)
         seen |= set(method.metrics())
     assert seen <= {metric.name for metric in method.METRICS} <= names("bapo_grpo", optional=True)
     assert "groups/capacity" in seen
@@ -116,21 +119,21 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
     """All informative fresh groups are in a batch that has room for them, and only a full batch cuts any."""
     arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8, 4)
     method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
-    rng, sizes = random.Random(2), set()
+    rng, sizes, room = random.Random(2), set(), 7 * 4
     for step in range(60):
         again = method.begin_step(step)
-        count = rng.randrange(10)
+        count = rng.randrange(20)
         fresh = [
             make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, policy_step=step) for n in range(count)
         ]
         hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, policy_step=step) for prompt in again]
         batch = method.build_batch(step, fresh, hard)
-        assert not batch.cut or len(batch) == 7
+        assert not batch.cut or batch.responses > room - batch.cut[0].size
         kept = {group.uid for group in batch.fresh + batch.cut}
         assert {group.uid for group in fresh if 0 < group.mean < 1} <= kept
-        sizes.add(len(batch))
+        sizes.add(batch.responses)
         method.observe(step, {group.uid: 0.5 for _, group in batch.with_sources()})
-    assert len(sizes) >= 5 and max(sizes) == 7
+    assert len(sizes) >= 5 and max(sizes) == room
 
 
 def test_a_class_of_a_file_gets_what_it_asks_for(file):

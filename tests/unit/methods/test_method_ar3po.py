@@ -1,0 +1,380 @@
+"""AR3PO: responses in stages and the reuse of a success, against the independent rules and by hand."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+from collections import Counter
+from fractions import Fraction as F
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+import reference_rules as rules
+
+from bapo_openrlhf.adapt.advantage import group_relative_advantages
+from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.methods.ar3po import AR3PO
+from bapo_openrlhf.methods.arpo import ARPO
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+
+def ar3po(capacity: int = 8, **options) -> AR3PO:
+    return AR3PO(capacity=capacity, **{"group_size": 4} | options)
+
+
+@pytest.fixture(scope="session")
+def make(make_group):
+    """`make([0, 1], "a", step=1)`: a group of prompt a with these rewards; its responses know its uid."""
+
+    def build(rewards, prompt, **where):
+        group = make_group([float(r) for r in rewards], prompt=prompt, **where)
+        for response in group.responses:
+            response.extras["uid"] = group.uid
+        return group
+
+    return build
+
+
+def run(method: AR3PO, step: int, fresh=()) -> Batch:
+    """One step; each of its groups ends in exactly one list of the batch."""
+    assert method.begin_step(step) == []
+    batch = method.build_batch(step, list(fresh), [])
+    Ledger().settle(fresh, batch)
+    assert batch.reevaluated == batch.replayed == []
+    return batch
+
+
+def names(group) -> list[tuple[int, int]]:
+    """The origin of each response: uid of the group that it was generated in, and its place there."""
+    return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
+
+
+def advantages(group) -> np.ndarray:
+    return group_relative_advantages(np.array(group.rewards, float), np.array(group.baseline, float))
+
+
+def generate(method: AR3PO, outcomes: dict[str, list]) -> tuple[dict[str, list], int]:
+    """What the trainer generates: the first responses, then more for as long as the method asks. And the stages."""
+    made, stages = {prompt: list(all_of_it[: method.first_responses]) for prompt, all_of_it in outcomes.items()}, 1
+    while any(more := method.more_responses([[as_reward(r) for r in own] for own in made.values()])):
+        stages += 1
+        for (prompt, own), count in zip(made.items(), more, strict=True):
+            assert len(own) + count <= method.group_size  # the trainer refuses more
+            own += outcomes[prompt][len(own) : len(own) + count]
+    return made, stages
+
+
+def as_reward(reward) -> F | None:
+    return None if reward is None else F(str(reward))
+
+
+class TestStages:
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @given(st.data())
+    def test_are_those_of_the_rules(self, data):
+        stages, each = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+        size = stages * each
+        rewards = st.lists(st.sampled_from([0, 0, 0, 0, 1]), min_size=size, max_size=size)
+        outcomes = data.draw(st.dictionaries(st.sampled_from("abcdef"), rewards, min_size=1))
+        method = ar3po(group_size=size, stages=stages)
+        made, used = generate(method, outcomes)
+        assert made == rules.ar3po_stages(outcomes, each, stages)
+        assert used <= stages
+
+    def test_by_hand(self):
+        """8 in 4 stages of 2: a leaves after the first, b after the third, c gets all; d is as b, one place later."""
+        outcomes = {"a": [0, 1] + 6 * [0], "b": 4 * [0] + [1] + 3 * [0], "c": 8 * [0], "d": 5 * [0] + [1, 1, 1]}
+        made, used = generate(ar3po(group_size=8, stages=4), outcomes)
+        assert {prompt: len(own) for prompt, own in made.items()} == {"a": 2, "b": 6, "c": 8, "d": 6} and used == 4
+
+    def test_one_stage_generates_all_at_once(self):
+        method = ar3po(stages=1)
+        assert method.first_responses == 4 and method.more_responses([[F(0)] * 4, [F(1)] * 4]) == [0, 0]
+
+    def test_a_success_is_above_the_bound(self):
+        assert ar3po().more_responses([[F(0), F(1, 2)], [F(0), F("0.51")], [F(-1), F(0)]]) == [2, 0, 2]
+        assert ar3po(success_above=F(1, 10)).more_responses([[F(0), F("0.1")], [F(0), F("0.2")]]) == [2, 0]
+
+    def test_a_prompt_whose_reward_failed_gets_no_more(self):
+        assert ar3po().more_responses([[F(0), None], [None, None], [F(0), F(0)]]) == [0, 0, 2]
+
+    def test_nothing_to_generate_for(self):
+        assert ar3po().more_responses([]) == []
+
+
+class TestReuse:
+    def test_by_hand(self, make):
+        """Step 3 (weights of step 2) stores two successes of a; in step 7 all its responses fail."""
+        method = ar3po()
+        run(method, 3, [make([0, 1, 0, 1], "a", step=3, policy_step=2, uid=10), make([1, 0], "b", uid=11)])
+        failed = make([0, 0, 0, 0], "a", step=7, policy_step=6, uid=20)
+        (group,) = run(method, 7, [failed]).fresh
+        assert names(group) == [(20, 1), (20, 2), (20, 3)]  # the stored one is not trained on
+        assert (group.uid, group.step, group.policy_step, group.prompt) == (20, 7, 6, failed.prompt)
+        assert group.baseline == (1, 0, 0, 0) and (group.mean, group.variance) == (F(1, 4), F(3, 16))
+        assert advantages(group) == pytest.approx([-1 / math.sqrt(3)] * 3, rel=1e-4)
+        assert failed.mean == 0 and names(failed) == [(20, n) for n in range(4)]  # what was generated is untouched
+        assert method.metrics() == {
+            "groups/capacity": 8,
+            "exchange/failed": 1,
+            "exchange/groups": 1,
+            "exchange/age_mean": 5,
+            "cache/prompts": 2,
+            "cache/responses": 3,
+            "cache/bytes": 3 * 28,
+            "cache/added": 3,
+            "cache/evicted": 0,
+        }
+
+    def test_trained_on(self, make):
+        """The variant: the stored success stands in the first place, with the log-probs and the step of its policy."""
+        method = ar3po(train_reused=True)
+        run(method, 3, [make([0, 1, 0, 0], "a", step=3, policy_step=2, uid=10)])
+        (group,) = run(method, 7, [make([0, 0, 0, 0], "a", step=7, policy_step=6, uid=20)]).fresh
+        assert names(group) == [(10, 1), (20, 1), (20, 2), (20, 3)]
+        assert [group.policy_step_of(response) for response in group.responses] == [2, 6, 6, 6]
+        assert group.baseline == group.rewards == (1, 0, 0, 0)
+        assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 1)
+        assert advantages(group) == pytest.approx([math.sqrt(3)] + [-1 / math.sqrt(3)] * 3, rel=1e-4)
+
+    @settings(max_examples=80, deadline=None, derandomize=True, database=None)
+    @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5]), min_size=4, max_size=4), st.sampled_from([0.75, 1.0, 2.0]))
+    def test_both_variants_give_the_others_the_same_advantages(self, make, rewards, success):
+        """Those of the group after the reuse; rewards need not be 0 and 1."""
+        found = []
+        for train_reused in (False, True):
+            method = ar3po(train_reused=train_reused)
+            run(method, 0, [make([success, 0, 0, 0], "a")])
+            (group,) = run(method, 1, [make(rewards, "a", step=1)]).fresh
+            assert group.size == 3 + train_reused
+            found.append(advantages(group)[-3:])
+        after = [success, *rewards[1:]]
+        expected = rules.group_relative(after, eps=0, ddof=0)[1:]
+        assert found[0].tolist() == found[1].tolist() and found[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+    @pytest.mark.parametrize("train_reused", [False, True])
+    def test_ledger_by_hand(self, make, train_reused):
+        """Of the helped group, three of its own responses are trained on and one is dropped."""
+        method, ledger = ar3po(train_reused=train_reused), Ledger()
+        first = [make([1, 0], "a")]
+        ledger.settle(first, method.build_batch(0, first, []))
+        fresh = [make([0, 0, 0, 0], "a", step=1), make([1, 1], "b", step=1), make([0, 0, 0, 0], "c", step=1)]
+        groups, responses = ledger.settle(fresh, method.build_batch(1, fresh, []), failed=[2])
+        assert +Counter(groups) == Counter(fresh=1, filtered=2, failed=1, generated=4)
+        assert +Counter(responses) == Counter(fresh=3, dropped=1, filtered=6, failed=2, generated=12)
+
+    def test_a_helped_group_that_is_cut_or_unfit_counts_as_generated(self, make):
+        method = ar3po(1)
+        run(method, 0, [make([1, 0], "a")])
+        fresh = [make([0, 0, 0, 0], "a", step=1), make([1, 1, 0, 0], "b", step=1)]
+        batch = method.build_batch(1, fresh, [])
+        assert batch.fresh == [fresh[1]] and [(g.uid, g.size) for g in batch.cut] == [(fresh[0].uid, 3)]
+        _, responses = Ledger().settle(fresh, drop(batch, too_far={fresh[1].uid}))
+        assert +Counter(responses) == Counter(cut=4, too_far=4, generated=8)
+
+    def test_without_a_stored_success_of_the_prompt_nothing_is_reused(self, make):
+        method = ar3po()
+        run(method, 0, [make([1, 0], Prompt("a", label="7"))])  # same text, another label: another prompt
+        failed = make([0, 0, 0, 0], "a", step=1)
+        batch = run(method, 1, [failed])
+        assert batch.filtered == [failed] and not batch.fresh
+        assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 0)
+
+    def test_a_group_with_a_success_is_left_alone(self, make):
+        """It is failed only if no response is a success, whatever its mean."""
+        method = ar3po()
+        run(method, 0, [make([1, 0], "a")])
+        right, mixed, low = make([1, 1], "a", step=1), make([0, 0, 0, 1], "a", step=1), make([-9, 1], "a", step=1)
+        batch = run(method, 1, [right, mixed, low])
+        assert batch.filtered == [right] and batch.fresh == [mixed, low]
+        (group,) = run(method, 2, [make([0.5, 0, 0.5, 0], "a", step=2)]).fresh
+        assert group.baseline == (1, 0, F(1, 2), 0)  # a half is no success
+
+    @pytest.mark.parametrize("train_reused", [False, True])
+    def test_what_is_stored(self, make, train_reused):
+        """Successes of earlier steps, as generated, and none twice. A step's own are not used in it."""
+        method = ar3po(train_reused=train_reused)
+        batch = run(method, 0, [make([1, 0, 0.5, 0.6], "a", uid=1), make([0, 0, 0, 0], "a", uid=2)])
+        assert len(batch.fresh) == len(batch.filtered) == 1
+        assert [name for group in method.cache for name in names(group)] == [(1, 0), (1, 3)]
+        for step in (1, 2):
+            assert len(run(method, step, [make([0, 0, 0, 0], "a", step=step)]).fresh) == 1
+        assert method.metrics()["cache/added"] == method.metrics()["cache/responses"] == 2
+
+    def test_the_last_successes_stay(self, make):
+        method = ar3po(successes=3)
+        for step in range(3):
+            run(method, step, [make([1, 0, 1, 0], "a", step=step, uid=step)])
+        assert [name for group in method.cache for name in names(group)] == [(1, 2), (2, 0), (2, 2)]
+        assert method.metrics()["cache/evicted"] == 3
+
+    def test_draws_are_uniform(self, make):
+        """Which of 3 successes of two groups, told by their rewards: chi-square with 2 degrees of freedom."""
+        method, draws = ar3po(seed=3), 1_500
+        run(method, 0, [make([0.6, 0.7, 0, 0], "a"), make([0, 0.8], "a")])
+        fresh = [make([0, 0, 0, 0], "a", step=1) for _ in range(draws)]
+        method.room = 4 * draws
+        seen = Counter(group.generated[0] for group in run(method, 1, fresh).fresh)
+        assert set(seen) == {0.6, 0.7, 0.8}
+        assert sum((count - draws / 3) ** 2 / (draws / 3) for count in seen.values()) < 13.8  # 99.9 % point
+
+    def test_seeds_differ_and_repeat(self, make):
+        def draws(seed):
+            method = ar3po(40, seed=seed)
+            run(method, 0, [make([0.6, 0.7, 0.8, 0], "a")])
+            fresh = [make([0] * 4, "a", step=1) for _ in range(30)]
+            return [group.generated[0] for group in run(method, 1, fresh).fresh]
+
+        assert draws(1) == draws(1) != draws(2)
+
+    def test_the_filter_sees_the_group_after_the_reuse(self, make):
+        method = ar3po(filter="gaussian", gaussian_mean=0.25, gaussian_std=0.01)
+        run(method, 0, [make([1, 0, 0, 0], "a")])
+        batch = run(method, 1, [make([0] * 4, "a", step=1), make([1, 0], "a", step=1)])
+        assert [group.mean for group in batch.fresh] == [F(1, 4)]
+        assert [group.mean for group in batch.filtered] == [F(1, 2)]
+
+    def test_the_capacity_is_in_responses(self, make):
+        """B x G = 8: two easy groups of 2 and one of 4 fit; of the helped one, three responses do not."""
+        method = ar3po(2)
+        run(method, 0, [make([1, 0], "a")])
+        fresh = [make([0] * 4, "a", step=1), make([1, 0], "b", step=1), make([0, 1], "c", step=1),
+                 make([0, 0, 1, 1], "d", step=1)]  # fmt: skip
+        batch = run(method, 1, fresh)
+        assert batch.fresh == fresh[1:] and batch.responses == 8
+        assert [group.uid for group in batch.cut] == [fresh[0].uid]
+
+
+class TestOptions:
+    def test_defaults(self):
+        method = ar3po(group_size=8)
+        assert isinstance(method, Method) and not method.asynchronous and method.related_to_generated
+        assert (method.stages, method.first_responses, method.train_reused) == (2, 4, False)
+        assert (method.success_above, method.successes) == (F(1, 2), 8)
+        assert ARPO(capacity=8, group_size=8).first_responses is None
+
+    @pytest.mark.parametrize("value", [0, -1, -2, 3, 5, 7, 16])
+    def test_stages_out_of_range(self, value):
+        with pytest.raises(ValueError) as error:
+            ar3po(group_size=8, stages=value)
+        assert str(error.value) == f"stages is {value}; it must be a divisor of 8, the size of a group"
+
+    @pytest.mark.parametrize(("value", "first"), [(1, 8), (2, 4), (4, 2), (8, 1)])
+    def test_every_divisor_is_in_range(self, value, first):
+        assert ar3po(group_size=8, stages=value).first_responses == first
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"successes": 0}, "successes is 0; it must be at least 1"),
+            ({"success_above": "much"}, "'much' is not a number or a fraction such as 1/8"),
+        ],
+    )
+    def test_of_the_store_out_of_range(self, options, message):
+        with pytest.raises(ValueError) as error:
+            ar3po(**options)
+        assert str(error.value) == message
+
+
+class TestState:
+    @pytest.mark.parametrize("train_reused", [False, True])
+    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make, tmp_path, train_reused):
+        options = {"successes": 4, "train_reused": train_reused}
+        rng = np.random.default_rng(5)
+        steps = [
+            [
+                make((rng.random(4) < 0.2) * rng.choice([0.6, 0.8, 1.0], 4), str(rng.integers(4)), step=step)
+                for _ in range(5)
+            ]
+            for step in range(12)
+        ]
+        whole, halted = ar3po(seed=9, **options), ar3po(seed=9, **options)
+        reused = 0
+        for step, fresh in enumerate(steps):
+            if step == 6:
+                save_state(tmp_path, halted.state_dict())
+                halted = ar3po(**options)
+                halted.load_state_dict(load_state(tmp_path))
+            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
+            both = [
+                [(g.uid, names(g), g.baseline, [g.policy_step_of(r) for r in g.responses]) for g in b.fresh]
+                for b in (expected, batch)
+            ]
+            assert both[0] == both[1]
+            assert halted.metrics() == whole.metrics()
+            reused += whole.metrics()["exchange/groups"] * (step >= 6)
+        assert reused > 3 and whole.metrics()["cache/evicted"] > 0
+
+    @pytest.mark.parametrize("changes", [{"method": "arpo"}, {"version": 2}])
+    def test_of_another_method_or_version(self, changes):
+        with pytest.raises(ValueError, match="expected 'ar3po', version 1"):
+            ar3po().load_state_dict(ar3po().state_dict() | changes)
+
+
+def test_side_by_side_with_the_rules(make):
+    """Whole random runs, stages and reuse; which success is drawn is the generator's choice, the first gives way."""
+    met: Counter[str] = Counter()
+
+    @settings(max_examples=120, deadline=None, derandomize=True, database=None)
+    @given(st.data())
+    def check(data):
+        each, stages = data.draw(st.sampled_from([(1, 2), (2, 2), (1, 3), (3, 2), (2, 3), (1, 4), (2, 1), (4, 1)]))
+        size, train_reused = each * stages, data.draw(st.booleans())
+        capacity = data.draw(st.integers(4, 7))
+        options = {"group_size": size, "stages": stages, "successes": 99, "train_reused": train_reused}
+        method, ledger = ar3po(capacity, **options), Ledger()
+        theirs, uid_of = rules.ResponseReuse(k=each, stages=stages), {}
+        for step in range(data.draw(st.integers(2, 7))):
+            if data.draw(st.booleans()):
+                state = pickle.loads(pickle.dumps(method.state_dict()))
+                method = ar3po(capacity, seed=9, **options)
+                method.load_state_dict(state)
+            rewards = st.lists(st.sampled_from([0, 0, 0, 0, 0, 1]), min_size=size, max_size=size)
+            outcomes = data.draw(st.dictionaries(st.sampled_from("abcd"), rewards))
+            made, _ = generate(method, outcomes)
+            fresh = [make(own, prompt, step=step) for prompt, own in made.items()]
+            uid_of |= {(group.prompt.text, step): group.uid for group in fresh}
+            batch = method.build_batch(step, fresh, [])
+            _, counts = ledger.settle(fresh, batch)
+
+            known = {prompt: set(entries) for prompt, entries in theirs.stored.items()}
+            expected = theirs.step(step, outcomes, pick=lambda stored: stored[0], place=min)
+            found = {group.prompt.text: group for group in batch.fresh + batch.filtered}  # all fit
+            assert found.keys() == expected.keys()
+            for prompt, group in found.items():
+                rule = expected[prompt]
+                assert list(group.baseline) == rule.rewards
+                trained = rule.trained(stop_gradient=not train_reused)
+                assert list(group.rewards) == [r for r, has in zip(rule.rewards, trained, strict=True) if has]
+                own = [(uid_of[prompt, step], place) for place in range(len(rule.rewards))]
+                if rule.place is not None:
+                    origins = {(uid_of[prompt, born], i) for _, born, i in known[prompt]}
+                    assert rule.place == 0 and set(names(group)) - set(own) <= origins
+                    assert names(group)[-len(own) + 1 :] == own[1:]
+                else:
+                    assert names(group) == own
+                assert (group in batch.filtered) == (len(set(rule.rewards)) == 1)
+                if len(set(rule.rewards)) > 1:
+                    shares = rules.group_relative(rule.rewards, eps=0, ddof=0)
+                    kept = [share for share, has in zip(shares, trained, strict=True) if has]
+                    assert advantages(group) == pytest.approx(kept, rel=1e-3)
+            stored = {(uid_of[prompt, born], i) for entries in theirs.stored.values() for prompt, born, i in entries}
+            assert {name for group in method.cache for name in names(group)} == stored
+            reused = sum(rule.place is not None for rule in expected.values())
+            assert counts["dropped"] == method.metrics()["exchange/groups"] == reused
+            assert counts["generated"] == sum(map(len, made.values()))
+            met.update(reused=reused, staged=sum(each < len(own) < size for own in made.values()))
+            met["failed"] += method.metrics()["exchange/failed"] - reused
+        ledger.check()
+
+    check()
+    assert min(met.values()) > 20 and len(met) == 3, met

@@ -1,0 +1,235 @@
+"""PODS: which responses of a group stay, against all subsets and the authors' scan, and what becomes of the others."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+from collections import Counter
+from fractions import Fraction as F
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+import reference_rules as rules
+
+from bapo_openrlhf.adapt.advantage import group_relative_advantages
+from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.pods import PODS, most_varied
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+
+def pods(capacity: int = 8, **options) -> PODS:
+    return PODS(capacity=capacity, **{"group_size": 8, "keep": 4} | options)
+
+
+def run(method: PODS, step: int, fresh=()) -> Batch:
+    """One step; each of its groups ends in exactly one list of the batch."""
+    assert method.begin_step(step) == []
+    batch = method.build_batch(step, list(fresh), [])
+    Ledger().settle(fresh, batch)
+    assert batch.reevaluated == batch.replayed == []
+    return batch
+
+
+def uids(groups) -> list[int]:
+    return [group.uid for group in groups]
+
+
+def places(group) -> list[int]:
+    """Where its responses stood in the group as it was generated."""
+    return [int(response.token_ids[0]) // 100 for response in group.responses]
+
+
+def advantages(group) -> np.ndarray:
+    return group_relative_advantages(np.array(group.rewards, float), np.array(group.baseline, float))
+
+
+class TestRule:
+    @settings(max_examples=250, deadline=None, derandomize=True, database=None)
+    @given(
+        rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=8)
+        | st.lists(st.sampled_from([-1.5, -0.25, 0.0, 0.5, 0.75, 2.0]), min_size=2, max_size=8),
+        data=st.data(),
+    )
+    def test_is_a_best_subset_and_the_one_of_the_scan(self, rewards, data):
+        size = data.draw(st.integers(2, len(rewards)))
+        chosen = most_varied([F(reward) for reward in rewards], size)
+        variance, best = rules.pods_subset(rewards, size)
+        assert tuple(chosen) in best  # in order, each once
+        kept = [rewards[place] for place in chosen]
+        assert float(rules.exact_variance(kept)) == variance
+        assert tuple(sorted(kept, reverse=True)) == rules.pods_scan(rewards, size)
+
+    @pytest.mark.parametrize(
+        ("rewards", "size", "kept"),
+        [
+            ([1, 0, 0, 0, 0, 0], 4, [1, 0, 0, 0]),  # the only success stays
+            ([1, 1, 1, 1, 1, 0], 4, [1, 1, 1, 0]),
+            ([1, 1, 1, 0, 0, 0], 4, [1, 1, 0, 0]),
+            ([1, 1, 0, 0], 3, [1, 1, 0]),  # the highest are a best subset: they are tried first
+            ([1, 1, 1, 0, 0, 0], 3, [1, 0, 0]),  # the highest are not, so fewer successes come first
+            ([1, 0.5, 0], 2, [1, 0]),
+            ([0.9, 1, 0.1, 0.5, 0.45], 3, [0.9, 1, 0.1]),
+            ([1, 0, 1], 3, [1, 1, 0]),
+        ],
+    )
+    def test_by_hand(self, rewards, size, kept):
+        exact = [F(str(reward)) for reward in rewards]
+        found = most_varied(exact, size)
+        assert found == sorted(set(found)) and len(found) == size
+        assert sorted(exact[place] for place in found) == sorted(F(str(reward)) for reward in kept)
+
+    def test_equal_variances_are_compared_without_rounding(self):
+        """High, high, low and high, low, low have the same variance. As floats, the second has a larger one."""
+        low, high = 0.01, 0.05
+        assert np.var([high, low, low]) > np.var([high, high, low])
+        assert most_varied([F(str(reward)) for reward in (low, high, low, high)], 3) == [1, 2, 3]
+
+
+class TestBatch:
+    def test_by_hand(self, make_group):
+        """3 of 8 right and m = 4: two right and two wrong stay, the others are dropped."""
+        fresh = [make_group([0, 1, 0, 0, 1, 0, 0, 1], step=3, policy_step=2), make_group(0), make_group(8)]
+        batch = run(pods(), 3, fresh)
+        (group,) = batch.fresh
+        assert batch.filtered == fresh[1:] and [group.size for group in batch.filtered] == [8, 8]
+        assert sorted(group.rewards) == [0, 0, 1, 1] and places(group) == sorted(set(places(group)))
+        assert [fresh[0].rewards[place] for place in places(group)] == list(group.rewards)
+        assert all(
+            kept is fresh[0].responses[place] for kept, place in zip(group.responses, places(group), strict=True)
+        )
+        assert (group.uid, group.step, group.policy_step, group.prompt) == (
+            fresh[0].uid, 3, 2, fresh[0].prompt)  # fmt: skip
+        assert fresh[0].size == 8 and fresh[0].mean == F(3, 8)  # what was generated is untouched
+
+    def test_ledger_by_hand(self, make_group):
+        """4 + 4 of 32 responses are trained on, 4 + 4 of their groups are dropped; 8 filtered and 8 too far."""
+        fresh = [make_group(right) for right in (3, 0, 5, 4)]
+        batch = drop(pods().build_batch(0, fresh, []), too_far={fresh[3].uid})
+        groups, responses = Ledger().settle(fresh, batch)
+        assert +Counter(groups) == Counter(fresh=2, filtered=1, too_far=1, generated=4)
+        assert +Counter(responses) == Counter(fresh=8, filtered=8, dropped=8, too_far=8, generated=32)
+
+    def test_advantages_are_relative_to_what_is_kept(self, make_group):
+        """1 of 8 right and m = 4: mean 1/4 and variance 3/16 of the kept ones, and not 1/8 and 7/64."""
+        (group,) = run(pods(), 0, [make_group(1)]).fresh
+        assert group.baseline == group.rewards and (group.mean, group.variance) == (F(1, 4), F(3, 16))
+        assert sorted(advantages(group)) == pytest.approx(3 * [-1 / math.sqrt(3)] + [math.sqrt(3)], rel=1e-4)
+
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0]), min_size=6, max_size=6), st.integers(2, 6))
+    def test_advantages_are_those_of_the_rules(self, make_group, rewards, size):
+        """With the population deviation, and Eq. 2's smoothing of the variance."""
+        (group,) = run(pods(group_size=6, keep=size, filter="none"), 0, [make_group(rewards)]).fresh
+        kept = [rewards[place] for place in places(group)]
+        expected = rules.group_relative(kept, eps=0, ddof=0) if len(set(kept)) > 1 else [0.0] * size
+        assert len(kept) == size and advantages(group) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+    def test_a_group_with_signal_keeps_signal(self, make_group):
+        for right in range(1, 8):
+            for size in range(2, 9):
+                (group,) = run(pods(keep=size), 0, [make_group(right)]).fresh
+                assert group.size == size and 0 < group.mean < 1
+
+    def test_the_filter_sees_all_that_was_generated(self, make_group):
+        """A gaussian filter of mean 1/8 keeps what has this mean before the choice; 2 of 4 are kept right below 1/2."""
+        method = pods(filter="gaussian", gaussian_mean=0.125, gaussian_std=0.01)
+        fresh = [make_group(1), make_group(4)]
+        batch = run(method, 0, fresh)
+        assert uids(batch.fresh) == [fresh[0].uid] and batch.filtered == [fresh[1]]
+
+    def test_no_filter(self, make_group):
+        fresh = [make_group(right) for right in (0, 8, 4)]
+        batch = run(pods(filter="none"), 0, fresh)
+        assert uids(batch.fresh) == uids(fresh) and [group.size for group in batch.fresh] == [4, 4, 4]
+        assert advantages(batch.fresh[0]).tolist() == advantages(batch.fresh[1]).tolist() == [0.0] * 4
+
+    def test_the_capacity_is_in_responses(self, make_group):
+        """B x G = 16 responses are four groups of 4: the fifth is cut as a whole."""
+        fresh = [make_group(right) for right in (4, 1, 4, 4, 4)]
+        batch = run(pods(2), 0, fresh)
+        assert batch.responses == 16 and len(batch) == 4 and uids(batch.cut) == [fresh[1].uid]
+        _, responses = Ledger().settle(fresh, batch)
+        assert +Counter(responses) == Counter(fresh=16, dropped=16, cut=8, generated=40)
+
+    def test_metrics(self, make_group):
+        method = pods(5)
+        assert method.metrics() == {}
+        run(method, 0, [make_group(4)])
+        assert method.metrics() == {"groups/capacity": 5}
+
+
+class TestOptions:
+    @pytest.mark.parametrize(("size", "kept"), [(2, 2), (4, 2), (8, 2), (11, 2), (12, 3), (64, 16), (128, 32)])
+    def test_a_fourth_of_the_group_by_default(self, size, kept):
+        """The paper's runs: 16 of 64, 32 of 128."""
+        method = PODS(capacity=4, group_size=size)
+        assert isinstance(method, Method) and method.kept == kept and not method.related_to_generated
+
+    @pytest.mark.parametrize("value", [-1, 1, 9])
+    def test_out_of_range(self, value):
+        with pytest.raises(ValueError) as error:
+            pods(keep=value)
+        assert str(error.value) == f"keep is {value}; it must be from 2 to 8, the size of a group, or 0"
+
+    def test_bounds_are_in_range(self):
+        assert [pods(keep=value).kept for value in (0, 2, 8)] == [2, 2, 8]
+
+
+class TestState:
+    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
+        """The filter draws, so the generator is the whole state."""
+        options = {"filter": "gaussian", "gaussian_std": 0.1}
+        right = np.random.default_rng(1).integers(0, 9, (10, 6)).tolist()
+        whole, halted, kept = pods(seed=4, **options), pods(seed=4, **options), set()
+        for step, row in enumerate(right):
+            fresh = [make_group(int(number), step=step) for number in row]
+            if step == 5:
+                save_state(tmp_path, halted.state_dict())
+                halted = pods(seed=5, **options)
+                halted.load_state_dict(load_state(tmp_path))
+            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
+            assert [(g.uid, places(g)) for g in batch.fresh] == [(g.uid, places(g)) for g in expected.fresh]
+            assert uids(batch.filtered) == uids(expected.filtered)
+            kept |= {(step >= 5, group.mean) for group in batch.fresh}
+        assert len(kept) >= 2
+
+    @pytest.mark.parametrize("changes", [{"method": "arpo"}, {"version": 2}])
+    def test_of_another_method_or_version(self, changes):
+        with pytest.raises(ValueError, match="expected 'pods', version 1"):
+            pods().load_state_dict(pods().state_dict() | changes)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_every_response_is_counted_over_random_runs(make_group, data):
+    size = data.draw(st.integers(2, 6))
+    keep, capacity = data.draw(st.integers(2, size)), data.draw(st.integers(1, 5))
+    method, ledger, met = pods(capacity, group_size=size, keep=keep), Ledger(), Counter()
+    values = st.integers(0, size).map(lambda right: [1.0] * right + [0.0] * (size - right))
+    values |= st.lists(st.sampled_from([-1.0, 0.0, 0.5, 3.0]), min_size=size, max_size=size)
+    for step in range(data.draw(st.integers(1, 5))):
+        if data.draw(st.booleans()):
+            state, method = pickle.loads(pickle.dumps(method.state_dict())), pods(capacity, group_size=size, keep=keep)
+            method.load_state_dict(state)
+        fresh = [make_group(rewards, step=step) for rewards in data.draw(st.lists(values, max_size=8))]
+        batch = method.build_batch(step, fresh, [])
+        lost = set(data.draw(st.lists(st.sampled_from(uids(batch.fresh)), max_size=2))) if batch.fresh else set()
+        batch = drop(batch, nonfinite=lost)
+        ledger.settle(fresh, batch)
+        signal = sum(len(set(group.rewards)) > 1 for group in fresh)
+        trained = min(signal, capacity * size // keep)
+        cut = signal - trained
+        assert (len(batch.fresh) + len(batch.nonfinite), len(batch.cut)) == (trained, cut)
+        alive = trained - len(lost)
+        met.update(fresh=alive * keep, dropped=alive * (size - keep), cut=cut * size, nonfinite=len(lost) * size)
+        met.update(filtered=(len(fresh) - signal) * size, generated=len(fresh) * size)
+    assert +ledger.responses == +met
+    ledger.check()
