@@ -104,9 +104,6 @@ class TestStages:
         assert ar3po().more_responses([[F(0), F(1, 2)], [F(0), F("0.51")], [F(-1), F(0)]]) == [2, 0, 2]
         assert ar3po(success_above=F(1, 10)).more_responses([[F(0), F("0.1")], [F(0), F("0.2")]]) == [2, 0]
 
-    def test_a_prompt_whose_reward_failed_gets_no_more(self):
-        assert ar3po().more_responses([[F(0), None], [None, None], [F(0), F(0)]]) == [0, 0, 2]
-
     def test_nothing_to_generate_for(self):
         assert ar3po().more_responses([]) == []
 
