@@ -35,7 +35,7 @@ KEPT = ("run.json", "metrics.jsonl", "groups.jsonl", "evaluations.jsonl", "summa
 AXES = {
     "responses": "responses generated",
     "tokens": "tokens generated and trained on",
-    "hours": "hours, two runs at a time",
+    "hours": "hours, beside other work on the machine",
 }
 
 
@@ -76,7 +76,12 @@ def start_of(path: Path) -> dict[str, float]:
 def picture(rows: pd.DataFrame) -> alt.VConcatChart:
     """Mean accuracy over responses, tokens and hours: a thin line for each run, a thick one for each arm's mean."""
     arms = [arm for arm in ARMS.values() if arm in set(rows["arm"])]
-    colour = alt.Color("arm:N", scale=alt.Scale(domain=arms, range=COLOURS[: len(arms)]), title=None)
+    colour = alt.Color(
+        "arm:N",
+        scale=alt.Scale(domain=arms, range=COLOURS[: len(arms)]),
+        title=None,
+        legend=alt.Legend(symbolOpacity=1),
+    )
     means = rows.groupby(["arm", "step"], as_index=False)[["mean", *AXES]].mean()
     panels = []
     for axis, title in AXES.items():

@@ -22,7 +22,9 @@ class PODS(FilteredMethod):
     of the advantages are over the m *kept* responses, as in the authors' code. The others are dropped.
 
     With m = 0 a fourth of G is kept, but at least 2, as in the paper's runs (16 of 64, 32 of 128). Set
-    `--train.batch_size` to `--rollout.batch_size` times m, so that a batch is one optimizer step.
+    `--adapt.batch_size` to `--rollout.batch_size` times m / G, which is the room that the kept responses need. The
+    learning-rate schedule counts full batches. With `--train.batch_size` as `--rollout.batch_size` times m, a batch is
+    one optimizer step.
 
     Deviations: groups with equal rewards are left out, unless `--adapt.filter none` is set. The authors divide by the
     sample deviation + 1e-4, and Eq. 2 by the population deviation.

@@ -24,7 +24,7 @@ class StoredSuccesses(FilteredMethod):
 
     Args:
         successes: Most successes stored of a prompt, at least 1. Beyond them, the oldest leave.
-        success_above: A response is stored as a success if its reward is above this number.
+        success_above: A response is stored as a success if its reward is above this number, in [0, 1).
     """
 
     STATE = ("rng", "cache")
@@ -46,6 +46,8 @@ class StoredSuccesses(FilteredMethod):
         if self.successes < 1:
             raise ValueError(f"successes is {self.successes}; it must be at least 1")
         self.success_above = as_fraction(self.success_above)
+        if not 0 <= self.success_above < 1:
+            raise ValueError(f"success_above is {self.success_above}; it must be at least 0 and below 1")
         self.cache = ResponseCache(self.successes)
 
     @abstractmethod
