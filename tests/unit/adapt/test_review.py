@@ -137,7 +137,7 @@ class TestReview:
 
     def test_of_a_sound_batch_changes_nothing(self, make_group):
         batch = Batch(fresh=[make_group(1, size=2)], cut=[make_group(1, size=2)])
-        assert reviewed(batch, [0.0, 0.0]) == Review(batch, [0, 1], 0, 0.0)
+        assert reviewed(batch, [0.0, 0.0]) == Review(batch, [0, 1], 0, 0.0, dict.fromkeys(batch.fresh, 0.0))
 
     def test_one_group_leaves_by_itself(self, make_group):
         batch = Batch(fresh=[make_group(n, size=4, step=9, policy_step=9) for n in (1, 2, 3, 2)])
@@ -154,7 +154,7 @@ class TestReview:
 
     def test_of_an_empty_batch(self):
         batch = Batch()
-        assert reviewed(batch, []) == Review(batch, [], 0, 0.0)
+        assert reviewed(batch, []) == Review(batch, [], 0, 0.0, {})
 
     def test_groups_that_are_too_far_are_no_fault(self, make_group):
         batch = Batch(fresh=[make_group(1, size=2, step=9, policy_step=6) for _ in range(4)])
