@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from fractions import Fraction as F
@@ -15,6 +14,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.monitor import off_policy
 from bapo_openrlhf.methods.bound import BoundBAPO, BoundConfig
+from bapo_openrlhf.record.state_file import load_state, save_state
 
 EPS = 1e-6
 
@@ -193,21 +193,26 @@ def drive(method, steps: int, make_group, start: int = 0):
     return batches
 
 
-def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group):
+def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group, tmp_path):
+    """With the state as a checkpoint has it."""
     flags = {"reevaluate_every": 2, "max_reevaluated_prompts": 2, "buffer_size": 9, "replay_buffer_size": 9}
     whole, resumed = made(3, **flags), made(99, **flags)
     drive(whole, 9, make_group)
-    state = whole.state_dict()
-    plain = {name: state[name] for name in ("last", "sums")}
-    resumed.load_state_dict(state | json.loads(json.dumps(plain)))
-    drive(whole, 1, make_group, start=9)
-    assert plain["last"] and plain["sums"]
-    again = made(99, **flags)
-    again.load_state_dict(state | plain)  # the state does not change with the method that it is of
-    assert drive(resumed, 1, make_group, start=9) == drive(again, 1, make_group, start=9)
-    later = drive(resumed, 9, make_group, start=10)
-    assert later == drive(whole, 9, make_group, start=10)
+    save_state(tmp_path, whole.state_dict())
+    assert whole.last and whole.sums
+    later = drive(whole, 9, make_group, start=9)
+    resumed.load_state_dict(load_state(tmp_path))
+    assert drive(resumed, 9, make_group, start=9) == later
     assert any(metrics["bound/below_least"] for *_, metrics in later) and any(replayed for *_, replayed, _ in later)
+
+
+def test_a_step_does_not_change_a_state_that_was_taken_before(make_group):
+    method = made()
+    drive(method, 5, make_group)
+    state = method.state_dict()
+    plain = repr((state["last"], state["sums"]))
+    drive(method, 2, make_group, start=5)
+    assert repr((state["last"], state["sums"])) == plain != repr((method.last, method.sums))
 
 
 @pytest.mark.parametrize("least", [0.1, math.nan, math.inf])
