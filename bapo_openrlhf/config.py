@@ -91,8 +91,8 @@ class AdaptConfig:
     # fmt: off
     method: str = _flag("none",
         "how training batches are made: none (plain OpenRLHF), bapo, bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
-        "regardless of the flags: no thresholds to tune), bapo_prioritized (prioritised replay and re-evaluation), one "
-        f"of the neighbouring methods {', '.join(list(registry.METHODS)[3:])}, or FILE.py:CLASS",
+        "regardless of the flags: no thresholds to tune), bapo_prioritized (replay by error), bapo_bound (by the "
+        f"bound), one of the neighbouring methods {', '.join(list(registry.METHODS)[4:])}, or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2")
     options: list[str] | None = _flag(None,
         "NAME=VALUE ...: the method's own options; bapo has none in addition to these flags",
@@ -183,6 +183,9 @@ class AdaptConfig:
         "factor on the advantages of re-evaluated samples, and so on their part of the policy loss",
         allowed="finite and above 0", type=float)
     replayed_weight: float = _flag(1.0, "the same for replayed samples", allowed="finite and above 0", type=float)
+    weigh_replayed_by_ess: bool = _flag(False,
+        "another factor on the advantages of replayed samples: the effective sample size of their weights pi/alpha as "
+        "a share of the replayed responses", symbol="ESS", source="beyond the paper", action="store_true")
     kl_target: str = _flag("reference",
         "policy to which --algo.kl.init_coef pulls: reference, or behaviour (Eq. 3; no reference model is loaded)",
         symbol="beta D_KL", source="Eq. 1, 3", choices=["reference", "behaviour"])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.staleness import beyond, group_tv, nonfinite
 
 
@@ -18,12 +19,14 @@ class Review:
         nonfinite: Number of groups that left because a log ratio of theirs is not finite.
         rollout_tv: Mean sampled TV distance between the policies that generated the fresh groups and today's policy.
             Groups with a log ratio that is not finite do not count. It is 0 if no group counts.
+        distances: Sampled TV distance of each group with finite log ratios to today's policy, also if it is too far.
     """
 
     batch: Batch
     kept: list[int]
     nonfinite: int
     rollout_tv: float
+    distances: dict[Group, float]
 
 
 def review(
@@ -49,17 +52,17 @@ def review(
     """
     groups = [group for _, group in batch.with_sources()]
     if not groups:
-        return Review(batch, [], 0, 0.0)
+        return Review(batch, [], 0, 0.0, {})
     sizes = [group.size for group in groups]
     broken = {group.uid for group, bad in zip(groups, nonfinite(log_ratios, sizes), strict=True) if bad}
     today = [group.policy_step_of(response) == step for group in groups for response in group.responses]
-    tv = group_tv(np.where(today, 0.0, log_ratios), sizes)
-    distances = dict(zip((group.uid for group in groups), tv, strict=True))
-    fresh = {group.uid: distances[group.uid] for group in batch.fresh}
-    replayed = {group.uid: distances[group.uid] for group in batch.replayed}
-    too_far = beyond(fresh, max_tv_fresh) | beyond(replayed, max_tv_replayed)
-    finite = [distance for uid, distance in fresh.items() if uid not in broken]
-    rollout_tv = float(np.mean(finite)) if finite else 0.0
+    tv = group_tv(np.where(today, 0.0, log_ratios), sizes).tolist()
+    distances = dict(zip(groups, tv, strict=True))
+    too_far = beyond({group.uid: distances[group] for group in batch.fresh}, max_tv_fresh)
+    too_far |= beyond({group.uid: distances[group] for group in batch.replayed}, max_tv_replayed)
+    finite = {group: distance for group, distance in distances.items() if group.uid not in broken}
+    fresh = [finite[group] for group in batch.fresh if group in finite]
+    rollout_tv = float(np.mean(fresh)) if fresh else 0.0
     uids = np.repeat([group.uid for group in groups], sizes).tolist()
     kept = [position for position, uid in enumerate(uids) if uid not in too_far | broken]
-    return Review(drop(batch, too_far=too_far, nonfinite=broken), kept, len(broken), rollout_tv)
+    return Review(drop(batch, too_far=too_far, nonfinite=broken), kept, len(broken), rollout_tv, finite)

@@ -97,8 +97,7 @@ class BAPO(Method):
     def begin_step(self, step: int) -> list[Prompt]:
         """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
         self.replay.expire(step)
-        again = due(step, self.config.reevaluate_every)
-        named = self.draw_hard(self.config.max_reevaluated_prompts if again else 0)
+        named = self.draw_hard(self.config.max_reevaluated_prompts if due(step, self.config.reevaluate_every) else 0)
         self.hard.send(named)
         return named
 
@@ -117,34 +116,34 @@ class BAPO(Method):
         """
         return group.mean > self.config.c1 and has_signal(group)
 
+    def replayable(self, group: Group) -> bool:
+        """Whether a group is stored and replayed: c2 <= mean <= c3 (Eq. 5, third term)."""
+        return self.thresholds.c2 <= group.mean <= self.thresholds.c3
+
     def unanswered(self, prompts: Sequence[Prompt]) -> None:
         """Note hard prompts that `build_batch` puts last."""
         self._unanswered = prompts
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """Lines 8-9, 11 and 14-17."""
-        config = self.config
+        config, self.step = self.config, step
         self.thresholds.update(mean_reward(fresh))  # Eq. 8
-        c1, c2, c3 = config.c1, self.thresholds.c2, self.thresholds.c3
         x2, unimproved, solved = self._review(reevaluated)
-
-        def replayable(group: Group) -> bool:
-            return c2 <= group.mean <= c3
 
         # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7), but no prompt
         # of X2, because the batch is a partition (Def. 3.1).
         keep = self.fresh_filter(fresh, self.rng)
         prompts = {group.prompt.id for group in x2}
         batch = fill(config.capacity * config.group_size, fresh, keep, x2, replay=lambda room: self.draw_replay(
-            room // config.group_size, lambda group: replayable(group) and group.prompt.id not in prompts
+            room // config.group_size, lambda group: self.replayable(group) and group.prompt.id not in prompts
         ))  # fmt: skip
         batch.unimproved, batch.solved = unimproved, solved
 
         # Stored last: a step's own groups are neither re-evaluated nor replayed in that same step.
         for group in fresh:
-            if group.mean <= c1:
+            if group.mean <= config.c1:
                 self.hard.add(group)
-            if config.replay_steps and replayable(group):
+            if config.replay_steps and self.replayable(group):
                 self.replay.add(group)
 
         self.hard.check()
@@ -155,27 +154,23 @@ class BAPO(Method):
             **self.hard.metrics(step),
             **self.replay.metrics(step),
             "threshold/average_reward": float(self.thresholds.average_reward or 0),
-            "threshold/c2": float(c2),
-            "threshold/c3": float(c3),
+            "threshold/c2": float(self.thresholds.c2),
+            "threshold/c3": float(self.thresholds.c3),
         }
         return batch
 
     def _review(self, reevaluated: Sequence[Group]) -> tuple[list[Group], list[Group], list[Group]]:
         """Divide the groups into X2, still too hard, and solved. Only a prompt that is too hard stays in the buffer."""
-        x2: list[Group] = []
-        unimproved: list[Group] = []
-        solved: list[Group] = []
+        x2, unimproved, solved = list[Group](), list[Group](), list[Group]()
         for group in reevaluated:
             self.hard.back(group.prompt)
-            if self.improved(group):
-                x2.append(group)
-            elif group.mean > self.config.c1 and not has_signal(group):
-                solved.append(group)
+            improved = self.improved(group)
+            done = group.mean > self.config.c1 and (improved or not has_signal(group))
+            (x2 if improved else solved if done else unimproved).append(group)
+            if done:
+                self.hard.remove(group.prompt)
             else:
                 self.hard.add(group)  # the newer failure replaces the older one
-                unimproved.append(group)
-                continue
-            self.hard.remove(group.prompt)
         for prompt in self._unanswered:
             self.hard.back(prompt)
             self.hard.postpone(prompt)  # otherwise one whose verifier always fails would stay first in the queue
@@ -184,9 +179,5 @@ class BAPO(Method):
 
     def constants(self) -> tuple[float, float, float]:
         """K1, K2, K3 of Theorem 3.2 with today's thresholds (Eq. 11-13)."""
-        c, eps = self.config, self.config.eps
-        return (
-            k1(c.group_size, eps),
-            k2(float(c.c1), eps),
-            k3(float(self.thresholds.c2), float(self.thresholds.c3), eps),
-        )
+        c, t, eps = self.config, self.thresholds, self.config.eps
+        return k1(c.group_size, eps), k2(float(c.c1), eps), k3(float(t.c2), float(t.c3), eps)

@@ -23,7 +23,7 @@ class Method(ABC):
     The trainer calls a method in this order in step t. `choose_prompts(t, ...)` selects the prompts to generate for, if
     more are drawn than needed. `begin_step(t)` names prompts to generate again with today's policy. After generation,
     `unanswered(prompts)` tells which of them gave no group, and `build_batch(t, fresh, reevaluated)` returns the batch.
-    Then `observe(t, errors)` reports the errors of its groups.
+    Then `observe_distances(t, distances)` and `observe(t, errors)` report distances and errors of its groups.
 
     With `--train.async_enable`, generation is q steps ahead: `begin_step(t)` comes right before `build_batch(t)`, and
     the groups of the prompts that it names come to `build_batch(t + q)`.
@@ -121,6 +121,10 @@ class Method(ABC):
             errors: Error of each group that is trained on, by uid, before the update. With a critic it is the mean
                 |value - return| over the group's tokens, otherwise the mean |A|. The weight of its source is left out.
         """
+        return
+
+    def observe_distances(self, step: int, distances: Mapping[Group, float]) -> None:
+        """Called after `build_batch` and before the update, with what `Review.distances` has of the batch."""
         return
 
     def constants(self) -> tuple[float, float, float]:

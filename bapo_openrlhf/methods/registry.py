@@ -20,6 +20,7 @@ METHODS = {
     "bapo": "bapo_openrlhf.methods.bapo:BAPO",
     "bapo_mini_test": "bapo_openrlhf.methods.bapo:BAPO",
     "bapo_prioritized": "bapo_openrlhf.methods.prioritized:PrioritizedBAPO",
+    "bapo_bound": "bapo_openrlhf.methods.bound:BoundBAPO",
     "mopps": "bapo_openrlhf.methods.mopps:MoPPS",
     "dots": "bapo_openrlhf.methods.dots:DOTS",
     "repo": "bapo_openrlhf.methods.repo:RePO",
@@ -39,6 +40,8 @@ VARIANTS = """
     bapo_without_x3 | BAPO that replays nothing. | Use it to see what replay is worth. | arXiv 2602.20722, Table 1b
     bapo_fixed_thresholds | BAPO whose c2 and c3 do not move. | Use it to see what moving them is worth. | \
         arXiv 2602.20722, Fig. 6
+    bapo_measured | The method bapo_bound, with v, weights and the learning rate by measurement too. | \
+        Use it to see what measuring is worth. | this project, after arXiv 2602.20722, 2602.17616
     bapo_authors_code | BAPO with options of its authors' public code that the paper does not have. | \
         Use it to compare with runs of that code. | waunx/BAPO_ICLR at 426b509
     grpo_delayed | GRPO on every fresh group, with responses of weights that are up to 4 steps old. | \

@@ -238,6 +238,7 @@ class AdaptedPPOTrainer(PretrainedCritic):
         what = "have log-probs under today's policy that are not finite"
         check_share(found.nonfinite, len(batch), what, adapt.max_failed_share, self.vllm_engines)
         self.rollout_tv = found.rollout_tv
+        self.method.observe_distances(self.step, found.distances)
         experience = self.experience_maker.finish(passed, found.kept) if found.kept else None
         return found.batch, experience, time.perf_counter() - start
 

@@ -137,7 +137,7 @@ class TestReview:
 
     def test_of_a_sound_batch_changes_nothing(self, make_group):
         batch = Batch(fresh=[make_group(1, size=2)], cut=[make_group(1, size=2)])
-        assert reviewed(batch, [0.0, 0.0]) == Review(batch, [0, 1], 0, 0.0)
+        assert reviewed(batch, [0.0, 0.0]) == Review(batch, [0, 1], 0, 0.0, dict.fromkeys(batch.fresh, 0.0))
 
     def test_one_group_leaves_by_itself(self, make_group):
         batch = Batch(fresh=[make_group(n, size=4, step=9, policy_step=9) for n in (1, 2, 3, 2)])
@@ -154,7 +154,15 @@ class TestReview:
 
     def test_of_an_empty_batch(self):
         batch = Batch()
-        assert reviewed(batch, []) == Review(batch, [], 0, 0.0)
+        assert reviewed(batch, []) == Review(batch, [], 0, 0.0, {})
+
+    def test_the_distance_of_each_group_is_kept_also_if_it_is_too_far(self, make_group):
+        fresh = [make_group(1, size=2, step=9, policy_step=policy) for policy in (6, 9, 6)]
+        replayed = [make_group(1, size=2, step=8, policy_step=6)]
+        log_ratios = [-1000.0, 0.0, -1.0, -1.0, math.nan, 0.0, math.log(0.5), 1.0]
+        found = reviewed(Batch(fresh=fresh, replayed=replayed), log_ratios, max_tv_fresh=0.1, max_tv_replayed=0.1)
+        assert found.distances == pytest.approx({fresh[0]: 0.5, fresh[1]: 0.0, replayed[0]: 0.25})
+        assert found.batch.too_far == [fresh[0]] and found.batch.unused == replayed
 
     def test_groups_that_are_too_far_are_no_fault(self, make_group):
         batch = Batch(fresh=[make_group(1, size=2, step=9, policy_step=6) for _ in range(4)])

@@ -47,6 +47,45 @@ class TestObserve:
             assert total == pytest.approx(sum(parts.values()), rel=1e-5)
         assert any(row["groups/too_far"] for row in rows) and any(row["groups/replayed"] for row in rows)
 
+    @pytest.mark.parametrize("limit", [1, 0.02])
+    def test_the_method_hears_how_far_each_group_is_before_it_is_trained_on(self, world, limit):
+        made = world(prompts=40, **{"adapt.max_tv_fresh": limit, "adapt.max_tv_replayed": limit})
+        heard, forward, method = [], made.trainer.experience_maker.forward, made.trainer.method
+        passes, dropped = [], 0
+
+        def spy(batch):
+            passes.append((batch, forward(batch)))
+            return passes[-1][1]
+
+        made.trainer.experience_maker.forward = spy
+        method.observe_distances = lambda step, distances: heard.append((step, distances, made.updates["actor"]))
+        made.trainer.fit()
+        rows = made.metrics()
+        assert len(heard) == len(passes) and any(row["groups/replayed"] for row in rows)
+        for number, ((step, distances, updates), (batch, passed)) in enumerate(zip(heard, passes, strict=True)):
+            assert updates == sum("skipped_update" not in row for row in rows[:step]) >= number - 1
+            groups = list(dict.fromkeys(origin.group for origin in batch.origins))
+            assert list(distances) == groups
+            for group in groups:
+                places = [n for n, origin in enumerate(batch.origins) if origin.group is group]
+                lost = np.maximum(0, 1 - np.exp(passed.log_ratios[places]))
+                today = group.policy_step == step
+                assert distances[group] == pytest.approx(0 if today else lost.mean(), abs=1e-12)
+            dropped += len(groups) - int(sum(rows[step][f"groups/{s}"] for s in ("fresh", "reevaluated", "replayed")))
+        assert any(tv > 0 for _, distances, _ in heard for tv in distances.values())
+        assert (dropped > 0) is (limit < 1)
+
+    def test_a_run_replays_by_measured_distances(self, world):
+        words = {"adapt.method": "bapo_bound", "adapt.weigh_replayed_by_ess": True, "adapt.replay_steps": 4}
+        made = world(prompts=40, **words)
+        made.trainer.fit()
+        method, rows = made.trainer.method, made.metrics()
+        assert {row[0] for row in method.last} <= {group.uid for group in method.replay}
+        assert [age for age, *_ in sorted(method.sums)][:2] == [1, 2]
+        replayed = [row for row in rows if row["groups/replayed"]]
+        assert replayed and all(row["bound/tv_predicted"] >= 0 and row["tv/replayed"] >= 0 for row in replayed)
+        assert any(row["bound/tv_predicted"] > 0 for row in replayed) and "threshold/c2" not in rows[0]
+
     def test_not_of_a_step_without_an_update(self, world):
         made = world(**{"train.num_episodes": 1})
         made.reward = lambda *_: 1.0

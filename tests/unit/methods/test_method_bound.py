@@ -1,0 +1,221 @@
+"""Replay by the terms of Theorem 3.2: every subset by brute force, predictions by hand, and BAPO's other rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from fractions import Fraction as F
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.monitor import off_policy
+from bapo_openrlhf.methods.bound import BoundBAPO, BoundConfig
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+EPS = 1e-6
+
+
+def made(seed: int = 0, **changes) -> BoundBAPO:
+    return BoundBAPO(BoundConfig(**{"capacity": 6, "group_size": 4, "reevaluate_every": 0, **changes}), seed)
+
+
+def uids(groups) -> list[int]:
+    return [group.uid for group in groups]
+
+
+def term(group, tv: float) -> float:
+    """-2 TV / sigma in its other form, from the rewards themselves."""
+    rewards = [response.reward for response in group.responses]
+    mean = sum(rewards) / len(rewards)
+    sigma = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards) + EPS)
+    return -2 * tv / sigma
+
+
+def stored(make_group, tv, *, rights=(1, 2, 3, 2, 1, 2), **changes):
+    """A method that has stored groups of step 0 and has measured these distances in step 1; today is step 1."""
+    method = made(**changes)
+    groups = [make_group(right, size=4, prompt=f"p{n}") for n, right in zip(range(len(tv)), rights, strict=False)]
+    for group in groups:
+        method.replay.add(group)
+    method.observe_distances(1, dict(zip(groups, tv, strict=True)))
+    method.step = 1
+    return method, groups
+
+
+class TestReplay:
+    @pytest.mark.parametrize("seed", range(8))
+    def test_no_subset_that_fits_has_larger_terms(self, make_group, seed):
+        rng = random.Random(seed)
+        tv = [rng.random() / 4 for _ in range(6)]
+        method, groups = stored(make_group, tv)
+        terms = {group.uid: term(group, distance) for group, distance in zip(groups, tv, strict=True)}
+        enough = [group for group in groups if terms[group.uid] >= -1]
+        for count in range(7):
+            best = max(
+                itertools.combinations(enough, min(count, len(enough))),
+                key=lambda chosen: sum(terms[group.uid] for group in chosen),
+            )
+            drawn = method.draw_replay(count, lambda group: True)
+            assert set(uids(drawn)) == set(uids(best)) and len(drawn) == len(best)
+            assert method.metrics()["bound/below_least"] == 6 - len(enough)
+
+    def test_it_is_the_distance_over_sigma_that_counts(self, make_group):
+        """sigma is 1/2 for 2 of 4 and sqrt(3)/4 for 1 of 4, so a distance may be 1.15 times as large."""
+        method, groups = stored(make_group, [0.100, 0.114, 0.1, 0.117], rights=(1, 2, 3, 2))
+        assert uids(method.draw_replay(4, lambda group: True)) == uids(groups[n] for n in (1, 2, 0, 3))
+
+    def test_of_equal_terms_the_variance_decides_then_the_policy(self, make_group):
+        method = made()  # nothing is measured, so all terms are 0
+        groups = [make_group(right, size=4, prompt=f"{right} {policy}", step=2, policy_step=policy)
+                  for right, policy in ((1, 2), (2, 0), (3, 1), (2, 1))]  # fmt: skip
+        for group in groups:
+            method.replay.add(group)
+        method.step = 3
+        assert uids(method.draw_replay(4, lambda group: True)) == uids(groups[n] for n in (3, 1, 0, 2))
+        assert method.metrics() == {"bound/below_least": 0, "bound/tv_predicted": 0.0}
+
+    @pytest.mark.parametrize(("least", "stays"), [(-1.0, [0, 1]), (-math.inf, [0, 1, 2]), (-0.5, [0]), (0.0, [])])
+    def test_room_stays_empty_below_the_floor(self, make_group, least, stays):
+        """The terms are -0.4, -1 + 4e-7 and -2.4."""
+        method, groups = stored(make_group, [0.1, 0.25, 0.6], rights=(2, 2, 2), least=least)
+        batch = method.build_batch(1, [], [])
+        assert sorted(uids(batch.replayed)) == uids(groups[n] for n in stays)
+        assert method.metrics()["bound/below_least"] == 3 - len(stays)
+        mean = [[0.1, 0.25, 0.6][n] for n in stays]
+        assert method.metrics().get("bound/tv_predicted") == (pytest.approx(sum(mean) / len(mean)) if mean else None)
+
+    def test_only_what_is_accepted(self, make_group):
+        method, groups = stored(make_group, [0.1, 0.05, 0.0], rights=(2, 2, 2))
+        assert method.draw_replay(2, lambda group: group is not groups[1]) == [groups[2], groups[0]]
+        assert method.draw_replay(0, lambda group: True) == [] and method.replay.counts["sampled"] == 2
+
+
+class TestPrediction:
+    def test_mean_of_an_age_and_lines_through_zero(self, make_group):
+        method = made()
+        assert [method.mean_distance(age) for age in (0, 1, 7)] == [0, 0, 0]
+        old, older = (make_group(2, size=4, step=step) for step in (6, 2))  # 2 and 6 updates old in step 8
+        method.observe_distances(8, {old: 0.1, older: 0.24, make_group(2, size=4, step=8): 0.5})
+        method.observe_distances(8, {make_group(2, size=4, step=6): 0.3})
+        found = {age: method.mean_distance(age) for age in range(9)}
+        # 2: (0.1 + 0.3) / 2; 4 is as near to 2 as to 6, and takes the lower one
+        assert found == pytest.approx(
+            {0: 0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.24 * 5 / 6, 6: 0.24, 7: 0.24 * 7 / 6, 8: 0.24 * 8 / 6}
+        )
+
+    def predicted(self, method, group, step):
+        method.step = step
+        method.draw_replay(1, lambda other: other is group)
+        return method.metrics().get("bound/tv_predicted")
+
+    def test_a_measured_group_grows_as_the_mean_does_and_never_shrinks(self, make_group):
+        method = made(least=-math.inf, replay_steps=9)
+        group, other, late = (make_group(2, size=4, step=0, prompt=name) for name in "abc")
+        for one in (group, late):
+            method.replay.add(one)
+        method.observe_distances(1, {group: 0.05, other: 0.15})  # D(1) = 0.1
+        assert self.predicted(method, group, 1) == pytest.approx(0.05)
+        assert self.predicted(method, group, 3) == pytest.approx(0.05 + 0.3 - 0.1)
+        assert self.predicted(method, late, 3) == pytest.approx(0.3)  # never measured: from 0 at age 0
+        method.observe_distances(2, {other: 0.02})  # D(2) is below D(1)
+        assert self.predicted(method, group, 2) == pytest.approx(0.05)
+        method.observe_distances(3, {other: 0.9})
+        assert self.predicted(method, group, 9) == 1  # 0.05 + 0.9 * 3 - 0.1
+        method.observe_distances(3, {group: 0.4})  # D(3) = 0.65; the newer measurement counts
+        assert self.predicted(method, group, 4) == pytest.approx(0.4 + 0.65 * 4 / 3 - 0.65)
+
+    def test_only_distances_of_what_is_stored_are_kept(self, make_group):
+        method, groups = stored(make_group, [0.1, 0.2])
+        method.observe_distances(2, {make_group(2, size=4, step=0): 0.7})
+        assert [row[0] for row in method.last] == uids(groups)
+        method.replay.expire(99)
+        method.observe_distances(99, {})
+        assert method.last == [] and sorted(age for age, *_ in method.sums) == [1, 2]
+
+
+class TestRules:
+    def test_any_fresh_group_with_signal_is_stored(self, make_group):
+        method = made()
+        groups = [make_group(right, size=4, prompt=f"p{right}") for right in range(5)] + [make_group([0.2, 0.7])]
+        method.build_batch(0, groups, [])
+        assert uids(method.replay) == uids([*groups[1:4], groups[5]])
+
+    def test_any_signal_is_an_improvement_but_c1_says_what_is_hard(self, make_group):
+        method = made(c1=F(1, 4), reevaluate_every=1)
+        failed = [make_group(0, size=4, prompt=f"p{n}") for n in range(4)]
+        method.build_batch(0, failed, [])
+        assert method.begin_step(1) == [group.prompt for group in failed]
+        again = [
+            make_group(n, size=4, prompt=group.prompt, step=1) for n, group in zip((0, 1, 2, 4), failed, strict=True)
+        ]
+        batch = method.build_batch(1, [], again)
+        assert (batch.unimproved, batch.reevaluated, batch.solved) == ([again[0]], again[1:3], [again[3]])
+        assert [group.prompt in method.hard for group in again] == [True, True, False, False]
+
+    def test_theory_and_metrics_know_no_thresholds(self, make_group):
+        method = made(group_size=8, c1=F(0))
+        sigma = math.sqrt(7 / 64 + EPS)
+        assert method.constants() == pytest.approx(((1 - sigma) / sigma,) * 3)
+        method.build_batch(0, [make_group(2)], [])
+        assert not any("threshold" in name for name in method.metrics())
+
+    def test_the_bound_is_never_above_zero(self, make_group):
+        """For whatever policy: with S = 0 the term is at most 1.5 times as far from 0 as it is, and at least half."""
+        rng = random.Random(0)
+        for _ in range(200):
+            group = make_group(rng.randrange(1, 8))
+            weights = [rng.random() ** 3 for _ in range(8)]
+            log_ratios = np.log(8 * np.array(weights) / sum(weights))
+            sigma = math.sqrt(group.variance + F(EPS))
+            numbers = off_policy(Batch(replayed=[group]), log_ratios, (0.0, 0.0, (1 - sigma) / sigma), EPS)
+            ours = term(group, numbers["tv/replayed"])
+            assert 1.5 * ours - 1e-9 <= numbers["theory/bound_replayed"] <= 0.5 * ours + 1e-9 < 0
+
+
+def drive(method, steps: int, make_group, start: int = 0):
+    """The batches of a random run with v = 2, each of whose groups ends in one state."""
+    batches, ledger = [], Ledger()
+    for step in range(start, start + steps):
+        rng = random.Random(5000 + step)
+        again, uid = method.begin_step(step), iter(range(100 * step, 100 * step + 99))
+        fresh = [make_group(rng.randrange(5), size=4, prompt=f"p{rng.randrange(20)}", step=step,
+                            policy_step=step - step % 2, uid=next(uid)) for _ in range(4)]  # fmt: skip
+        hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, uid=next(uid)) for prompt in again]
+        batch = method.build_batch(step, fresh, hard)
+        ledger.settle(fresh + hard, batch)
+        assert batch.responses <= 24 and all(0 < group.mean < 1 for group in batch.replayed)
+        method.observe_distances(step, {group: rng.random() / 3 for _, group in batch.with_sources()})
+        batches.append((uids(batch.fresh), uids(batch.reevaluated), uids(batch.replayed), method.metrics()))
+    return batches
+
+
+def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group, tmp_path):
+    """With the state as a checkpoint has it."""
+    flags = {"reevaluate_every": 2, "max_reevaluated_prompts": 2, "buffer_size": 9, "replay_buffer_size": 9}
+    whole, resumed = made(3, **flags), made(99, **flags)
+    drive(whole, 9, make_group)
+    save_state(tmp_path, whole.state_dict())
+    assert whole.last and whole.sums
+    later = drive(whole, 9, make_group, start=9)
+    resumed.load_state_dict(load_state(tmp_path))
+    assert drive(resumed, 9, make_group, start=9) == later
+    assert any(metrics["bound/below_least"] for *_, metrics in later) and any(replayed for *_, replayed, _ in later)
+
+
+def test_a_step_does_not_change_a_state_that_was_taken_before(make_group):
+    method = made()
+    drive(method, 5, make_group)
+    state = method.state_dict()
+    plain = repr((state["last"], state["sums"]))
+    drive(method, 2, make_group, start=5)
+    assert repr((state["last"], state["sums"])) == plain != repr((method.last, method.sums))
+
+
+@pytest.mark.parametrize("least", [0.1, math.nan, math.inf])
+def test_an_option_out_of_range(least):
+    with pytest.raises(ValueError, match=f"least is {least}; it must be at most 0"):
+        made(least=least)
