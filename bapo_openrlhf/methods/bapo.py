@@ -161,13 +161,20 @@ class BAPO(Method):
 
     def _review(self, reevaluated: Sequence[Group]) -> tuple[list[Group], list[Group], list[Group]]:
         """Divide the groups into X2, still too hard, and solved. Only a prompt that is too hard stays in the buffer."""
-        x2, unimproved, solved = list[Group](), list[Group](), list[Group]()
+        x2: list[Group] = []
+        unimproved: list[Group] = []
+        solved: list[Group] = []
         for group in reevaluated:
             self.hard.back(group.prompt)
-            improved = self.improved(group)
-            done = group.mean > self.config.c1 and (improved or not has_signal(group))
-            (x2 if improved else solved if done else unimproved).append(group)
-            if done:
+            easy = group.mean > self.config.c1
+            if self.improved(group):
+                x2.append(group)
+            elif easy and not has_signal(group):
+                solved.append(group)
+            else:
+                unimproved.append(group)
+                easy = False
+            if easy:
                 self.hard.remove(group.prompt)
             else:
                 self.hard.add(group)  # the newer failure replaces the older one

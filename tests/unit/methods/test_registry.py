@@ -135,7 +135,7 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
         sizes.add(batch.responses)
         method.observe_distances(step, {group: 0.1 for _, group in batch.with_sources()})
         method.observe(step, {group.uid: 0.5 for _, group in batch.with_sources()})
-    assert len(sizes) >= 5 and max(sizes) == room
+    assert len(sizes) >= 4 and max(sizes) == room
 
 
 def test_a_class_of_a_file_gets_what_it_asks_for(file):
