@@ -63,13 +63,13 @@ class SampledRun(Run):
     def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
         """Groups made from samples as the rollout engines give them."""
         from bapo_openrlhf.training.generated import usable_groups
-        from bapo_openrlhf.training.samples import groups_of, samples_of
+        from bapo_openrlhf.training.samples import groups_of, in_groups, samples_of
 
         made = self.world.groups(prompts, self.step, policy_step)
         samples, first = samples_of(made), self.world.uid - len(made)
         clock.skip()
-        usable = usable_groups(samples, self.world.size)
-        groups = groups_of(usable, self.world.size, first_uid=first, step=self.step, policy_step=policy_step)
+        usable = usable_groups(in_groups(samples, self.world.size))
+        groups = groups_of(usable, first_uid=first, step=self.step, policy_step=policy_step)
         clock.lap("samples_to_groups")
         self.handled["samples_to_groups"] += len(samples)
         return groups

@@ -125,7 +125,7 @@ class Run:
         clock.skip()
         group_tv(log_ratios, self.world.size)
         nonfinite(log_ratios, self.world.size)
-        composition(batch, self.groups, len(again))
+        composition(batch, self.groups * self.world.size, len(again))
         replay_ages(batch, step, PERIOD)
         off_policy(batch, log_ratios, method.constants(), self.eps)
         method.observe(step, {group.uid: 0.5 for group in trained})
@@ -186,7 +186,7 @@ def pieces(world: World, count: int) -> dict[str, float]:
     clock.lap("replay buffer: sample")
     replay.expire(step=2)
     clock.lap("replay buffer: expire")
-    fill(half, first[:half], [True] * half, second[:half])
+    fill(half * world.size, first[:half], [True] * half, second[:half])
     clock.lap("batch: cut to half")
     handled = {"hard buffer: name the oldest": half, "hard buffer: remove": half}  # the others: all
     return {name: value / handled.get(name, count) for name, value in clock.seconds.items()}

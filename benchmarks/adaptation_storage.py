@@ -59,13 +59,15 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
     """
     cpu.prepare_environment()
     cpu.install()
-    from bapo_openrlhf.training.samples import groups_of, samples_of
+    from bapo_openrlhf.training.samples import groups_of, in_groups, samples_of
 
     world = World(size, tokens, shared=False)
 
     def kept() -> Any:
         samples = samples_of(world.groups(world.prompts(1), 0, 0))
-        return samples if kind == "experience" else groups_of(samples, size, first_uid=0, step=0, policy_step=0)
+        return (
+            samples if kind == "experience" else groups_of(in_groups(samples, size), first_uid=0, step=0, policy_step=0)
+        )
 
     kept()  # this happens only once
     before = resident()

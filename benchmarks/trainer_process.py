@@ -207,15 +207,17 @@ class Trainer:
         """One step. Returns what it handled."""
         from bapo_openrlhf.training.experience import BatchToTrain
         from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
+        from bapo_openrlhf.training.samples import in_groups
 
         clock, step = self.clock, self.step
         hard = self.method.begin_step(step)
         fresh, again = self.world.samples(self.groups), self.world.samples(len(hard))
         generated = len(fresh) + len(again)
-        parts = (("fresh", fresh, step - step % DELAY), ("reevaluated", again, step))
+        kinds = (("fresh", fresh, step - step % DELAY), ("reevaluated", again, step))
         first = self.world.drawn - self.groups - len(hard)
         with clock.of("samples to groups"):
-            made = GeneratedStep.of(parts, SIZE, first_uid=first, step=step)
+            parts = [(source, in_groups(samples, SIZE), policy_step) for source, samples, policy_step in kinds]
+            made = GeneratedStep.of(parts, first_uid=first, step=step)
         with clock.of("batch adaptation"):
             batch = self.method.build_batch(step, made.fresh, made.reevaluated)
         with clock.of("groups to samples"):
@@ -235,7 +237,7 @@ class Trainer:
             off_policy(found.batch, experience.log_ratios, self.method.constants(), 1e-6)
             first_update(experience.tokens, Clip(0.2, 0.2))
             replay_ages(found.batch, step, DELAY)
-            numbers = composition(found.batch, self.groups, len(made.reevaluated)) | self.method.metrics()
+            numbers = composition(found.batch, self.groups * SIZE, len(made.reevaluated)) | self.method.metrics()
             reward_numbers(made.fresh, step)
         with clock.of("record"):
             self.ledger.settle(made.fresh + made.reevaluated, found.batch)

@@ -23,13 +23,15 @@ def response(reward, tokens, extra=None):
         "reward": reward,
         "extras": {"info": {"digits": 2.0, "odd": float("nan")}, "score": reward, "truncated": False,
                    "mm_train_inputs": extra},
+        "policy_step": None,
     }  # fmt: skip
 
 
 def group(uid, text, rewards, step, policy_step, lengths, extra=None):
     prompt = {"text": text, "label": "7", "images": None}
     responses = [response(reward, count, extra) for reward, count in zip(rewards, lengths, strict=True)]
-    return {"uid": uid, "step": step, "policy_step": policy_step, "prompt": prompt, "responses": responses}
+    about = {"reward_range": ["0", "1"], "generated": list(rewards), "relative_to": "generated"}
+    return {"uid": uid, "step": step, "policy_step": policy_step, "prompt": prompt, "responses": responses} | about
 
 
 def state(method="bapo", version=1):

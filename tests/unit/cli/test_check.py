@@ -84,7 +84,7 @@ class TestNumbers:
         assert facts["rollout engines"] == "3 x tensor parallel 2"
         assert facts["rollout batch"] == "8 prompts x G 4 responses"
         # 6 groups x 4 = 24 samples
-        assert facts["training batch"] == "any number of groups up to B 6 (= 24 samples)"
+        assert facts["training batch"] == "any number of samples up to 24 (= B 6 groups)"
         assert facts["optimizer steps"].startswith("2 per epoch of a full batch, each of 16 samples")  # 16 + 8
         assert facts["actor micro-batches"] == "6 per rank and full batch, of at most 2 samples"  # 24 / (2 ranks x 2)
         assert facts["critic micro-batches"] == "12 per rank and full batch, of at most 2 samples"
@@ -246,7 +246,7 @@ class TestNumbers:
     def test_any_number_of_groups_on_any_number_of_ranks(self, capsys, words):
         more = ["--train.micro_batch_size=4", "--actor.num_gpus_per_node=4", "--adapt.batch_size=1"]
         facts = report(capsys, "--algorithm=ba_ppo", *words, *more)  # 4 samples; the actor has 4 ranks, the critic 1
-        assert facts["training batch"] == "any number of groups up to B 1 (= 4 samples)"
+        assert facts["training batch"] == "any number of samples up to 4 (= B 1 groups)"
         assert facts["actor micro-batches"] == "1 per rank and full batch, of at most 4 samples"
 
     def test_behaviour_kl_needs_no_reference(self, capsys, words):
