@@ -6,7 +6,8 @@
     python tools/same_numbers.py run runs/same/after
     python tools/same_numbers.py compare runs/same/before runs/same/after
 
-`run` trains ten small deterministic steps of the quickstart's job for each algorithm and each number of ranks.
+`run` trains ten small deterministic steps of the quickstart's job for each algorithm and each number of ranks. Without
+PYTHONSAFEPATH, Python would prefer the package of the folder that the command is called in to that of PYTHONPATH.
 `compare` compares every metric of every step but times, to the last digit. Each optimizer step is one group, so that
 every step is whole whatever the batch. Plain runs take one prompt a step and sample greedily, because OpenRLHF's
 requests to vLLM have no seed.
@@ -56,7 +57,7 @@ def run(folder: Path) -> None:
             with open(folder.parent / f"{folder.name}_{name}.log", "w") as log:
                 subprocess.run(
                     [*command, "--train.full_determinism_enable", *words],
-                    check=True, stdout=log, stderr=subprocess.STDOUT, env=os.environ,
+                    check=True, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONSAFEPATH": "1"},
                 )  # fmt: skip
 
 
