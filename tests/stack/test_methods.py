@@ -17,6 +17,7 @@ OPTIONS = {
     "ar3po": "stages=4",
     "freshness": "tau=2",
     "prompt_replay": "cooldown=1",
+    "bapo_bound": "least=-inf",
 }
 BOTH = [(method, algorithm) for method in OPTIONS for algorithm in ("bapo_grpo", "ba_ppo")]
 ALWAYS = [("rollout_replay", "bapo_grpo"), ("ar3po", "ba_ppo")]  # the others take minutes and show the same paths
@@ -65,7 +66,7 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
         case "ar3po":
             assert set(sizes) >= {1, 4}  # solved at once, and solved by none of four
             assert sum(row["exchange/failed"] for row in rows) > 0
-        case "freshness":
+        case "freshness" | "bapo_bound":
             assert rows[0]["groups/replayed"] == 0 < sum(row["groups/replayed"] for row in rows)
         case "prompt_replay":
             assert sum(row["groups/reevaluated"] for row in rows) > 0
