@@ -1,8 +1,8 @@
 """A group: one prompt with its responses, rewards and behaviour log-probs (Eq. 4).
 
 It is the unit that this layer selects and stores. It may hold any number of the responses that it was generated with.
-Tokens and log-probs are in compact arrays (4 bytes for a token id,
-4 for a log-prob), so a stored token takes at most 8 bytes, or 12 with a reference model.
+Tokens and log-probs are in compact arrays (4 bytes for a token id, 4 for a log-prob), so a stored token takes at most 8
+bytes, or 12 with a reference model.
 """
 
 import hashlib

@@ -64,9 +64,9 @@ class StoredSuccesses(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """Only X1: fresh groups that the filter keeps. Some of them got a stored success."""
-        helped, ages = [], []
-        for group in fresh:
-            stored = self._stored(group) if self.has_failed(group) else []
+        helped, ages, failed = [], [], [self.has_failed(group) for group in fresh]
+        for group, has_failed in zip(fresh, failed, strict=True):
+            stored = self._stored(group) if has_failed else []
             if stored:
                 success = stored[self.rng.integers(len(stored))]
                 ages.append(step - group.policy_step_of(success))
@@ -84,7 +84,7 @@ class StoredSuccesses(FilteredMethod):
                 self.cache.add(replace(group, responses=right))
         self.measured = {
             "groups/capacity": self.capacity,
-            "exchange/failed": sum(map(self.has_failed, fresh)),
+            "exchange/failed": sum(failed),
             "exchange/groups": len(ages),
             **self.cache.metrics(),
             **({"exchange/age_mean": float(np.mean(ages))} if ages else {}),

@@ -20,7 +20,7 @@ from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.first_update import Clip, first_update
-from bapo_openrlhf.adapt.group import Prompt, exact_rewards
+from bapo_openrlhf.adapt.group import Group, Prompt, exact_rewards
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.review import review
@@ -47,7 +47,7 @@ class AdaptedPPOTrainer(PretrainedCritic):
         step: Number of updates so far. The actor holds the weights of this step.
         generated: Number of groups generated so far.
         phase: What the trainer does now. The error of a run that fails names it.
-        rollout_tv: TV distance of this step's fresh groups, see `adapt.review.Review`.
+        rollout_tv, distances: TV distances of this step, see `adapt.review.Review`.
     """
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
@@ -66,7 +66,7 @@ class AdaptedPPOTrainer(PretrainedCritic):
         self.ledger = Ledger()
         self.step = self.generated = 0
         self.phase = "starting"
-        self.rollout_tv = 0.0
+        self.rollout_tv, self.distances = 0.0, dict[Group, float]()
         self._prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
         self.samples_generator = self.generator_of(
             AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator,
@@ -190,6 +190,7 @@ class AdaptedPPOTrainer(PretrainedCritic):
             )
         self.phase = "making experience"
         batch, experience, seconds = self._make_experience(batch)
+        self.method.observe_distances(step, self.distances)
         status, next_step = self._update(batch, experience, seconds, global_step)
         status |= pretrained
 
@@ -227,7 +228,7 @@ class AdaptedPPOTrainer(PretrainedCritic):
 
     def _make_experience(self, batch: Batch) -> tuple[Batch, MadeExperience | None, float]:
         """The batch after its review, its experience, and the seconds it took; no experience if no group is left."""
-        self.rollout_tv = 0.0
+        self.rollout_tv, self.distances = 0.0, {}
         if not len(batch):
             return batch, None, 0.0
         adapt, to_train = self.args.adapt, BatchToTrain.of(batch, self.step)
@@ -237,8 +238,7 @@ class AdaptedPPOTrainer(PretrainedCritic):
         found = review(batch, passed.log_ratios, self.step, **limits)
         what = "have log-probs under today's policy that are not finite"
         check_share(found.nonfinite, len(batch), what, adapt.max_failed_share, self.vllm_engines)
-        self.rollout_tv = found.rollout_tv
-        self.method.observe_distances(self.step, found.distances)
+        self.rollout_tv, self.distances = found.rollout_tv, found.distances
         experience = self.experience_maker.finish(passed, found.kept) if found.kept else None
         return found.batch, experience, time.perf_counter() - start
 

@@ -380,7 +380,7 @@ class Parts(Method):
 
 
 class PartsRun(Layer):
-    """Groups of any size. The last `memory` informative ones are stored whole, whatever was trained on."""
+    """Groups of any size. The last `memory` informative ones are stored whole, also if only a part was trained on."""
 
     in_parts = True
 

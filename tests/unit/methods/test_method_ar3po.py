@@ -187,7 +187,7 @@ class TestReuse:
         assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 0)
 
     def test_a_group_with_a_success_is_left_alone(self, make):
-        """It is failed only if no response is a success, whatever its mean."""
+        """It is failed only if no response is a success. Its mean does not count."""
         method = ar3po()
         run(method, 0, [make([1, 0], "a")])
         right, mixed, low = make([1, 1], "a", step=1), make([0, 0, 0, 1], "a", step=1), make([-9, 1], "a", step=1)

@@ -164,7 +164,7 @@ class TestRules:
         assert not any("threshold" in name for name in method.metrics())
 
     def test_the_bound_is_never_above_zero(self, make_group):
-        """For whatever policy: with S = 0 the term is at most 1.5 times as far from 0 as it is, and at least half."""
+        """For any policy: with S = 0 the term is at most 1.5 times as far from 0 as it is, and at least half."""
         rng = random.Random(0)
         for _ in range(200):
             group = make_group(rng.randrange(1, 8))

@@ -129,7 +129,7 @@ class TestNamed:
 
     @pytest.mark.parametrize("most", [1, 2, 3, 0])
     def test_uses(self, make_group, most):
-        """A prompt that is used up does not come back, whatever its fresh groups are."""
+        """A prompt that is used up does not come back. Its fresh groups change nothing."""
         method = prompt_replay(cooldown=0, most_uses=most)
         run(method, 0, [make_group(4, prompt=A)])
         uses = sum(len(run(method, step, (), lambda p: make_group(4, prompt=p))[0]) for step in range(1, 9))

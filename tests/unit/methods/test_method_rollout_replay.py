@@ -151,7 +151,7 @@ class TestAdvantages:
         assert (group.mean, group.variance) == (stored.mean, stored.variance)
 
     def test_by_hand(self, make_group):
-        """1 of 4 right: the success has sqrt(3), each failure -1/sqrt(3), in whatever company it comes."""
+        """1 of 4 right: the success has sqrt(3), each failure -1/sqrt(3). The others of its batch change nothing."""
         method = rollout_replay(group_size=4)
         run(method, 0, [make_group([0, 0, 1, 0])])
         seen = set()
@@ -194,7 +194,7 @@ class TestBatch:
         assert batch.responses <= 30
 
     def test_the_share_is_of_fresh_responses_with_signal(self, make_group):
-        """16 fresh ones of two groups with signal: 8 are replayed, whatever was filtered."""
+        """16 fresh ones of two groups with signal: 8 are replayed. What was filtered does not count."""
         method = rollout_replay(9)
         run(method, 0, [make_group(4) for _ in range(9)])
         batch = run(method, 1, [make_group(right, step=1) for right in (4, 0, 8, 3, 0)])
