@@ -344,6 +344,7 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train, workspace):
     result = train(
         "grpo3",
         *CLI,
+        switches=("train.full_determinism_enable",),  # the distances below are the same in every run
         algorithm="bapo_grpo",
         run__name="grpo3",
         ds__zero_stage=3,
@@ -373,7 +374,7 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(train, workspace):
     assert [row["staleness/rollout_policy"] for row in rows] == [0, 1, 0, 1, 0, 1]
     # A step that trains no fresh group has no distance of fresh groups.
     distances = [(row["staleness/rollout_policy"], row["tv/fresh"]) for row in rows if "tv/fresh" in row]
-    assert max(far for age, far in distances if age == 0) < 0.03 < max(far for age, far in distances if age == 1)
+    assert max(far for age, far in distances if age == 0) < 0.05 < max(far for age, far in distances if age == 1)
     # m is v here: hard prompts were generated together with the fresh ones, by the same weights.
     attempts = [row["groups/reevaluation_attempts"] > 0 for row in rows]
     assert attempts == [False, False, True, False, True, False]
