@@ -1,7 +1,7 @@
 """Measures the training side of a step on one GPU, without Ray and vLLM: forward passes, training, MFU, memory.
 
     python benchmarks/gpu_training.py                # writes benchmarks/results/gpu_training.{json,md}; needs a GPU
-    python benchmarks/gpu_training.py --model 0.6b --rollout CHECKPOINT   # on the replay buffer of a real run
+    python benchmarks/gpu_training.py --model 0.6b --rollout _adapt/TAG   # on the replay buffer of a real run
     python benchmarks/gpu_training.py --dry-run      # on the CPU with a tiny model; writes nothing
 
 It runs this project's workers and experience maker in one process (one_process.py). The rollout is recorded: it is the
@@ -44,14 +44,14 @@ from report import RESULTS, origin, write
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.state import group_from_state
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import Checked
 from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, set_openrlhf_flags
-from bapo_openrlhf.record.state_file import CheckpointError
-from bapo_openrlhf.workbench import buffer
+from bapo_openrlhf.record.state_file import CheckpointError, load_state
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 
@@ -133,16 +133,16 @@ def made_up_rollout(prompts: int, tokens: int, vocabulary: int) -> list[Group]:
 
 
 def recorded_rollout(checkpoint: Path, vocabulary: int) -> list[Group]:
-    """The replay buffer of a checkpoint: real prompts and responses, with their log-probs and rewards.
+    """The replay buffer of a checkpoint (its folder _adapt/TAG): responses of a run, with their log-probs and rewards.
 
     Raises:
         ConfigError: There is none, or the model has no embedding for a token.
     """
     try:
-        found = buffer.read_buffers(buffer.find_state(checkpoint, print)).entries
+        stored = load_state(checkpoint)["method"]["replay"]["groups"]
     except CheckpointError as error:
         raise ConfigError(f"rollout {checkpoint} cannot be read: {error}") from error
-    groups = [entry.group for entry in found if entry.group is not None and entry.group.size == G]
+    groups = [group for group in map(group_from_state, stored) if group.size == G]
     if not groups:
         raise ConfigError(f"rollout {checkpoint} has no group of {G} responses in its replay buffer")
     largest = max(int(response.token_ids.max()) for group in groups for response in group.responses)
@@ -353,7 +353,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)  # fmt: skip
     parser.add_argument("--model", choices=[*MODELS][1:], default="1.7b")
-    parser.add_argument("--rollout", type=Path, metavar="CHECKPOINT", help="of a BAPO run; else made-up tokens")
+    parser.add_argument("--rollout", type=Path, metavar="DIR", help="_adapt/TAG of a run; else made-up tokens")
     parser.add_argument("--prompts", type=int, default=8, help=f"of a made-up rollout, with {G} responses each")
     parser.add_argument("--tokens", type=int, default=4096, help="of a made-up response, at most")
     parser.add_argument("--micro", type=int, default=2, help="samples of a micro-batch of training")

@@ -1,10 +1,14 @@
-"""How `make test` shares the tests out to its processes."""
+"""How `make test` shares the tests out to its processes, and that no test of hypothesis is timed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # on a busy machine a test would fail for being slow
+settings.load_profile("untimed")
 
 # They start a Ray for each run. The other tests of the stack share one.
 OWN_RAY = ("test_faults.py", "test_first_hour.py", "test_smoke.py", "test_vision.py")

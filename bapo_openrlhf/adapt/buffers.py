@@ -176,6 +176,12 @@ class ReplayBuffer:
         self._groups.append(group)
         self.counts["added"] += 1
 
+    def remove(self, groups: Iterable[Group]) -> None:
+        """Take groups out. They count as evicted."""
+        gone = {group.uid for group in groups}
+        self.counts["evicted"] += len(gone)
+        self._groups = deque(group for group in self._groups if group.uid not in gone)
+
     def expire(self, step: int) -> None:
         """Drop what is older than max_age at trainer step `step`."""
         while self.max_age is not None and self._groups and step - self._groups[0].step > self.max_age:

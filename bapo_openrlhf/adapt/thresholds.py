@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
+
+from bapo_openrlhf.adapt.metric import Metric, declare
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class AdaptiveThresholds:
         c2, c3: The interval of each threshold.
         direction: "eq8" or "text".
     """
+
+    METRICS: ClassVar[tuple[Metric, ...]] = declare("""
+        threshold/average_reward | reward | Average reward | Eq. 8 | The r that moves c2 and c3.
+        threshold/c2 | reward | Threshold c2 | Eq. 5, 8 | Least group mean reward that is replayed.
+        threshold/c3 | reward | Threshold c3 | Eq. 5, 8 | Greatest group mean reward that is replayed.
+    """)
 
     def __init__(self, c2: Interval, c3: Interval, *, direction: str = "eq8") -> None:
         if direction not in ("eq8", "text"):
@@ -54,6 +62,11 @@ class AdaptiveThresholds:
     def c3(self) -> Fraction:
         """Upper end of the group mean reward that is worth replaying today."""
         return self._c3.at(self._position)
+
+    def metrics(self) -> dict[str, float]:
+        """Its METRICS."""
+        numbers = (float(self.average_reward or 0), float(self.c2), float(self.c3))
+        return dict(zip((metric.name for metric in self.METRICS), numbers, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """The average reward as an exact string."""

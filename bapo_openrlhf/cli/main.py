@@ -23,7 +23,6 @@ COMMANDS = {
     "report": "write one HTML page that shows and compares runs",
     "study": "run and compare a grid of methods and seeds on the real stack",
     "plan": "predict memory and responses on other models and GPUs; nothing is loaded",
-    "buffer": "list what the hard and the replay buffer of a checkpoint hold",
 }
 
 

@@ -16,7 +16,7 @@ from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal, make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
-from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY, declare
+from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.theory import k1, k2, k3
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
@@ -59,17 +59,7 @@ class BAPO(Method):
     USE = "Start with it: it has all three sources of groups, and the other methods are compared with it."
     SOURCE = "arXiv 2602.20722"
     STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
-    METRICS = (
-        CAPACITY,
-        ATTEMPTS,
-        *HardBuffer.METRICS,
-        *ReplayBuffer.METRICS,
-        *declare("""
-            threshold/average_reward | reward | Average reward | Eq. 8 | The r that moves c2 and c3.
-            threshold/c2 | reward | Threshold c2 | Eq. 5, 8 | Least group mean reward that is replayed.
-            threshold/c3 | reward | Threshold c3 | Eq. 5, 8 | Greatest group mean reward that is replayed.
-        """),
-    )
+    METRICS = (CAPACITY, ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
     CONFIG: ClassVar[type[BAPOConfig]] = BAPOConfig
 
     def __init__(self, config: BAPOConfig, seed: int = 0) -> None:
@@ -153,9 +143,7 @@ class BAPO(Method):
             "groups/reevaluation_attempts": len(reevaluated),
             **self.hard.metrics(step),
             **self.replay.metrics(step),
-            "threshold/average_reward": float(self.thresholds.average_reward or 0),
-            "threshold/c2": float(self.thresholds.c2),
-            "threshold/c3": float(self.thresholds.c3),
+            **self.thresholds.metrics(),
         }
         return batch
 

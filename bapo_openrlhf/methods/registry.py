@@ -20,6 +20,7 @@ METHODS = {
     "bapo": "bapo_openrlhf.methods.bapo:BAPO",
     "bapo_mini_test": "bapo_openrlhf.methods.bapo:BAPO",
     "bapo_prioritized": "bapo_openrlhf.methods.prioritized:PrioritizedBAPO",
+    "bapo_authors_code": "bapo_openrlhf.methods.authors_code:AuthorsCode",
     "bapo_bound": "bapo_openrlhf.methods.bound:BoundBAPO",
     "mopps": "bapo_openrlhf.methods.mopps:MoPPS",
     "dots": "bapo_openrlhf.methods.dots:DOTS",
@@ -42,8 +43,6 @@ VARIANTS = """
         arXiv 2602.20722, Fig. 6
     bapo_measured | The method bapo_bound, with v, weights and the learning rate by measurement too. | \
         Use it to see what measuring is worth. | this project, after arXiv 2602.20722, 2602.17616
-    bapo_authors_code | BAPO with options of its authors' public code that the paper does not have. | \
-        Use it to compare with runs of that code. | waunx/BAPO_ICLR at 426b509
     grpo_delayed | GRPO on every fresh group, with responses of weights that are up to 4 steps old. | \
         Use it as a baseline with BAPO's delay. | arXiv 2505.22257
     gspo | One importance ratio for each response instead of each token, with any algorithm and method. | \

@@ -72,7 +72,7 @@ def save_state(folder: Path, state: Mapping[str, Any], *, name: str = "state") -
     return [json_path, tensors_path]
 
 
-def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> dict[str, Any]:
+def load_state(folder: Path, *, name: str = "state") -> dict[str, Any]:
     """Read what `save_state` wrote. Every value has the same type and the same bits.
 
     Arrays are new, writable and in C order. Numpy scalars stay numpy scalars. Torch tensors are on the CPU and have no
@@ -80,7 +80,6 @@ def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> di
 
     Args:
         folder, name: The arguments of `save_state`.
-        tensors: If False, torch tensors are returned as None and torch is not needed.
 
     Raises:
         CheckpointError: A file is missing, cut short or damaged, or belongs to another save or format.
@@ -95,7 +94,7 @@ def load_state(folder: Path, *, name: str = "state", tensors: bool = True) -> di
         raise CheckpointError(f"{tensors_path} has {len(raw)} bytes instead of {expected['bytes']}")
     if blake2b(raw).hexdigest() != expected["blake2b"]:
         raise CheckpointError(f"{tensors_path} is damaged or belongs to another save than {json_path.name}")
-    return _decoded(document["state"], load_arrays(raw), tensors_path, tensors=tensors)
+    return _decoded(document["state"], load_arrays(raw), tensors_path)
 
 
 # ── Writing one file completely or not at all ──
@@ -240,9 +239,9 @@ class _Encoder:
             raise TypeError(f"{path} has dtype {dtype.str}: {REFUSED}")
 
 
-def _decoded(value: Any, loaded: Mapping[str, Any], path: Path, *, tensors: bool) -> Any:
+def _decoded(value: Any, loaded: Mapping[str, Any], path: Path) -> Any:
     """Inverse of `_Encoder.value`. `loaded` has the arrays by their running numbers, `path` is their file."""
-    decoded = partial(_decoded, loaded=loaded, path=path, tensors=tensors)
+    decoded = partial(_decoded, loaded=loaded, path=path)
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
@@ -263,8 +262,6 @@ def _decoded(value: Any, loaded: Mapping[str, Any], path: Path, *, tensors: bool
     if kind == "scalar":
         dtype, bits = content
         return np.frombuffer(bytes.fromhex(bits), dtype)[0]
-    if kind == "tensor" and not tensors:
-        return None
     key, dtype = content if kind == "tensor" else (content, None)
     if key not in loaded:
         raise CheckpointError(f"{path} lacks tensor {key}")

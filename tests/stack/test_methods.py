@@ -18,7 +18,9 @@ OPTIONS = {
     "freshness": "tau=2",
     "prompt_replay": "cooldown=1",
     "bapo_bound": "least=-inf",
+    "bapo_authors_code": "moving=true",
 }
+MEASURED = ("adapt.weigh_replayed_by_ess", "adapt.scale_learning_rate")  # with them it is bapo_measured.yaml
 BOTH = [(method, algorithm) for method in OPTIONS for algorithm in ("bapo_grpo", "ba_ppo")]
 ALWAYS = [("rollout_replay", "bapo_grpo"), ("ar3po", "ba_ppo")]  # the others take minutes and show the same paths
 
@@ -37,7 +39,9 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
             run__name=f"{method}_{algorithm}",
             adapt__method=method,
             adapt__options=OPTIONS[method],
-            adapt__rollout_delay=1,
+            switches=MEASURED if method == "bapo_bound" else (),
+            adapt__max_tv_rollout=0.02 if method == "bapo_bound" else None,
+            adapt__rollout_delay=2 if method == "bapo_bound" else 1,
             adapt__reevaluate_every=1,
             adapt__filter="none" if method == "ar3po" else "range",  # a group may have one response
             reward__remote_url=Path(__file__).parent / "scripted_reward.py",
@@ -68,5 +72,5 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
             assert sum(row["exchange/failed"] for row in rows) > 0
         case "freshness" | "bapo_bound":
             assert rows[0]["groups/replayed"] == 0 < sum(row["groups/replayed"] for row in rows)
-        case "prompt_replay":
+        case "prompt_replay" | "bapo_authors_code":
             assert sum(row["groups/reevaluated"] for row in rows) > 0

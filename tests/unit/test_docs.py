@@ -17,7 +17,10 @@ from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.launch import openrlhf_cli
+from bapo_openrlhf.methods import BAPO, BAPOConfig
 from bapo_openrlhf.record import metrics
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import save_state
 from bapo_openrlhf.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -276,3 +279,21 @@ class TestCustomTask:
     def test_the_page_shows_the_reward_function(self):
         shown = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.S)
         assert (self.FOLDER / "reward.py").read_text() in shown
+
+
+def test_the_lines_that_read_the_buffers_of_a_checkpoint(tmp_path, monkeypatch, capsys, make_group):
+    """docs/watch.md, on a checkpoint after one step, with a hard prompt and a group to replay."""
+    method = BAPO(BAPOConfig(capacity=2, group_size=8))
+    method.build_batch(0, [make_group(0, prompt="1+1="), make_group(2, prompt="1+2=", uid=7)], [])
+    checkpoints, tag = CheckpointStore(tmp_path / "runs" / "quickstart" / "checkpoints", critic=False), "global_step1"
+    save_state(checkpoints.begin(tag), {"version": 1, "step": 1, "engine_step": 1, "method": method.state_dict()})
+    model = checkpoints.path / "_actor" / tag / "model.pt"
+    model.parent.mkdir(parents=True)
+    model.write_text("")
+    checkpoints.complete(tag, 1)
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", (ROOT / "docs" / "watch.md").read_text(), re.S)[1], {})
+    assert capsys.readouterr().out.splitlines() == [
+        "group 7 of step 0, mean reward 0.250: 1+2=",
+        "hard prompt since step 0, mean reward 0: 1+1=",
+    ]

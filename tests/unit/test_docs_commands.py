@@ -13,17 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import yaml
 
-from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.cli import arguments, evaluate, main, model, study
 from bapo_openrlhf.cli import prepare as prepare_cli
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.methods import BAPO, BAPOConfig
-from bapo_openrlhf.record.checkpoint_store import CheckpointStore
-from bapo_openrlhf.record.state_file import save_state
 from bapo_openrlhf.tasks import countdown, get_task, task_of
 from bapo_openrlhf.workbench.evaluation import store
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
@@ -73,24 +68,6 @@ def on_runs(words, here):
         about = {"name": path.name, "algorithm": "ba_ppo", "seed": 1, "started": "2026-01-01T00:00:00+00:00"}
         (path / "run.json").write_text(json.dumps(about | {"total_steps": 2, "command": "x", "config": {}}))
         (path / "summary.json").write_text(json.dumps({"algorithm": "ba_ppo", "seed": 1, "steps": 2}))
-    assert main.run(words) == 0
-
-
-def on_checkpoint(words, here):
-    """For real, on a checkpoint after one step, with a hard prompt and a group to replay."""
-    method = BAPO(BAPOConfig(capacity=4, group_size=2))
-    responses = [Response(np.arange(3), ((1, 3),), np.zeros(2), reward) for reward in (0.0, 0.0, 1.0)]
-    groups = [Group(uid, Prompt(f"{uid}+1="), tuple(responses[uid : uid + 2]), 0, 0) for uid in (0, 1)]
-    method.build_batch(0, groups, [])
-    folder, _, inner = words[1].partition("/checkpoints")
-    checkpoints, tag = CheckpointStore(here / folder / "checkpoints", critic=False), Path(inner).name or "global_step1"
-    if tag not in checkpoints.tags():
-        state = {"version": 1, "step": 1, "engine_step": 1, "method": method.state_dict()}
-        save_state(checkpoints.begin(tag), state)
-        model = checkpoints.path / "_actor" / tag / "model.pt"
-        model.parent.mkdir(parents=True)
-        model.write_text("")
-        checkpoints.complete(tag, 1)
     assert main.run(words) == 0
 
 
@@ -258,7 +235,6 @@ RULES = [
     Rule("bapo-openrlhf watch", on_runs),
     Rule("ssh", over_ssh),
     Rule("bapo-openrlhf report", on_runs),
-    Rule("bapo-openrlhf buffer", on_checkpoint),
     Rule("bapo-openrlhf plan", run_it),
     Rule("bapo-openrlhf prepare reasoning_gym", parse_reasoning_gym, GYM, "takes an optional package"),
     Rule("bapo-openrlhf prepare math", parse_prepare, PREPARING, "asks the model hub"),
@@ -389,14 +365,7 @@ def test_every_command_has_a_rule_and_holds(commands, project, monkeypatch, caps
 
 def test_rules_name_tests_that_are_there():
     for rule in RULES:
-        assert rule.why or rule.do in (
-            run_it,
-            run_pytest,
-            over_ssh,
-            on_evaluations,
-            on_runs,
-            on_checkpoint,
-        ), rule.start
+        assert rule.why or rule.do in (run_it, run_pytest, over_ssh, on_evaluations, on_runs), rule.start
         if rule.test:
             file, name = rule.test.split("::")
             tree = ast.parse((ROOT / "tests" / file).read_text())

@@ -14,7 +14,7 @@ from bapo_openrlhf.cpu import patches_vllm
     rows=st.integers(1, 40), vocabulary=st.integers(1, 50), banned=st.floats(0, 0.9), seed=st.integers(0, 10**6),
     numbers=st.sampled_from([0.0, 1 - 2**-53, None]),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, derandomize=True, database=None)
 def test_draws_the_token_at_which_the_cumulative_probability_passes_the_number(rows, vocabulary, banned, seed, numbers):
     random = np.random.default_rng(seed)
     logits = np.where(random.random((rows, vocabulary)) < banned, -np.inf, 3 * random.normal(size=(rows, vocabulary)))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
-import sys
 from collections import Counter
 from fractions import Fraction as F
-from pathlib import Path
 
 import numpy as np
 import pytest
+import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-import reference_rules as rules
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch, drop
@@ -78,7 +74,7 @@ def as_reward(reward) -> F | None:
 
 
 class TestStages:
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=200, derandomize=True, database=None)
     @given(st.data())
     def test_are_those_of_the_rules(self, data):
         stages, each = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
@@ -143,7 +139,7 @@ class TestReuse:
         assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 1)
         assert advantages(group) == pytest.approx([math.sqrt(3)] + [-1 / math.sqrt(3)] * 3, rel=1e-4)
 
-    @settings(max_examples=80, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=80, derandomize=True, database=None)
     @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5]), min_size=4, max_size=4), st.sampled_from([0.75, 1.0, 2.0]))
     def test_both_variants_give_the_others_the_same_advantages(self, make, rewards, success):
         """Those of the group after the reuse; rewards need not be 0 and 1."""
@@ -323,7 +319,7 @@ def test_side_by_side_with_the_rules(make):
     """Whole random runs, stages and reuse; which success is drawn is the generator's choice, the first gives way."""
     met: Counter[str] = Counter()
 
-    @settings(max_examples=120, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=120, derandomize=True, database=None)
     @given(st.data())
     def check(data):
         each, stages = data.draw(st.sampled_from([(1, 2), (2, 2), (1, 3), (3, 2), (2, 3), (1, 4), (2, 1), (4, 1)]))

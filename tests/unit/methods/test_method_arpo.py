@@ -239,7 +239,7 @@ def test_side_by_side_with_a_plain_implementation(make):
     """Successes as a list of (uid, place, policy step) by prompt; which one is drawn is the generator's choice."""
     met: Counter[str] = Counter()
 
-    @settings(max_examples=120, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=120, derandomize=True, database=None)
     @given(st.data())
     def check(data):
         size, delay = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))

@@ -399,7 +399,7 @@ class Reference:
 
 
 class TestSideBySide:
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     @given(data=st.data())
     def test_equals_the_reference(self, make_group, data):
         capacity = data.draw(st.integers(1, 9))

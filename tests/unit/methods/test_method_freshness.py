@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from fractions import Fraction as F
-from pathlib import Path
 
 import numpy as np
 import pytest
+import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-import reference_rules as rules
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
@@ -66,7 +62,7 @@ class TestOptions:
 
 
 class TestPriority:
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=150, derandomize=True, database=None)
     @given(
         rewards=st.lists(st.floats(-8, 8).map(lambda reward: round(reward, 3)), min_size=1, max_size=6),
         born=st.integers(0, 900),
@@ -232,7 +228,7 @@ class TestState:
             freshness().load_state_dict(freshness().state_dict() | changes)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, derandomize=True, database=None)
 @given(st.data())
 def test_every_group_is_counted_over_random_runs(make_group, data):
     capacity, most = data.draw(st.integers(1, 10)), data.draw(st.integers(1, 12))

@@ -335,7 +335,7 @@ class Reference:
 
 
 class TestSideBySide:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(data=st.data())
     def test_equals_the_reference(self, make_group, data):
         """Decays and rewards are binary fractions with few digits, so that float32 has each posterior exactly."""

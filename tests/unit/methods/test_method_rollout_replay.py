@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
-import sys
 from collections import Counter
 from fractions import Fraction as F
-from pathlib import Path
 
 import numpy as np
 import pytest
+import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-import reference_rules as rules
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch, drop
@@ -135,7 +131,7 @@ class TestDraw:
 
 
 class TestAdvantages:
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=100, derandomize=True, database=None)
     @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, 3.0]), min_size=4, max_size=4), st.data())
     def test_a_replayed_response_has_that_of_its_own_group(self, make_group, rewards, data):
         """Also a response by itself, whose own mean would make it 0."""
@@ -322,7 +318,7 @@ def test_side_by_side_with_the_rules(make_group):
     """Whole random runs: the rules hold the same responses and draw as many; which ones is the generator's choice."""
     met: Counter[str] = Counter()
 
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=100, derandomize=True, database=None)
     @given(st.data())
     def check(data):
         size, capacity = data.draw(st.integers(2, 4)), data.draw(st.integers(7, 12))

@@ -72,6 +72,7 @@ def test_every_name_is_a_method_that_can_be_made(name):
 STATES = {
     "bapo": "rng thresholds hard replay",
     "bapo_prioritized": "rng thresholds hard replay errors posteriors",
+    "bapo_authors_code": "rng replay again thresholds",
     "bapo_bound": "rng hard replay last sums",
     "mopps": "rng posteriors",
     "dots": "rng predictor replay",

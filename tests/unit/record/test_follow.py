@@ -97,7 +97,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(changes, st.integers(0, 2**32), st.booleans())
 def test_equal_to_a_whole_reading_after_any_changes(changes, seed, long):
     """Lines are appended, cut at any byte, rewritten in place, replaced like in a resume, and deleted."""

@@ -82,7 +82,7 @@ def all_expressions(numbers):
 
 
 @given(st.text("0123456789+-*/()", max_size=14))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 def test_agrees_with_another_parser_on_any_text(text):
     reference = Parser(text)
     try:
@@ -106,7 +106,7 @@ trees = st.recursive(
 
 
 @given(trees)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_agrees_with_another_parser_on_expressions(text):
     reference = Parser(text)
     try:
@@ -221,7 +221,7 @@ def test_long_or_deep_text_is_never_parsed(monkeypatch):
 
 
 @given(st.text(max_size=80))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_no_text_raises(text):
     assert countdown.verify(text, [3, 5], 8) == float(text in ("3+5", "5+3"))
     countdown.answer(text)
@@ -326,7 +326,7 @@ blanks = st.text(" \t\n", max_size=3)
 
 
 @given(st.lists(st.sampled_from(["3", "15", "+", "-", "*", "/", "(", ")"]), min_size=1, max_size=9), st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_blanks_change_nothing_but_numbers(words, data):
     """Words stay separate: removing blanks is right only if it does not join two numbers."""
     text = "".join(data.draw(blanks) + word for word in words) + data.draw(blanks)

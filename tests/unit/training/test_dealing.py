@@ -48,7 +48,7 @@ from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTra
 from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
 PAD = 9
-SLOW = settings(deadline=None, derandomize=True, database=None)
+SLOW = settings(derandomize=True, database=None)
 STEP = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "returns", "advantages", "kl")
 
 

@@ -164,7 +164,7 @@ def test_nothing_is_sent_after_an_error_and_the_engines_are_back():
     assert not wire.sent and trainer.vllm_engines is engines and trainer._model_update_group is wire
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 6), max_size=3), min_size=1, max_size=12),
     halves=st.lists(st.booleans(), min_size=12, max_size=12),

@@ -132,7 +132,7 @@ def steps(buffer) -> list[list[list[int]]]:
     return result
 
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNHURRIED = settings(suppress_health_check=[HealthCheck.too_slow])
 LISTS = ("dynamic_indices", "dynamic_batch_num_tokens", "dynamic_global_batch_size", "dynamic_optimizer_step")
 
 

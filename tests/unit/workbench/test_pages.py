@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.vocabulary import FAILED, SOURCES, STATES
@@ -79,7 +79,6 @@ def test_smooth_by_hand():
     assert smooth([5.0], 3) == [5.0]
 
 
-@settings(deadline=None)
 @given(values_of(), st.integers(1, 20))
 def test_chunks_keep_the_mean(values, most):
     found = curves.chunk_means(values, most)

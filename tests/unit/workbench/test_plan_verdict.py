@@ -67,7 +67,7 @@ def test_advice(size, gpus, flags, end):
     assert said(size, [gpus], flags).endswith(end)
 
 
-@settings(deadline=None, max_examples=60)  # up to 175 combinations of flags are tried for one plan
+@settings(max_examples=60)  # up to 175 combinations of flags are tried for one plan
 @given(
     st.sampled_from(["7B", "14B", "32B", "70B"]),
     st.sampled_from([4, 8, 16, 64]),

@@ -149,7 +149,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows=ROWS)
 def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("rows")

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.workbench.pages.page import step_ranges
@@ -105,7 +105,6 @@ def test_evenly_spaced_places_end_with_the_last(count, most):
     assert max(gaps) - min(gaps) <= 1 or count <= most
 
 
-@settings(deadline=None)
 @given(records(), st.integers(1, 7))
 def test_migration_against_counting_again_from_the_start(groups, step):
     found = accuracy.migration(groups_frame(groups), step)
@@ -118,7 +117,6 @@ def test_migration_against_counting_again_from_the_start(groups, step):
     )
 
 
-@settings(deadline=None)
 @given(records())
 def test_unlocked_prompts(groups):
     hard = [bins for bins in latest(groups, 99).values() if bins[0] == 0]

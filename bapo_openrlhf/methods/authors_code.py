@@ -1,0 +1,157 @@
+"""The batches of the BAPO authors' public code, which follows other rules than their paper (waunx/BAPO_ICLR, 426b509).
+
+Read at this commit: `recipe/bapo`, the store in `verl/trainer/ppo/ray_trainer.py`, and the script for Qwen3-8B.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+from bapo_openrlhf.adapt.batch import Batch, fitting
+from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
+from bapo_openrlhf.adapt.group import Group, Prompt, exact_sum, mean_reward
+from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY
+from bapo_openrlhf.adapt.schedule import due
+from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
+from bapo_openrlhf.methods.base import FilteredMethod
+
+MOST_GOOD = 8  # groups between c2 and c3 that a full store keeps
+LAST = 4  # re-evaluations whose mean counts: the last 32 rewards of groups of 8
+LEAST_STORED = 5  # groups that the store must hold before the thresholds move
+
+
+@dataclass(eq=False, kw_only=True)
+class AuthorsCode(FilteredMethod):
+    """BAPO as its authors' code has it. The differences to the paper are these.
+
+    One store holds the hard groups (mean <= c1) and the good ones (c2 <= mean <= c3). A re-evaluated group is trained
+    on if its mean is above that of the stored group of its prompt. The stored group stays. Whether it is replayed
+    depends on the mean of its last four re-evaluations, if there are any, but it is replayed with the responses that it
+    was stored with. Age has no limit: their 3 steps only say which groups leave first, and the oldest do so anyway. If
+    the store is full, at most 8 good groups stay. If no fresh group passes the filter, all are in X1. X1 that is too
+    large is cut at its end. X2 that is too large is cut to random responses, which breaks groups.
+
+    Not here: their gaussian and uniform filters (those of the paper are), prompts left out so that GPUs have equal
+    numbers, and the old log-probs of X3, which they compute with the actor of the step that generated it. They give a
+    single response of a group its reward as advantage; here it has 0. If a prompt is stored twice, they may re-evaluate
+    it for both groups; here it is for the newer one.
+
+    Args:
+        c1, c2, c3, reevaluate_every, max_reevaluated_prompts: As the --adapt flags.
+        replay_steps: 0 turns X3 off. Any other number has no effect.
+        buffer_size: Most groups stored, above 8.
+        moving: Whether c2 and c3 move. They are at the high ends of their intervals if the mean reward of the store is
+            at most 0.2, and at the low ends if it is at least 0.8. Otherwise they stay at the low ends.
+
+    Raises:
+        ValueError: An option is out of its range.
+    """
+
+    NAME = "bapo_authors_code"
+    SENTENCE = "BAPO with the rules of its authors' public code where they are not those of the paper."
+    USE = "Use it to compare with runs of that code."
+    SOURCE = "waunx/BAPO_ICLR at 426b509"
+    STATE = ("rng", "replay", "again", "thresholds")
+    METRICS = (CAPACITY, ATTEMPTS, HardBuffer.METRICS[0], *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
+    asynchronous: ClassVar[bool] = False
+
+    c1: Fraction = Fraction(1, 8)
+    c2: Interval = Interval(Fraction(1, 8), Fraction(3, 8))
+    c3: Interval = Interval(Fraction(3, 8), Fraction(6, 8))
+    buffer_size: int = 256
+    replay_steps: int = 3
+    reevaluate_every: int = 1
+    max_reevaluated_prompts: int = 256
+    moving: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.buffer_size <= MOST_GOOD:
+            raise ValueError(f"buffer_size is {self.buffer_size}; it must be above {MOST_GOOD}")
+        self.replay = ReplayBuffer(self.buffer_size + 1)  # a new group enters before another one leaves
+        self.again: dict[int, list[str]] = {}  # means of a stored group's last re-evaluations, by uid
+        self.thresholds = AdaptiveThresholds(self.c2, self.c3, direction="text")
+        self.thresholds.update(Fraction(1))  # at the low ends
+
+    def latest(self, group: Group) -> Fraction:
+        """What counts as the mean of a stored group: that of its last re-evaluations, otherwise its own."""
+        means = [Fraction(mean) for mean in self.again.get(group.uid, ())]
+        return exact_sum(means) / len(means) if means else group.mean
+
+    def good(self, group: Group) -> bool:
+        """Whether a group is in the range of replay."""
+        return self.thresholds.c2 <= self.latest(group) <= self.thresholds.c3
+
+    def _hard(self) -> dict[str, Group]:
+        """The groups that were hard when they were stored, the newest of each prompt, by prompt id."""
+        return {group.prompt.id: group for group in self.replay if group.mean <= self.c1}
+
+    def begin_step(self, step: int) -> list[Prompt]:
+        """Every m steps the prompts of the hard groups; random ones if they are too many."""
+        hard = list(self._hard().values()) if due(step, self.reevaluate_every) else []
+        if len(hard) > self.max_reevaluated_prompts:
+            chosen = self.rng.choice(len(hard), size=self.max_reevaluated_prompts, replace=False)
+            hard = [hard[position] for position in sorted(chosen.tolist())]
+        return [group.prompt for group in hard]
+
+    def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
+        """X1, then X2 in the room that is left, then X3 in what is left of it. Fresh groups are stored last."""
+        keep = self.passes(fresh)
+        keep = keep if any(keep) else [True] * len(fresh)
+        batch = Batch(
+            fresh=fitting([group for group, kept in zip(fresh, keep, strict=True) if kept], self.room),
+            filtered=[group for group, kept in zip(fresh, keep, strict=True) if not kept],
+        )
+        hard = self._hard()
+        better: list[Group] = []
+        for group in reevaluated:
+            stored = hard[group.prompt.id]
+            (better if group.mean > stored.mean else batch.unimproved).append(group)
+            self.again[stored.uid] = [*self.again.get(stored.uid, ()), str(group.mean)][-LAST:]
+        batch.reevaluated = self._cut(better, self.room - batch.responses)
+        trained = {group.uid for group in (*batch.fresh, *batch.reevaluated, *batch.filtered)}
+        batch.cut = [group for group in (*fresh, *better) if group.uid not in trained]
+
+        if (room := self.room - batch.responses) > 0 and self.replay_steps:
+            if self.moving and len(self.replay) >= LEAST_STORED:
+                self.thresholds.update(((mean_reward(self.replay) or 0) - Fraction(1, 5)) / Fraction(3, 5))
+            drawn = self.replay.sample(room // self.group_size, self.rng, self.good)
+            promoted = {hard[group.prompt.id].uid for group in batch.reevaluated}
+            batch.replayed = [group for group in drawn if group.uid not in promoted]
+
+        for group in fresh:
+            if group.mean <= self.c1 or self.good(group):
+                self.replay.add(group)
+                self._evict()
+        self.replay.check()
+        self.again = {group.uid: self.again[group.uid] for group in self.replay if group.uid in self.again}
+        self.measured = {
+            "groups/capacity": self.capacity,
+            "groups/reevaluation_attempts": len(reevaluated),
+            "buffer/hard": sum(group.mean <= self.c1 for group in self.replay),
+            **self.replay.metrics(step),
+            **self.thresholds.metrics(),
+        }
+        return batch
+
+    def _cut(self, groups: Sequence[Group], room: int) -> list[Group]:
+        """The groups with at most `room` of their responses, chosen at random if there are more."""
+        places = [(group, position) for group in groups for position in range(group.size)]
+        if len(places) <= room:
+            return list(groups)
+        left: dict[Group, list[int]] = {}
+        for index in sorted(self.rng.choice(len(places), size=room, replace=False).tolist()):
+            left.setdefault(places[index][0], []).append(places[index][1])
+        return [group.keep(positions, relative_to="kept") for group, positions in left.items()]
+
+    def _evict(self) -> None:
+        """Take groups out of a store that is too full."""
+        groups = list(self.replay)
+        if len(groups) <= self.buffer_size:
+            return
+        good = [group for group in groups if self.good(group)]  # the oldest first, as in all of these lists
+        hard = [group for group in groups if not self.good(group) and self.latest(group) <= self.c1]
+        other = [group for group in groups if not self.good(group) and self.latest(group) > self.c1]
+        gone = [*good[: max(len(good) - MOST_GOOD, 0)], *hard[: max(len(hard) - self.buffer_size + MOST_GOOD, 0)]]
+        self.replay.remove([*gone, *other[: max(len(groups) - len(gone) - self.buffer_size, 0)]])

@@ -1,0 +1,192 @@
+"""The batches of the authors' code beside an independent reading of it, and what that does not cover."""
+
+from __future__ import annotations
+
+import copy
+import random
+from fractions import Fraction as F
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_authors_code import AuthorsCode as Reference
+
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.thresholds import Interval
+from bapo_openrlhf.methods.authors_code import AuthorsCode
+
+C2, C3 = (F(1, 8), F(3, 8)), (F(3, 8), F(6, 8))
+
+
+def made(seed: int = 0, **changes) -> AuthorsCode:
+    flags = {"capacity": 6, "group_size": 8, "buffer_size": 12, "reevaluate_every": 2, "c2": Interval(*C2),
+             "c3": Interval(*C3)}  # fmt: skip
+    return AuthorsCode(seed=seed, **flags | changes)
+
+
+def uids(groups) -> list[int]:
+    return [group.uid for group in groups]
+
+
+class Run:
+    """A method and the reference on the same groups, until they differ."""
+
+    def __init__(self, make_group, *, capacity, size, buffer, moving, every, most):
+        self.make_group, self.size, self.room, self.every = make_group, size, capacity * size, every
+        self.method = made(capacity=capacity, group_size=size, buffer_size=buffer, moving=moving,
+                           reevaluate_every=every, max_reevaluated_prompts=most)  # fmt: skip
+        self.reference = Reference(capacity=capacity, group_size=size, total_uids=buffer, c1=F(1, 8), c2=C2, c3=C3,
+                                   moving=moving, stale_steps=3, reeval_freq=every, max_reeval=most)  # fmt: skip
+        self.most, self.ledger, self.t, self.uid = most, Ledger(), 0, 0
+        self.seen = dict.fromkeys(("promoted", "cut", "x3", "unfiltered", "evicted", "broken", "moved"), 0)
+
+    def group(self, right: int, prompt: str):
+        self.uid += 1
+        return self.make_group(right, size=self.size, prompt=prompt, step=self.t, uid=self.uid)
+
+    def step(self, fresh: list[int], again: list[int]) -> None:
+        """One step. `fresh` and `again` are numbers of right responses. Each draw of a prompt is another prompt."""
+        stored = {group.prompt.text: group.uid for group in self.method.replay}
+        named = [prompt.text for prompt in self.method.begin_step(self.t)]
+        candidates = self.reference.candidates(self.t) if self.t else []
+        allowed = [text for text, uid in stored.items() if uid in candidates]
+        assert len(named) == min(len(allowed), self.most) and set(named) <= set(allowed)
+        assert named == allowed or len(allowed) > self.most
+
+        again = (again * len(named))[: len(named)]
+        groups = [self.group(right, f"p{self.t}.{place}") for place, right in enumerate(fresh)]
+        hard = [self.group(right, prompt) for right, prompt in zip(again, named, strict=True)]
+        wanted = self.reference.step(
+            self.t,
+            [(group.uid, [response.reward for response in group.responses]) for group in groups],
+            [(stored[group.prompt.text], [response.reward for response in group.responses]) for group in hard],
+        )
+        batch = self.method.build_batch(self.t, groups, hard)
+        self.ledger.settle(groups + hard, batch)
+
+        assert uids(batch.fresh) == wanted["x1"] and uids(batch.filtered) == wanted["filtered"]
+        promoted = {group.uid: stored[group.prompt.text] for group in hard}
+        better = [promoted[uid] for uid in promoted if uid not in uids(batch.unimproved)]
+        assert better == wanted["promoted"]
+        assert sum(group.size for group in batch.reevaluated) == wanted["x2_responses"]
+        left_out = [uid for uid in uids(batch.cut) if uid not in promoted]
+        assert left_out == wanted["cut"]
+        in_x2 = {promoted[group.uid] for group in batch.reevaluated}
+        drawn = uids(batch.replayed)
+        assert set(drawn) <= set(wanted["replayable"]) - in_x2
+        assert wanted["x3_count"] - len(in_x2) <= len(drawn) <= wanted["x3_count"]
+        assert (self.method.thresholds.c2, self.method.thresholds.c3) == tuple(wanted["range"])
+        assert uids(self.method.replay) == self.reference.stored()
+        assert batch.responses <= self.room
+
+        self.seen["promoted"] += len(better)
+        self.seen["cut"] += len(left_out)
+        self.seen["x3"] += len(drawn)
+        self.seen["unfiltered"] += not any(0 < right < self.size for right in fresh)
+        self.seen["evicted"] = self.method.replay.counts["evicted"]
+        self.seen["broken"] += any(group.size < self.size for group in batch.reevaluated)
+        self.seen["moved"] += self.method.thresholds.c2 not in C2
+        self.t += 1
+
+
+RIGHT = st.integers(0, 8)
+STEPS = st.lists(st.tuples(st.lists(RIGHT, max_size=8), st.lists(RIGHT, min_size=1, max_size=4)), min_size=1,
+                 max_size=12)  # fmt: skip
+
+
+@given(steps=STEPS, moving=st.booleans(), every=st.integers(1, 3), buffer=st.integers(9, 14), most=st.integers(1, 5))
+def test_it_is_the_independent_reading_of_their_code(make_group, steps, moving, every, buffer, most):
+    run = Run(make_group, capacity=6, size=8, buffer=buffer, moving=moving, every=every, most=most)
+    for fresh, again in steps:
+        run.step(fresh, again)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_long_runs_meet_every_case(make_group, size):
+    rng = random.Random(7)
+    run = Run(make_group, capacity=5, size=size, buffer=16, moving=True, every=2, most=4)
+    for _ in range(400):
+        skew = rng.choice([0, 0, 1, size // 2, size])
+        fresh = [min(rng.randrange(size + 1), rng.choice([skew, size])) for _ in range(rng.randrange(8))]
+        run.step(fresh, [rng.randrange(size + 1) for _ in range(4)])
+    assert all(run.seen.values()), run.seen
+
+
+def test_a_stored_group_is_replayed_with_its_own_responses(make_group):
+    method = made(reevaluate_every=1)
+    failed = make_group(0, prompt="p")
+    method.build_batch(0, [failed], [])
+    assert method.begin_step(1) == [failed.prompt]
+    batch = method.build_batch(1, [], [make_group(2, prompt="p", step=1)])
+    assert len(batch.reevaluated) == 1 and batch.replayed == []  # it is in X2, so not in X3
+    assert method.begin_step(2) == [failed.prompt]  # it stays
+    batch = method.build_batch(2, [], [make_group(0, prompt="p", step=2)])
+    assert batch.replayed == [failed] and batch.unimproved  # the mean of 2/8 and 0 is 1/8
+
+
+def test_the_newer_group_of_a_prompt_is_generated_again(make_group):
+    method = made(reevaluate_every=1)
+    older, newer = make_group(1, prompt="p"), make_group(0, prompt="p", step=1)
+    method.build_batch(0, [older], [])
+    method.build_batch(1, [newer], [])
+    assert method.begin_step(2) == [newer.prompt]
+    method.build_batch(2, [], [make_group(1, prompt="p", step=2)])
+    assert method.latest(newer) == F(1, 8) and method.again == {newer.uid: ["1/8"]}
+
+
+def test_every_hard_prompt_and_every_response_of_x2_is_as_likely(make_group):
+    method = made(3, reevaluate_every=1, max_reevaluated_prompts=2, capacity=1)
+    method.build_batch(0, [make_group(0, prompt=f"p{n}") for n in range(5)], [])
+    named = [prompt.text for _ in range(1000) for prompt in method.begin_step(1)]
+    assert all(abs(named.count(f"p{n}") - 400) < 5 * np.sqrt(1000 * 0.4 * 0.6) for n in range(5))
+    groups = [make_group(4, prompt=f"p{n}", step=1) for n in range(2)]
+    kept = [response for _ in range(1000) for group in method._cut(groups, 8) for response in group.responses]
+    assert len(kept) == 8000
+    for group in groups:
+        for response in group.responses:
+            assert abs(sum(one is response for one in kept) - 500) < 5 * np.sqrt(1000 / 4)
+
+
+def test_a_part_of_x2_is_relative_to_what_is_kept(make_group):
+    method = made(reevaluate_every=1, capacity=1)
+    method.build_batch(0, [make_group(0, prompt=f"p{n}") for n in range(3)], [])
+    method.begin_step(1)
+    batch = method.build_batch(1, [], [make_group(4, prompt=f"p{n}", step=1) for n in range(3)])
+    assert sum(group.size for group in batch.reevaluated) == 8
+    for group in batch.reevaluated:
+        assert group.mean == sum(map(F, group.rewards)) / group.size
+
+
+def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group):
+    def drive(method, start, steps):
+        batches = []
+        for t in range(start, start + steps):
+            rng = random.Random(t)
+            named = method.begin_step(t)
+            uid = iter(range(100 * t, 100 * t + 99))
+            fresh = [make_group(rng.randrange(9), prompt=f"p{rng.randrange(30)}", step=t, uid=next(uid))
+                     for _ in range(5)]  # fmt: skip
+            again = [make_group(rng.randrange(9), prompt=prompt, step=t, uid=next(uid)) for prompt in named]
+            batch = method.build_batch(t, fresh, again)
+            batches.append([[p.text for p in named], uids(batch.fresh), uids(batch.reevaluated), uids(batch.replayed)])
+        return batches
+
+    flags = {"moving": True, "buffer_size": 12, "max_reevaluated_prompts": 2}
+    whole = made(3, **flags)
+    drive(whole, 0, 9)
+    resumed = made(99, **flags)
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert whole.again and drive(resumed, 9, 12) == drive(whole, 9, 12)
+    assert resumed.again == whole.again
+
+
+def test_without_replay_x3_is_empty(make_group):
+    method = made(replay_steps=0)
+    method.build_batch(0, [make_group(3)], [])
+    assert method.build_batch(1, [], []).replayed == []
+
+
+def test_a_store_without_room_for_hard_groups_is_refused():
+    with pytest.raises(ValueError, match="buffer_size is 8; it must be above 8"):
+        made(buffer_size=8)
