@@ -20,12 +20,14 @@ class RolloutSchedule:
         delay: v, steps between two syncs.
         reevaluate_every: m, steps between two re-evaluations. 0 means none.
         evaluate_every: Steps between two evaluations on held-out prompts, which use today's weights too. 0 means none.
+        probe_every: Steps between two probes of gradients, which use today's weights too. 0 means none.
         ahead: Steps that generation is ahead of training. The rollout of step t is generated in step max(0, t - ahead).
     """
 
     delay: int
     reevaluate_every: int = 0
     evaluate_every: int = 0
+    probe_every: int = 0
     ahead: int = 0
 
     def sync_due(self, step: int) -> bool:
@@ -47,10 +49,11 @@ class RolloutSchedule:
     def must_keep(self, step: int) -> bool:
         """Whether the weights synced at `step` will be needed again after others have replaced them in the engines.
 
-        This is so if a re-evaluation or an evaluation falls strictly between this sync and the next, and a rollout with
-        the delayed weights follows it. In a step, re-evaluation comes after the rollout of the step itself, but before
-        one that is ahead.
+        This is so if a re-evaluation, a probe or an evaluation falls strictly between this sync and the next, and a
+        rollout with the delayed weights follows it. In a step, re-evaluation and probe come after the rollout of the
+        step itself, but before one that is ahead.
         """
         between = range(step + 1, step + self.delay)
         before_a_rollout = between if self.ahead else between[:-1]
-        return any(map(self.reevaluation_due, before_a_rollout)) or any(map(self.evaluation_due, between))
+        again = any(self.reevaluation_due(t) or due(t, self.probe_every) for t in before_a_rollout)
+        return again or any(map(self.evaluation_due, between))

@@ -23,6 +23,7 @@ def check_combinations(args: SimpleNamespace) -> None:
     adapt = args.adapt
     _check_adapters(args)
     _check_critic(args)
+    _check_probe(args)
     if not adapt.enabled:
         return
     for name, reason in NOT_WITH_ADAPTATION.items():
@@ -47,6 +48,22 @@ def check_combinations(args: SimpleNamespace) -> None:
             f"adapt.max_second_moment is {adapt.max_second_moment}; it needs adapt.ratio behaviour and "
             "actor.policy_loss_type ppo, because it is about the ratio pi/alpha of each token"
         )
+
+
+def _check_probe(args: SimpleNamespace) -> None:
+    """Refuse a probe of gradients if one process does not have them whole, or if generation is ahead of training."""
+    actor, every = args.actor, args.run.gradient_probe
+    if every is None:
+        return
+    for fits, name, value, allowed in (
+        (args.adapt.enabled, "adapt.method", args.adapt.method, "a method of batch adaptation"),
+        (actor.num_nodes * actor.num_gpus_per_node == 1, "actor.num_gpus_per_node", actor.num_gpus_per_node, "1"),
+        (args.ds.zero_stage < 3, "ds.zero_stage", args.ds.zero_stage, "below 3"),
+        (not args.train.async_enable, "train.async_enable", True, "False"),
+        (not args.data.max_images_per_prompt, "data.max_images_per_prompt", args.data.max_images_per_prompt, "0"),
+    ):
+        if not fits:
+            raise ConfigError(f"run.gradient_probe is {every}, and {name} is {value}; it must be {allowed} then")
 
 
 def _check_critic(args: SimpleNamespace) -> None:

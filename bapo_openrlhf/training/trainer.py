@@ -30,7 +30,7 @@ from bapo_openrlhf.training.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
 from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
-from bapo_openrlhf.training.pretraining import PretrainedCritic
+from bapo_openrlhf.training.probe import ProbedTrainer
 from bapo_openrlhf.training.recorder import Base
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
@@ -39,7 +39,7 @@ from bapo_openrlhf.training.samples import by_request
 logger = init_logger(__name__)
 
 
-class AdaptedPPOTrainer(PretrainedCritic):
+class AdaptedPPOTrainer(ProbedTrainer):
     """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
 
     Attributes:
@@ -60,7 +60,8 @@ class AdaptedPPOTrainer(PretrainedCritic):
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
         evaluate_every = int(self.args.eval.steps) if evaluates else 0
         self.ahead = adapt.steps_ahead(self.args.train)
-        schedule = RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every, evaluate_every, self.ahead)
+        extra = {"probe_every": self.args.run.gradient_probe or 0, "ahead": self.ahead}
+        schedule = RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every, evaluate_every, **extra)
         about = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **about)
         self.ledger = Ledger()
@@ -251,13 +252,14 @@ class AdaptedPPOTrainer(PretrainedCritic):
             logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
             self.broadcast_to_vllm()
             return {"skipped_update": 1}, global_step + 1
-        step, corrected = self.step, self._correct(experience)
+        step, probed, corrected = self.step, self.probe(batch, experience), self._correct(experience)
         status, next_step = super().train_step(experience.experiences, global_step)
         trained = (group.uid for _, group in batch.with_sources())
         self.method.observe(step, dict(zip(trained, experience.errors.tolist(), strict=True)))
         status["timing/make_experience"] = seconds
         status["tokens/reference_kept"] = experience.reference_kept
-        status |= corrected | off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
+        status |= off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
+        status |= probed | corrected
         actor = self.args.actor
         return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)), next_step
 

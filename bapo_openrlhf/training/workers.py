@@ -14,7 +14,7 @@ One thing is added that OpenRLHF's actor does not do: a factor on the learning r
 """
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -26,6 +26,7 @@ from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from bapo_openrlhf.adapt.arithmetic import MicroBatch, pretraining_steps
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
+from bapo_openrlhf.training.gradients import probe_gradients
 from bapo_openrlhf.training.log_probs import SlicedActor
 from bapo_openrlhf.training.weight_sync import in_parcels
 from bapo_openrlhf.training.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
@@ -231,6 +232,10 @@ class PolicyWorker(_TrainingWorker, POLICY):
         with rebound(ppo_actor, Actor=SlicedActor, ActorPPOTrainer=trainer, NaiveReplayBuffer=replay_buffer):
             super().init_model_from_pretrained(*args, **kwargs)
         self._require_trainer(WholeBatchActorTrainer)
+
+    def probe_gradients(self, **parts: Any) -> dict[Hashable, tuple[float, float]]:
+        """See `probe.probe_gradients`."""
+        return probe_gradients(self.trainer, self.trainer.tokenizer.pad_token_id, **parts)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the schedule's learning rate by the factor in the optimizer steps that follow."""

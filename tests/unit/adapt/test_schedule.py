@@ -109,6 +109,17 @@ def test_weights_are_kept_exactly_when_they_are_needed_again(delay, ahead):
         Machine(*periods, keep=schedule.must_keep, ahead=ahead).run()  # nothing is missing
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("delay", DELAYS)
+def test_a_probe_needs_weights_as_a_reevaluation_does(delay, ahead):
+    """Whichever of the two comes more often: together they come whenever one of them does."""
+    for again, probe, evaluation in itertools.product(PERIODS[:6], PERIODS[:6], (0, 4)):
+        probed = RolloutSchedule(delay, again, evaluation, probe, ahead)
+        alone = [RolloutSchedule(delay, every, evaluation, ahead=ahead) for every in (again, probe)]
+        for step in range(0, STEPS, delay):
+            assert probed.must_keep(step) is any(schedule.must_keep(step) for schedule in alone)
+
+
 @pytest.mark.parametrize("delay", DELAYS)
 def test_a_run_that_goes_on_from_any_step_finds_its_weights(delay):
     """Between two syncs as well: a checkpoint may be written in any step."""

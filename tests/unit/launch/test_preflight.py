@@ -584,6 +584,18 @@ class TestCombinations:
         assert text.startswith("rollout.vllm_generate_batch_size is 4096; with adapt.method bapo it must be at most")
         assert run.refusal(adapt__max_staleness=1) == "adapt.max_staleness is 1; it needs train.async_enable"
 
+    def test_a_probe_of_gradients_needs_them_in_one_process(self, run):
+        every = {"run__gradient_probe": 4}
+        run.check(**every, actor__num_gpus_per_node=1, critic__num_gpus_per_node=2)
+        for flags, text in (
+            ({"actor__num_gpus_per_node": 2}, "actor.num_gpus_per_node is 2; it must be 1"),
+            ({"ds__zero_stage": 3}, "ds.zero_stage is 3; it must be below 3"),
+            ({"train__async_enable": True}, "train.async_enable is True; it must be False"),
+            ({"algorithm": "ppo"}, "adapt.method is none; it must be a method of batch adaptation"),
+        ):
+            given = {"actor__num_gpus_per_node": 1, **every, **flags}
+            assert run.refusal(**given) == f"run.gradient_probe is 4, and {text} then"
+
     def test_length_penalties_of_responses_that_are_not_trained_on(self, run):
         """They are not known, and the advantages of the others would need them. With a critic they are not needed."""
         long, stop = {"reward__overlong_buffer_len": 4}, {"reward__stop_properly_penalty_coef": 0.5}

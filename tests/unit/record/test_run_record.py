@@ -140,12 +140,14 @@ def test_resume_drops_later_lines_of_every_file(tmp_path):
         run.append_rows(record.ANSWERS, step, [{"prompt": str(step)}])
         run.append(step, {})
         run.append_rows(record.EVALUATIONS, step, [{"eval_cd4_pass1": step / 4}])
+        run.append_rows(record.PROBES, step, [{"uid": step}])
     RunRecord(tmp_path, resume_from=3)
     assert [row["uid"] for row in read_groups(tmp_path)] == [2, 3, 4, 5]
     assert [row["prompt"] for row in read_answers(tmp_path)] == ["1", "2"]
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
     found = [{"step": 1, "eval_cd4_pass1": 0.25}, {"step": 2, "eval_cd4_pass1": 0.5}]
     assert read_evaluations(tmp_path) == found
+    assert [json.loads(row)["uid"] for row in (tmp_path / record.PROBES).read_text().splitlines()] == [1, 2]
     RunRecord(tmp_path, resume_from=1)
     assert read_groups(tmp_path) == read_answers(tmp_path) == read_metrics(tmp_path) == []
     assert read_evaluations(tmp_path) == []

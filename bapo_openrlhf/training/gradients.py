@@ -1,0 +1,75 @@
+"""Policy gradients of groups and the angles between them, in the actor's process. `probe` asks for them."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+Rows = Mapping[Hashable, Sequence[Experience]]
+
+
+def probe_gradients(
+    trainer: Any, pad: int, reference: Rows, groups: Rows, sources: Mapping[int, str]
+) -> dict[Hashable, tuple[float, float]]:
+    """Cosine with the reference and norm of the gradient of each group, and of the sum over each source.
+
+    Args:
+        trainer: OpenRLHF's trainer of the actor.
+        pad: Token id that pads shorter samples.
+        reference: Samples of the reference, in halves 0 and 1.
+        groups: Samples of each group of the batch, by uid.
+        sources: Source of each group, by uid.
+
+    Returns:
+        (cosine, norm) by uid and by source, and under "halves" the cosine of the halves and the norm of their sum. A
+        cosine with a gradient of 0 is nan.
+    """
+    first, second = (policy_gradient(trainer, reference[half], pad) for half in (0, 1))
+    whole = first + second
+    sums: dict[str, torch.Tensor] = {}
+    found: dict[Hashable, tuple[float, float]] = {"halves": (cosine(first, second), float(whole.norm()))}
+    for uid, rows in groups.items():
+        gradient = policy_gradient(trainer, rows, pad)
+        found[uid] = cosine(gradient, whole), float(gradient.norm())
+        sums[sources[uid]] = sums.get(sources[uid], 0) + gradient
+    return found | {source: (cosine(total, whole), float(total.norm())) for source, total in sums.items()}
+
+
+def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch.Tensor:
+    """Gradient of OpenRLHF's policy loss, summed over samples; float32, shape (P,) for P trained parameters.
+
+    KL loss and entropy are left out. The model is run without DeepSpeed's engine, which would take the backward pass
+    for one of the training. `torch.autograd.grad` does not touch the gradients that the engine gathers.
+    """
+    actor, engine, size = trainer.actor, trainer.actor.model, trainer.args.train.micro_batch_size
+    parameters = [parameter for parameter in actor.parameters() if parameter.requires_grad]
+    parts: list[torch.Tensor] = []
+    actor.eval()  # so that no dropout draws random numbers
+    actor.model = engine.module
+    try:
+        for start in range(0, len(rows), size):
+            samples = Experience.concat_experiences(rows[start : start + size], pad)
+            samples.to_device(torch.cuda.current_device())
+            loss = trainer.actor_loss_fn(
+                actor(samples.sequences, samples.action_mask, attention_mask=samples.attention_mask),
+                samples.action_log_probs,
+                samples.advantages,
+                action_mask=samples.action_mask,
+                rollout_log_probs=samples.rollout_log_probs,
+                batch_num_tokens=1,  # not a mean, so that gradients of groups add up to that of the batch
+                global_batch_size=1,
+            )[0]
+            found = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            parts.append(torch.cat([gradient.flatten().float() for gradient in found]))
+    finally:
+        actor.model = engine
+        actor.train()
+    return torch.stack(parts).sum(0)
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Cosine of the angle between two vectors; nan if one of them is 0."""
+    norms = float(one.norm() * other.norm())
+    return float(one @ other) / norms if norms else math.nan
