@@ -23,6 +23,7 @@ import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +129,8 @@ class Asked(NamedTuple):
         name: Its name here, which is also that of its benchmark.
         task, parameters: The task of the library.
         weight: Its share of the training data. With 0 it is only a benchmark.
-        steps: Share of the warm-up's solutions that write their steps. The others are only an answer.
+        steps: Share of the warm-up's solutions that write their steps, if `worked` can write those of the task. The
+            others are only an answer.
     """
 
     name: str
@@ -239,7 +241,8 @@ def _of_level(factory: Any, task: str, level: Any) -> dict[str, Any]:
         raise ValueError(f"level is {level!r}; it must be 0..{highest}")
     curriculum.set_global_level(level)
     made = dataclasses.asdict(curriculum.generate_configuration())
-    return {key: value for key, value in made.items() if key not in ("seed", "size")}
+    usual = dataclasses.asdict(factory.DATASETS[task][1]())
+    return {key: value for key, value in made.items() if key not in ("seed", "size") and value != usual[key]}
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -258,7 +261,10 @@ def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
     while len(found) < count and missed < MISSES:
         if index % BLOCK == 0:
             data = library().create_dataset(kind.task, **kind.parameters, seed=seed + 1_000_003 * index, size=BLOCK)
-        entry, index, missed = data[index % BLOCK], index + 1, missed + 1
+        try:
+            entry, index, missed = data[index % BLOCK], index + 1, missed + 1
+        except Exception as error:  # some generators give up at a high level
+            raise ConfigError(f"{kind.name}: reasoning-gym cannot make entry {index}: {one_line(error)}") from error
         question = entry["question"]
         digest = hashlib.sha256(question.encode()).digest()
         if digest[0] % 8 not in _SHARES.get(part, _TEST) or question in found:
@@ -275,7 +281,7 @@ def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with Python's own numbers and texts instead of numpy's, whose names no literal has."""
+    """The value in a form that a literal has: Python's own numbers instead of numpy's, and fractions as text."""
     match value:
         case dict():
             return {_plain(key): _plain(item) for key, item in value.items()}
@@ -283,11 +289,13 @@ def _plain(value: Any) -> Any:
             return type(value)(map(_plain, value))
         case np.generic():
             return value.item()
+        case Fraction():
+            return str(value)
     return value
 
 
 def _generate(kinds: Sequence[Asked], part: str, count: int, seed: int) -> Iterator[Problem]:
-    trained = [kind for kind in kinds if kind.weight and (part != "warmup" or kind.task in worked.STEPS)]
+    trained = [kind for kind in kinds if kind.weight and (part != "warmup" or kind.task not in worked.WITHOUT_ANSWER)]
     chosen = {kind.name: kind for kind in kinds if kind.name == part} or {kind.name: kind for kind in trained}
     made: list[Problem] = []
     for name, number in shares(count, {name: kind.weight or 1.0 for name, kind in chosen.items()}).items():
@@ -401,7 +409,7 @@ def configured(tasks: str | None, config: Path | None) -> Task:
         raise ConfigError(f"--tasks has {reserved}; the name stands for a part")
     names = {kind.name: Part(kind.name, _SOURCE) for kind in kinds}
     sizes = {"train": 1000, **dict.fromkeys(names, 100)}
-    if any(kind.task in worked.STEPS for kind in kinds if kind.weight):
+    if any(kind.task not in worked.WITHOUT_ANSWER for kind in kinds if kind.weight):
         sizes["warmup"] = 500
     made = {f"reasoning-gym {VERSION}": sizes}
     return dataclasses.replace(TASK, benchmarks=names, generate=generate, sizes=made, kinds=repr(kinds))

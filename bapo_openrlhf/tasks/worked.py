@@ -68,6 +68,8 @@ def divisor(numbers: list[int]) -> list[str]:
     return steps
 
 
+# Tasks of reasoning-gym whose entries have no answer: only a judge knows whether a response is right.
+WITHOUT_ANSWER = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
 # The steps of an entry of reasoning-gym, from its metadata, by the name of its task.
 STEPS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "basic_arithmetic": lambda of: calculation(of["expression"]),
@@ -79,12 +81,12 @@ STEPS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
 
 
 def solution(task: str, entry: Mapping[str, Any], *, steps: bool = True) -> str | None:
-    """The worked solution of an entry of reasoning-gym with its answer, or None if nothing here can write it.
+    """The worked solution of an entry of reasoning-gym with its answer, or None if the entry has no answer.
 
     Args:
-        steps: Whether the steps are written. Otherwise the solution is only the answer.
+        steps: Whether the steps are written, if STEPS can write them. Otherwise the solution is only the answer.
     """
-    if task not in STEPS:
+    if task in WITHOUT_ANSWER:
         return None
-    written = [f"{step}." for step in STEPS[task](entry["metadata"])] if steps else []
+    written = [f"{step}." for step in STEPS[task](entry["metadata"])] if steps and task in STEPS else []
     return " ".join([*written, f"<answer>{entry['answer']}</answer>"])

@@ -8,6 +8,7 @@ import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -268,13 +269,30 @@ def test_no_question_is_in_two_parts_and_a_seed_repeats_them():
 
 
 def test_weights_are_shares_of_the_training_data_and_of_the_warm_up():
-    made = task.configured("three:1,six:3,letter_counting:4", SUMS)
-    for part, shares in {"train": (5, 15, 20), "warmup": (10, 30, 0)}.items():  # nothing writes how letters are counted
+    made = task.configured("three:1,six:3,letter_counting:2,graph_color:2", SUMS)
+    for part, shares in {"train": (5, 15, 10, 10), "warmup": (7, 20, 13, 0)}.items():  # no answer has a graph's colours
         tasks = Counter()
         for problem in made.generate("", part, 40, 0):
-            tasks[ast.literal_eval(problem.label)["parameters"].get("max_terms")] += 1
+            label = ast.literal_eval(problem.label)
+            tasks[label["task"], label["parameters"].get("max_terms")] += 1
             assert (problem.solution is not None) is (part == "warmup")
-        assert (tasks[3], tasks[6], tasks[None]) == shares
+        found = [
+            tasks[key] for key in (("chain_sum", 3), ("chain_sum", 6), ("letter_counting", None), ("graph_color", None))
+        ]
+        assert tuple(found) == shares
+
+
+def test_every_task_without_steps_has_its_answer_as_solution():
+    """But five have none. The library judges all the others as right."""
+    factory = task.library()
+    for name in sorted(factory.DATASETS.keys() - task.REFUSED.keys()):
+        [entry] = factory.create_dataset(name, seed=5, size=1)
+        assert (entry["answer"] is None) is (name in worked.WITHOUT_ANSWER), name
+        solution = worked.solution(name, task._plain(entry), steps=False)
+        assert (solution is None) is (name in worked.WITHOUT_ANSWER)
+        if solution is not None:
+            label = repr({"task": name, "parameters": {}, "entry": task._plain(entry)})
+            assert task.score(solution, label) == 1.0, name
 
 
 def test_a_share_of_the_solutions_writes_the_steps():
@@ -298,6 +316,42 @@ def test_a_kind_with_too_few_problems_says_so(tmp_path):
     file.write_text("one: {task: chain_sum, min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}")
     with pytest.raises(ConfigError, match="one: 300 problems of one are asked for; there are only"):
         task.configured(None, file).generate("", "one", 300, 0)
+
+
+def test_labels_are_literals_even_if_an_entry_has_a_fraction():
+    [kind] = task.asked("gsm_symbolic", None)
+    data = task.library().create_dataset("gsm_symbolic", seed=0, size=8)
+    assert "Fraction(" in repr(data[7]) and task._plain(data[7])["metadata"]["variables"]["serving_fraction"] == "2"
+    made = task.problems(kind, "train", 40, 0)
+    assert all(ast.literal_eval(problem.label)["entry"] for problem in made)
+
+
+def test_a_generator_that_gives_up_says_so(monkeypatch):
+    class GivesUp:
+        def __getitem__(self, index):
+            raise ValueError("Could not generate a puzzle")
+
+    kind = task.Asked("jugs@3", "jugs", {}, 1.0, 1.0)
+    monkeypatch.setattr(task, "library", lambda: SimpleNamespace(create_dataset=lambda *given, **named: GivesUp()))
+    with pytest.raises(ConfigError, match=r"jugs@3: reasoning-gym cannot make entry 0: .*Could not generate a puzzle"):
+        task.problems(kind, "train", 1, 0)
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_parameters_of_every_level_are_literals(level):
+    """As they stand in each label. Parameters as usual are left out; some of these are no literals (aiw's)."""
+    factory = task.library()
+    for name in sorted(factory.DATASETS.keys() - task.REFUSED.keys()):
+        try:
+            [kind] = task.asked(f"{name}@{level}", None)
+        except ConfigError:
+            continue  # there is no such level
+        assert ast.literal_eval(repr(kind.parameters)) == kind.parameters
+        curriculum = factory.create_curriculum(name)
+        curriculum.set_global_level(level)
+        made, usual = curriculum.generate_configuration(), factory.DATASETS[name][1]()
+        vars(usual).update(kind.parameters)
+        assert {**vars(made), "seed": None, "size": None} == {**vars(usual), "seed": None, "size": None}, name
 
 
 # ── worked solutions ──
