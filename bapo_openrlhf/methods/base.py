@@ -1,13 +1,12 @@
 """What a method is: it makes the batch of each step, and it has a state. A new method needs only `build_batch`."""
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,22 +53,6 @@ class Method(ABC):
     related_to_generated: ClassVar[bool] = False
     first_responses: int | None = None
     measured: Mapping[str, float] = MappingProxyType({})
-
-    @classmethod
-    def parameters(cls) -> Mapping[str, inspect.Parameter]:
-        """What `build` takes, by name: the parameters of the constructor."""
-        return inspect.signature(cls).parameters
-
-    @classmethod
-    def build(cls, given: Mapping[str, Any], options: Mapping[str, Any]) -> Self:
-        """A method for a run.
-
-        Args:
-            given: capacity (B), group_size (G), seed, and the --adapt flags, by name. Those that are no parameter are
-                ignored.
-            options: The other parameters, by name.
-        """
-        return cls(**{name: given[name] for name in cls.parameters() if name in given}, **options)
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """The prompts to generate for in this step: positions among the candidates, each at most once.
