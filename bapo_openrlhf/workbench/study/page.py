@@ -66,14 +66,9 @@ def _overview(results: Results) -> Section:
 
 
 def _final(results: Results) -> Section:
-    intro = (
-        "Held-out accuracy after the last step. p is that of a two-sided sign-flip test: if an arm were equal to the "
-        "baseline, each seed's difference could also have had the other sign. p is the share of all flips whose mean "
-        "is at least as extreme. With few seeds p cannot be small, so look at the intervals first. "
-        "Holm's correction is over the arms of a path."
-    )
     drawn, every = figures.final_accuracy(results), tables.every_run(results)
-    return Section("final", "Final accuracy", intro, drawn, tables=tables.tests(results), folded=[every])
+    intro, changes = "Held-out accuracy after the last step.", tables.differences(results)
+    return Section("final", "Final accuracy", intro, drawn, tables=changes, folded=[every])
 
 
 def _learning(results: Results) -> Section:
