@@ -8,6 +8,7 @@ from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.adapt.theory import bound_term, k1, stability_constant
 from bapo_openrlhf.methods.bapo import BAPO
+from bapo_openrlhf.methods.base import option
 
 
 @dataclass(eq=False, kw_only=True)
@@ -46,12 +47,12 @@ class BoundBAPO(BAPO):
     )
     improved = replayable = staticmethod(has_signal)
 
-    least: float = -1.0  # less says nothing, because with rewards in [0, 1] no policy loses more than 1
+    least: float = option(
+        -1.0, "at most 0"
+    )  # less says nothing, because with rewards in [0, 1] no policy loses more than 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.least <= 0:
-            raise ValueError(f"least is {self.least}; it must be at most 0")
         self.last: list[tuple[int, int, float]] = []  # uid, a_g and d_g of stored groups
         self.sums: list[tuple[int, int, float]] = []  # age, and number and sum of the distances measured at it
         self._drawn: dict[str, float] = {}

@@ -20,7 +20,7 @@ from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, fore
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import CAPACITY
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 TARGET = 0.5  # success probability; alpha in the authors' code
 
@@ -118,23 +118,14 @@ class DOTS(FilteredMethod):
     STATE = ("rng", "predictor", "replay")
     METRICS = (CAPACITY, *ReplayBuffer.METRICS, *FORECAST_METRICS)
 
-    candidates: int = 8
-    temperature: float = 1e-3
-    fresh_share: Fraction = Fraction(1, 2)
-    buffer_groups: int = 512
-    decay: float = 0.5
+    candidates: int = option(8, "at least 1")
+    temperature: float = option(1e-3, "a finite number above 0")
+    fresh_share: Fraction = option(Fraction(1, 2), "above 0 and at most 1")
+    buffer_groups: int = option(512, "at least 1")
+    decay: float = option(0.5, "within [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, count in (("candidates", self.candidates), ("buffer_groups", self.buffer_groups)):
-            if count < 1:
-                raise ValueError(f"{name} is {count}; it must be at least 1")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}; it must be a finite number above 0")
-        if not 0 < self.fresh_share <= 1:
-            raise ValueError(f"fresh_share is {self.fresh_share}; it must be above 0 and at most 1")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; it must be within [0, 1]")
         self.replay_places = math.floor((1 - self.fresh_share) * self.capacity)
         self.predictor = HistoryPredictor(self.decay)
         self.replay = LatestGroups(self.buffer_groups)

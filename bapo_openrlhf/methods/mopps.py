@@ -4,7 +4,6 @@ Paper: "Can Prompt Difficulty be Online Predicted for Accelerating RL Finetuning
 its authors' code (thu-rllab/MoPPS, recipe/ours, read at commit a883f51).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, forecast_metrics
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import CAPACITY
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 
 @dataclass(eq=False, kw_only=True)
@@ -50,22 +49,14 @@ class MoPPS(FilteredMethod):
     STATE = ("rng", "posteriors")
     METRICS = (CAPACITY, *FORECAST_METRICS)
 
-    candidates: int = 8
-    decay: float = 0.5
-    prior_a: float = 1.0
-    prior_b: float = 1.0
-    target: float = 0.5
+    candidates: int = option(8, "at least 1")
+    decay: float = option(0.5, "within [0, 1]")
+    prior_a: float = option(1.0, "a finite number above 0")
+    prior_b: float = option(1.0, "a finite number above 0")
+    target: float = option(0.5, "within [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.candidates < 1:
-            raise ValueError(f"candidates is {self.candidates}; it must be at least 1")
-        for name, value in (("decay", self.decay), ("target", self.target)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}; it must be within [0, 1]")
-        for name, value in (("prior_a", self.prior_a), ("prior_b", self.prior_b)):
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} is {value}; it must be a finite number above 0")
         self.posteriors = SuccessCounts(self.decay, self.prior_a, self.prior_b)
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:

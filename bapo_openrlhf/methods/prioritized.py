@@ -10,6 +10,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.difficulty import SuccessCounts
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.methods.bapo import BAPO
+from bapo_openrlhf.methods.base import option
 
 SMALL = 1e-6  # so that a group of error 0 can still be drawn
 
@@ -43,15 +44,11 @@ class PrioritizedBAPO(BAPO):
     SOURCE = "this project, after arXiv 1511.05952"
     STATE = (*BAPO.STATE, "errors", "posteriors")
 
-    exponent: float = 0.6
-    decay: float = 0.5
+    exponent: float = option(0.6, "within [0, 10]")  # with a larger one, 1e-6 to that power is lost in rounding
+    decay: float = option(0.5, "within [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.exponent <= 10:  # with a larger one, 1e-6 to that power is lost in rounding
-            raise ValueError(f"exponent is {self.exponent}; it must be within [0, 10]")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; it must be within [0, 1]")
         self.errors: dict[int, float] = {}  # errors of stored groups, by uid
         self.posteriors = SuccessCounts(self.decay, 1.0, 1.0)
 
