@@ -66,9 +66,10 @@ def _overview(results: Results) -> Section:
 
 
 def _final(results: Results) -> Section:
-    drawn, every = figures.final_accuracy(results), tables.every_run(results)
-    intro, changes = "Held-out accuracy after the last step.", tables.differences(results)
-    return Section("final", "Final accuracy", intro, drawn, tables=changes, folded=[every])
+    intro = "Held-out accuracy after the last step. The means of the arms are in the table at the top."
+    notes = ["No run has a final accuracy."] if results.final.empty else []
+    changes, every = tables.differences(results), tables.every_run(results)
+    return Section("final", "Final accuracy", intro, tables=changes, folded=[every], notes=notes)
 
 
 def _learning(results: Results) -> Section:
