@@ -156,17 +156,11 @@ def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def cut_torn_line(folder: Path, benchmark: str) -> bool:
-    """Cut off an incomplete last line. Returns whether there was one."""
+def cut_torn_line(folder: Path, benchmark: str) -> None:
+    """Cut off a last line that a crash left incomplete."""
     path = folder / f"{benchmark}.jsonl"
-    if not path.is_file():
-        return False
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole == len(content):
-        return False
-    os.truncate(path, whole)
-    return True
+    if path.is_file():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def append_row(folder: Path, benchmark: str, row: Mapping[str, Any]) -> None:

@@ -136,6 +136,4 @@ def _configuration(results: Results) -> Section:
 
 
 def _provenance(about: Mapping[str, Any]) -> Section:
-    found = tables.provenance(about)
-    notes = [] if found else ["Nothing says what made this study."]
-    return Section("provenance", "Provenance", "What made this study.", tables=found, notes=notes)
+    return Section("provenance", "Provenance", "What made this study.", tables=[tables.provenance(about)])

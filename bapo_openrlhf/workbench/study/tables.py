@@ -216,10 +216,10 @@ def flags(results: Results) -> list[Table]:
     return different_flags(first)
 
 
-def provenance(about: Mapping[str, Any]) -> list[Table]:
-    """What made the study; no table if nothing says it."""
+def provenance(about: Mapping[str, Any]) -> Table:
+    """What made the study."""
     rows: list[list[Any]] = []
     for name, value in about.items():
         parts = value.items() if isinstance(value, Mapping) else [("", value)]
         rows += [[f"{name}: {part}" if part else name, str(content)] for part, content in parts]
-    return [Table.of(["", "value"], rows)] if rows else []
+    return Table.of(["", "value"], rows)
