@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,15 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
 
     name = args.name or _name(Path(args.model))
     ks = _numbers("k", args.k) if args.k else sorted({k for k in DEFAULT_KS if k <= args.runs} | {max(args.runs, 1)})
-    request = Request(
-        model=args.model,
-        name=name,
-        benchmarks=[benchmark.strip() for benchmark in args.benchmarks.split(",") if benchmark.strip()],
-        out=_out(args.out, name),
-        sampling=Sampling(args.runs, args.temperature, args.top_p, args.top_k, args.max_new_tokens, args.seed),
-        ks=ks,
-        data=args.data,
-        reward=args.reward,
-        limit=args.limit,
-        chat_template=_template(args),
-        skip_long=args.skip_long,
-        max_model_len=args.max_model_len,
-        tensor_parallel_size=args.tensor_parallel_size,
-        gpu_memory_utilization=args.gpu_memory_utilization,
-        max_num_seqs=args.max_num_seqs,
-    )
+    given = vars(args) | {
+        "name": name,
+        "benchmarks": [benchmark.strip() for benchmark in args.benchmarks.split(",") if benchmark.strip()],
+        "out": _out(args.out, name),
+        "sampling": Sampling(**{item.name: getattr(args, item.name) for item in fields(Sampling)}),
+        "ks": ks,
+        "chat_template": _template(args),
+    }
+    request = Request(**{item.name: given[item.name] for item in fields(Request)})
     results = evaluate(request)
     show(tables(results), f"results.md, .json and .csv are in {request.out}")
     return 0

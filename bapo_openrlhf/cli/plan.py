@@ -6,6 +6,7 @@ from pathlib import Path
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.values import check_ranges
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
 from bapo_openrlhf.workbench.planning.output import page
 from bapo_openrlhf.workbench.planning.plan import Plan
@@ -34,10 +35,7 @@ def build_parser(prog: str) -> Parser:
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     """Parse the flags, make the plan, and print it."""
     mine, rest = build_parser(prog).parse_known_args(list(argv))
-    for name, values in (("gpus", mine.gpus or []), ("steps", [mine.steps])):
-        for value in values:
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
+    check_ranges(vars(mine), {"gpus": "at least 1", "steps": "at least 1"})
     constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)
     shapes = _shapes(mine.models, args.actor.model_name_or_path)

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import uuid
 from collections.abc import Sequence
 
 from bapo_openrlhf.cli import arguments
@@ -23,10 +24,12 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
 
     from rich.console import Console
 
-    from bapo_openrlhf.workbench.smoke.run import smoke
+    from bapo_openrlhf.workbench.smoke.run import Smoke
+    from bapo_openrlhf.workbench.smoke.stages import Stages
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the processes of the run end with this one
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"smoke run of {args.run.name}:")
     with console.status("checks") as status:
-        return 0 if smoke(args, defaults, console.print, status.update) else 1
+        stages = Stages(uuid.uuid4().hex, console.print, status.update)
+        return 0 if Smoke(args, defaults, stages).passes() else 1

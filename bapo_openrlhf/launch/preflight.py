@@ -1,7 +1,6 @@
 """Find bad input before any model loads: data, models, reward function and batch arithmetic."""
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from bapo_openrlhf.launch.data_files import local_rows
 from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, check_combinations
 from bapo_openrlhf.launch.values import warnings_of
 from bapo_openrlhf.tasks import TASKS
+from bapo_openrlhf.training.reward_worker import Invalid, checked
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -254,26 +254,11 @@ def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
     prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
     label = row.get(args.data.label_key) if args.data.label_key else ""
     try:
-        result = function([prompt], [prompt], [label])
+        checked(function([prompt], [prompt], [label]))
+    except Invalid as error:
+        raise ConfigError(f"reward.remote_url {path}: reward_func {error}") from None
     except Exception as error:
         raise ConfigError(
             f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}, "
             "called with an empty response to the first prompt"
         ) from error
-    if not isinstance(result, dict) or "rewards" not in result:
-        raise ConfigError(
-            f"reward.remote_url {path}: reward_func must return a dict with 'rewards', returned {result!r}"
-        )
-    rewards = result["rewards"]
-    rewards = rewards.flatten().tolist() if hasattr(rewards, "flatten") else rewards
-    rewards = rewards if isinstance(rewards, (list, tuple)) else [rewards]
-    if len(rewards) != 1:
-        raise ConfigError(f"reward.remote_url {path}: reward_func returned {len(rewards)} rewards for one response")
-    try:
-        finite = math.isfinite(float(rewards[0]))
-    except (TypeError, ValueError):
-        finite = False
-    if not finite:
-        raise ConfigError(
-            f"reward.remote_url {path}: reward_func returned {rewards[0]!r}; rewards must be finite numbers"
-        )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from bapo_openrlhf.adapt.group import Group, Response
+from bapo_openrlhf.methods.base import option
 from bapo_openrlhf.methods.stored_successes import StoredSuccesses
 
 
@@ -42,7 +43,7 @@ class AR3PO(StoredSuccesses):
     asynchronous = False  # the next stage needs the rewards of the one before
     related_to_generated = True
 
-    success_above: Fraction = Fraction(1, 2)
+    success_above: Fraction = option(Fraction(1, 2), "at least 0 and below 1")
     stages: int = 2
     train_reused: bool = False
 

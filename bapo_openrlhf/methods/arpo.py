@@ -7,7 +7,8 @@ Paper: "ARPO: End-to-End Policy Optimization for GUI Agents with Experience Repl
 from dataclasses import dataclass
 from fractions import Fraction
 
-from bapo_openrlhf.adapt.group import Group, as_fraction
+from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.methods.base import option
 from bapo_openrlhf.methods.stored_successes import StoredSuccesses
 
 
@@ -34,14 +35,8 @@ class ARPO(StoredSuccesses):
     USE = "Use it if rewards are rare, so that most groups fail as a whole."
     SOURCE = "arXiv 2505.16282"
 
-    std_below: Fraction = Fraction(1, 20)
+    std_below: Fraction = option(Fraction(1, 20), "above 0")
     mean_below: Fraction = Fraction(1, 5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.std_below, self.mean_below = as_fraction(self.std_below), as_fraction(self.mean_below)
-        if self.std_below <= 0:
-            raise ValueError(f"std_below is {self.std_below}; it must be above 0")
 
     def has_failed(self, group: Group) -> bool:
         """Whether a group is without success: its rewards are low and hardly differ."""

@@ -4,41 +4,40 @@ The same construction feeds group-relative advantages (BAPO-GRPO) and critic-bas
 advantages are made.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Self
-
-import numpy as np
+from typing import ClassVar
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
-from bapo_openrlhf.adapt.filters import has_signal, make_filter
+from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
 from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.theory import k1, k2, k3
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import FilteredMethod
 
 C2 = Interval(Fraction(1, 8), Fraction(4, 8))  # where c2 and c3 move, Table 3
 C3 = Interval(Fraction(2, 8), Fraction(5, 8))
 
 
-@dataclass(frozen=True)
-class BAPOConfig:
-    """Numbers of the method, with the symbols and defaults of Table 3.
+@dataclass(eq=False, kw_only=True)
+class BAPO(FilteredMethod):
+    """Algorithm 1, lines 8-17. Sampling, weights and updates (lines 3-7, 18) are the trainer's.
 
-    The mini-test of Sec. 5.2 sets c1 = 0 and c2 = c3 = 1/2: the same algorithm without thresholds to tune.
+    The fields have the symbols and defaults of Table 3, and the names of the --adapt flags. The mini-test of Sec. 5.2
+    sets c1 = 0 and c2 = c3 = 1/2: the same algorithm without thresholds to tune.
     """
 
-    capacity: int  # B; a batch holds at most B x G responses
-    group_size: int  # G
-    filter: str = "range"
-    gaussian_mean: float = 0.5
-    gaussian_std: float = 0.2
-    uniform_fraction: float = 0.6
+    NAME = "bapo"
+    SENTENCE = "Keeps groups with signal, generates again for hard prompts, and replays groups of medium difficulty."
+    USE = "Start with it: it has all three sources of groups, and the other methods are compared with it."
+    SOURCE = "arXiv 2602.20722"
+    STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
+    METRICS = (CAPACITY, ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
+
     c1: Fraction = Fraction(1, 8)
     c2: Interval = C2
     c3: Interval = C3
@@ -50,44 +49,17 @@ class BAPOConfig:
     max_reevaluated_prompts: int = 128
     eps: float = 1e-6
 
-
-class BAPO(Method):
-    """Algorithm 1, lines 8-17. Sampling, weights and updates (lines 3-7, 18) are the trainer's."""
-
-    NAME = "bapo"
-    SENTENCE = "Keeps groups with signal, generates again for hard prompts, and replays groups of medium difficulty."
-    USE = "Start with it: it has all three sources of groups, and the other methods are compared with it."
-    SOURCE = "arXiv 2602.20722"
-    STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
-    METRICS = (CAPACITY, ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
-    CONFIG: ClassVar[type[BAPOConfig]] = BAPOConfig
-
-    def __init__(self, config: BAPOConfig, seed: int = 0) -> None:
-        self.config = config
-        self.rng = np.random.Generator(np.random.PCG64(seed))
-        self.fresh_filter = make_filter(
-            config.filter, mean=config.gaussian_mean, std=config.gaussian_std, fraction=config.uniform_fraction
-        )
-        self.thresholds = AdaptiveThresholds(config.c2, config.c3, direction=config.threshold_direction)
-        self.hard = HardBuffer(config.buffer_size)
-        self.replay = ReplayBuffer(config.replay_buffer_size, config.replay_steps)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.thresholds = AdaptiveThresholds(self.c2, self.c3, direction=self.threshold_direction)
+        self.hard = HardBuffer(self.buffer_size)
+        self.replay = ReplayBuffer(self.replay_buffer_size, self.replay_steps)
         self._unanswered: Sequence[Prompt] = ()
-
-    @classmethod
-    def parameters(cls) -> Mapping[str, inspect.Parameter]:
-        """The fields of `CONFIG`. Those of `BAPOConfig` have the names of the --adapt flags."""
-        return inspect.signature(cls.CONFIG).parameters
-
-    @classmethod
-    def build(cls, given: Mapping[str, Any], options: Mapping[str, Any]) -> Self:
-        """See `Method.build`."""
-        flags = {name: given[name] for name in cls.parameters() if name in given}
-        return cls(cls.CONFIG(**flags, **options), seed=given["seed"])
 
     def begin_step(self, step: int) -> list[Prompt]:
         """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
         self.replay.expire(step)
-        named = self.draw_hard(self.config.max_reevaluated_prompts if due(step, self.config.reevaluate_every) else 0)
+        named = self.draw_hard(self.max_reevaluated_prompts if due(step, self.reevaluate_every) else 0)
         self.hard.send(named)
         return named
 
@@ -104,7 +76,7 @@ class BAPO(Method):
 
         For rewards other than 0 and 1, `has_signal` stands for mean < 1: the rewards differ.
         """
-        return group.mean > self.config.c1 and has_signal(group)
+        return group.mean > self.c1 and has_signal(group)
 
     def replayable(self, group: Group) -> bool:
         """Whether a group is stored and replayed: c2 <= mean <= c3 (Eq. 5, third term)."""
@@ -116,30 +88,29 @@ class BAPO(Method):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """Lines 8-9, 11 and 14-17."""
-        config, self.step = self.config, step
+        self.step = step
         self.thresholds.update(mean_reward(fresh))  # Eq. 8
         x2, unimproved, solved = self._review(reevaluated)
 
         # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7), but no prompt
         # of X2, because the batch is a partition (Def. 3.1).
-        keep = self.fresh_filter(fresh, self.rng)
         prompts = {group.prompt.id for group in x2}
-        batch = fill(config.capacity * config.group_size, fresh, keep, x2, replay=lambda room: self.draw_replay(
-            room // config.group_size, lambda group: self.replayable(group) and group.prompt.id not in prompts
+        batch = fill(self.room, fresh, self.passes(fresh), x2, replay=lambda room: self.draw_replay(
+            room // self.group_size, lambda group: self.replayable(group) and group.prompt.id not in prompts
         ))  # fmt: skip
         batch.unimproved, batch.solved = unimproved, solved
 
         # Stored last: a step's own groups are neither re-evaluated nor replayed in that same step.
         for group in fresh:
-            if group.mean <= config.c1:
+            if group.mean <= self.c1:
                 self.hard.add(group)
-            if config.replay_steps and self.replayable(group):
+            if self.replay_steps and self.replayable(group):
                 self.replay.add(group)
 
         self.hard.check()
         self.replay.check()
         self.measured = {
-            "groups/capacity": config.capacity,
+            "groups/capacity": self.capacity,
             "groups/reevaluation_attempts": len(reevaluated),
             **self.hard.metrics(step),
             **self.replay.metrics(step),
@@ -154,7 +125,7 @@ class BAPO(Method):
         solved: list[Group] = []
         for group in reevaluated:
             self.hard.back(group.prompt)
-            easy = group.mean > self.config.c1
+            easy = group.mean > self.c1
             if self.improved(group):
                 x2.append(group)
             elif easy and not has_signal(group):
@@ -174,5 +145,5 @@ class BAPO(Method):
 
     def constants(self) -> tuple[float, float, float]:
         """K1, K2, K3 of Theorem 3.2 with today's thresholds (Eq. 11-13)."""
-        c, t, eps = self.config, self.thresholds, self.config.eps
-        return k1(c.group_size, eps), k2(float(c.c1), eps), k3(float(t.c2), float(t.c3), eps)
+        c2, c3 = float(self.thresholds.c2), float(self.thresholds.c3)
+        return k1(self.group_size, self.eps), k2(float(self.c1), self.eps), k3(c2, c3, self.eps)

@@ -1,19 +1,18 @@
 """What a method is: it makes the batch of each step, and it has a state. A new method needs only `build_batch`."""
 
-import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.filters import make_filter
-from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
 from bapo_openrlhf.adapt.metric import Metric
 
 
@@ -54,22 +53,6 @@ class Method(ABC):
     related_to_generated: ClassVar[bool] = False
     first_responses: int | None = None
     measured: Mapping[str, float] = MappingProxyType({})
-
-    @classmethod
-    def parameters(cls) -> Mapping[str, inspect.Parameter]:
-        """What `build` takes, by name: the parameters of the constructor."""
-        return inspect.signature(cls).parameters
-
-    @classmethod
-    def build(cls, given: Mapping[str, Any], options: Mapping[str, Any]) -> Self:
-        """A method for a run.
-
-        Args:
-            given: capacity (B), group_size (G), seed, and the --adapt flags, by name. Those that are no parameter are
-                ignored.
-            options: The other parameters, by name.
-        """
-        return cls(**{name: given[name] for name in cls.parameters() if name in given}, **options)
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """The prompts to generate for in this step: positions among the candidates, each at most once.
@@ -169,14 +152,39 @@ class Method(ABC):
         return self.NAME or type(self).__name__
 
 
+# What an option must be, in the words of the error message.
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "at least 0": lambda value: value >= 0,
+    "at least 1": lambda value: value >= 1,
+    "at most 0": lambda value: value <= 0,
+    "above 0": lambda value: value > 0,
+    "a finite number above 0": lambda value: 0 < value < math.inf,
+    "above 0 and at most 1": lambda value: 0 < value <= 1,
+    "above 0 and below 1": lambda value: 0 < value < 1,
+    "at least 0 and below 1": lambda value: 0 <= value < 1,
+    "within [0, 1]": lambda value: 0 <= value <= 1,
+    "within [0, 10]": lambda value: 0 <= value <= 10,
+}
+
+
+def option(default: Any, allowed: str) -> Any:
+    """A field of a `FilteredMethod` with a range, which is a key of RANGES."""
+    return field(default=default, metadata={"allowed": allowed})
+
+
 @dataclass(eq=False, kw_only=True)
 class FilteredMethod(Method):
     """A method whose fresh groups pass one of the fresh filters. Its fields are the parameters of the constructor.
+
+    A field whose default is a Fraction takes any number exactly as it was written.
 
     Args:
         capacity, group_size: B and G. A batch holds at most B x G responses.
         seed: Seed of all random draws.
         filter, gaussian_mean, gaussian_std, uniform_fraction: The fresh filter, as the --adapt flags.
+
+    Raises:
+        ValueError: A field is out of its range (`option`).
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("rng",)
@@ -190,6 +198,13 @@ class FilteredMethod(Method):
     uniform_fraction: float = 0.6
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            value, allowed = getattr(self, item.name), item.metadata.get("allowed")
+            if isinstance(item.default, Fraction):
+                value = as_fraction(value)
+                setattr(self, item.name, value)
+            if allowed and not RANGES[allowed](value):
+                raise ValueError(f"{item.name} is {value}; it must be {allowed}")
         self.room = self.capacity * self.group_size
         self.rng = np.random.Generator(np.random.PCG64(self.seed))
         self.fresh_filter = make_filter(

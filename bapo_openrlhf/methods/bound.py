@@ -7,16 +7,11 @@ from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.adapt.theory import bound_term, k1, stability_constant
-from bapo_openrlhf.methods.bapo import BAPO, BAPOConfig
+from bapo_openrlhf.methods.bapo import BAPO
+from bapo_openrlhf.methods.base import option
 
 
-@dataclass(frozen=True)
-class BoundConfig(BAPOConfig):
-    """BAPO's numbers, and `least`: the least term of a group that is replayed, at most 0. -inf means no limit."""
-
-    least: float = -1.0  # less says nothing, because with rewards in [0, 1] no policy loses more than 1
-
-
+@dataclass(eq=False, kw_only=True)
 class BoundBAPO(BAPO):
     """BAPO that replays the groups with the largest terms of the bound. It has no c2 and c3.
 
@@ -30,6 +25,12 @@ class BoundBAPO(BAPO):
     from 0 at age 0 through the nearest mean. Of equal terms, the higher variance comes first, then the newer policy.
     Groups with L_g < `least` are not replayed, even if room stays empty. Any group with signal may be in X2 (TV = 0) or
     stored for X3. A prompt in X2 stays in the hard buffer if its mean is at most c1.
+
+    Args:
+        least: Least term of a group that is replayed, at most 0. -inf means no limit.
+
+    Raises:
+        ValueError: `least` is above 0.
     """
 
     NAME = "bapo_bound"
@@ -44,14 +45,14 @@ class BoundBAPO(BAPO):
             bound/tv_predicted | 0 to 1 | Predicted distance | Eq. 10 | Mean predicted TV distance of what is replayed.
         """),
     )
-    CONFIG = BoundConfig
-    config: BoundConfig
     improved = replayable = staticmethod(has_signal)
 
-    def __init__(self, config: BoundConfig, seed: int = 0) -> None:
-        super().__init__(config, seed)
-        if not config.least <= 0:
-            raise ValueError(f"least is {config.least}; it must be at most 0")
+    least: float = option(
+        -1.0, "at most 0"
+    )  # less says nothing, because with rewards in [0, 1] no policy loses more than 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.last: list[tuple[int, int, float]] = []  # uid, a_g and d_g of stored groups
         self.sums: list[tuple[int, int, float]] = []  # age, and number and sum of the distances measured at it
         self._drawn: dict[str, float] = {}
@@ -68,9 +69,9 @@ class BoundBAPO(BAPO):
             before, distance = last.get(group.uid, (0, 0.0))
             growth = self.mean_distance(self.step - group.policy_step) - self.mean_distance(before)
             tv = min(1.0, distance + max(0.0, growth))
-            term = bound_term(0.0, stability_constant(float(group.variance), self.config.eps), tv)
+            term = bound_term(0.0, stability_constant(float(group.variance), self.eps), tv)
             found.append((term, group.variance, group.policy_step, group.uid, tv, group))
-        enough = sorted((row for row in found if row[0] >= self.config.least), reverse=True)
+        enough = sorted((row for row in found if row[0] >= self.least), reverse=True)
         self._drawn = {"bound/below_least": len(found) - len(enough)}
         if drawn := enough[:count]:
             self._drawn["bound/tv_predicted"] = sum(tv for *_, tv, _ in drawn) / len(drawn)
@@ -89,7 +90,7 @@ class BoundBAPO(BAPO):
 
     def constants(self) -> tuple[float, float, float]:
         """K1 for all sources, because each takes any group with signal (Eq. 11)."""
-        return (k1(self.config.group_size, self.config.eps),) * 3
+        return (k1(self.group_size, self.eps),) * 3
 
     def metrics(self) -> dict[str, float]:
         """BAPO's numbers without those of c2 and c3, and its own."""

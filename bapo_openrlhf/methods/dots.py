@@ -20,7 +20,7 @@ from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, fore
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import CAPACITY
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 TARGET = 0.5  # success probability; alpha in the authors' code
 
@@ -79,7 +79,7 @@ class LatestGroups(ReplayBuffer):
 
 
 @dataclass(eq=False, kw_only=True)
-class DOTS(Method):
+class DOTS(FilteredMethod):
     """Generates for prompts that should be of medium difficulty, and fills the rest of the batch with stored groups.
 
     Of `candidates` times as many prompts as needed, some are drawn without replacement. Their probabilities are the
@@ -93,12 +93,11 @@ class DOTS(Method):
     which the authors' code generates for at every second step. This layer has no embedding model, so p comes from a
     prompt's own past groups. All prompts without one are predicted alike, and nothing is generated for reference. The
     authors' code draws from the whole data set for two steps at once. Here each step draws from its own candidates.
-    Their code trains on every fresh group. Here those with equal rewards are left out, because they have no
-    group-relative advantage. p is the mean reward in both, but here each reward is first clipped to [0, 1].
+    Their code trains on every fresh group. Here those with equal rewards are left out unless `--adapt.filter none` is
+    set, because they have no group-relative advantage. p is the mean reward in both, but here each reward is first
+    clipped to [0, 1].
 
     Args:
-        capacity: B, groups that a batch holds at most.
-        seed: Seed of the draws.
         candidates: Prompts drawn from the data for each prompt that is generated for. The authors' code has no such
             number.
         temperature: Temperature of the softmax, above 0. A small one almost takes the prompts nearest 0.5, a large one
@@ -119,27 +118,15 @@ class DOTS(Method):
     STATE = ("rng", "predictor", "replay")
     METRICS = (CAPACITY, *ReplayBuffer.METRICS, *FORECAST_METRICS)
 
-    capacity: int
-    group_size: int
-    seed: int = 0
-    candidates: int = 8
-    temperature: float = 1e-3
-    fresh_share: Fraction = Fraction(1, 2)
-    buffer_groups: int = 512
-    decay: float = 0.5
+    candidates: int = option(8, "at least 1")
+    temperature: float = option(1e-3, "a finite number above 0")
+    fresh_share: Fraction = option(Fraction(1, 2), "above 0 and at most 1")
+    buffer_groups: int = option(512, "at least 1")
+    decay: float = option(0.5, "within [0, 1]")
 
     def __post_init__(self) -> None:
-        for name, count in (("candidates", self.candidates), ("buffer_groups", self.buffer_groups)):
-            if count < 1:
-                raise ValueError(f"{name} is {count}; it must be at least 1")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}; it must be a finite number above 0")
-        if not 0 < self.fresh_share <= 1:
-            raise ValueError(f"fresh_share is {self.fresh_share}; it must be above 0 and at most 1")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; it must be within [0, 1]")
+        super().__post_init__()
         self.replay_places = math.floor((1 - self.fresh_share) * self.capacity)
-        self.rng = np.random.Generator(np.random.PCG64(self.seed))
         self.predictor = HistoryPredictor(self.decay)
         self.replay = LatestGroups(self.buffer_groups)
 
@@ -153,14 +140,14 @@ class DOTS(Method):
         return sorted(int(position) for position in np.argsort(-keys, kind="stable")[:count])
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
-        """Informative fresh groups and replayed ones."""
+        """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps."""
         predicted, known = self.predictor.predict([group.prompt for group in fresh])
         self.predictor.update(fresh)
         places = min(len(self.replay), self.replay_places)
         batch = fill(
-            self.capacity * self.group_size,
+            self.room,
             fresh,
-            [has_signal(group) for group in fresh],
+            self.passes(fresh),
             most_fresh=(self.capacity - places) * self.group_size,
             replay=lambda room: self.replay.sample(places, self.rng),
         )

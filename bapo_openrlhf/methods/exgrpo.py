@@ -14,11 +14,11 @@ import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.filters import has_signal
-from bapo_openrlhf.adapt.group import Group, Prompt, Response, as_fraction
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY, EXCHANGE_AGE, declare
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.state import group_from_state, group_state
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 RIGHT = 1  # a response is right if its reward is at least this
 
@@ -95,17 +95,12 @@ class ExGRPO(FilteredMethod):
 
     reevaluate_every: int = 1
     max_reevaluated_prompts: int = 128
-    experience_share: Fraction = Fraction(1, 2)
-    start_above: Fraction = Fraction(7, 20)
+    experience_share: Fraction = option(Fraction(1, 2), "within [0, 1]")
+    start_above: Fraction = option(Fraction(7, 20), "within [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("experience_share", self.experience_share), ("start_above", self.start_above)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}; it must be within [0, 1]")
-        self.start_above = as_fraction(self.start_above)
-        share = math.floor(as_fraction(self.experience_share) * self.capacity)
-        self.places = min(share, self.max_reevaluated_prompts)
+        self.places = min(math.floor(self.experience_share * self.capacity), self.max_reevaluated_prompts)
         self.started = False
         self.store: dict[str, StoredSuccess] = {}  # by prompt id
         self.nbytes = 0  # bytes of the store, updated with every change: the store may hold all prompts of the data

@@ -13,9 +13,9 @@ import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
-from bapo_openrlhf.adapt.group import Group, as_fraction
+from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.metric import CAPACITY, declare
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 LEAST = 1e-8  # least priority in the authors' code
 
@@ -61,23 +61,15 @@ class Freshness(FilteredMethod):
         """),
     )
 
-    tau: float = 500.0
-    epsilon: float = 1e-6
-    exponent: float = 0.6
-    replay_share: Fraction = Fraction(1, 2)
-    buffer_groups: int = 512
+    tau: float = option(500.0, "a finite number above 0")
+    epsilon: float = option(1e-6, "a finite number above 0")
+    exponent: float = option(0.6, "within [0, 1]")
+    replay_share: Fraction = option(Fraction(1, 2), "within [0, 1]")
+    buffer_groups: int = option(512, "at least 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, number in (("tau", self.tau), ("epsilon", self.epsilon)):
-            if not (number > 0 and math.isfinite(number)):
-                raise ValueError(f"{name} is {number}; it must be a finite number above 0")
-        for name, share in (("exponent", self.exponent), ("replay_share", self.replay_share)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} is {share}; it must be within [0, 1]")
-        if self.buffer_groups < 1:
-            raise ValueError(f"buffer_groups is {self.buffer_groups}; it must be at least 1")
-        self.places = math.floor(as_fraction(self.replay_share) * self.capacity)
+        self.places = math.floor(self.replay_share * self.capacity)
         self.replay = ReplayBuffer(self.buffer_groups)
 
     def priority(self, group: Group, step: int) -> float:

@@ -4,7 +4,6 @@ Paper: "Can Prompt Difficulty be Online Predicted for Accelerating RL Finetuning
 its authors' code (thu-rllab/MoPPS, recipe/ours, read at commit a883f51).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,14 +11,13 @@ import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, forecast_metrics
-from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import CAPACITY
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 
 @dataclass(eq=False, kw_only=True)
-class MoPPS(Method):
+class MoPPS(FilteredMethod):
     """Generates for the prompts whose success probability, drawn from a posterior, is nearest 0.5.
 
     Each prompt's success probability has the posterior Beta(a, b). In each step one probability is drawn for each of
@@ -29,19 +27,16 @@ class MoPPS(Method):
     Nothing is replayed, and no prompt is generated again.
 
     Deviations: the authors count right answers. Here rewards other than 0 and 1 are clipped to [0, 1] and added up to
-    s. Their scripts train on every group. Here a group of equal rewards is left out unless `keep_uninformative` is set,
-    because it has no group-relative advantage.
+    s. Their scripts train on every group. Here a group of equal rewards is left out unless `--adapt.filter none` is
+    set, because it has no group-relative advantage.
 
     Args:
-        capacity: B, groups that a batch holds at most.
-        seed: Seed of the draws.
         candidates: Prompts drawn from the data for each prompt that is generated for. The authors' scripts use 8 for
             Countdown and geometry, 16 for mathematics.
         decay: lam, within [0, 1]: how much of what was seen before the last group still counts. The scripts use 0.5 for
             Countdown and geometry, 1 for mathematics.
         prior_a, prior_b: a0 and b0, above 0. 1 and 1 is the uniform distribution.
         target: Success probability to aim at, within [0, 1].
-        keep_uninformative: Whether groups whose rewards are all equal are trained on.
 
     Raises:
         ValueError: An option is out of its range.
@@ -54,26 +49,14 @@ class MoPPS(Method):
     STATE = ("rng", "posteriors")
     METRICS = (CAPACITY, *FORECAST_METRICS)
 
-    capacity: int
-    group_size: int
-    seed: int = 0
-    candidates: int = 8
-    decay: float = 0.5
-    prior_a: float = 1.0
-    prior_b: float = 1.0
-    target: float = 0.5
-    keep_uninformative: bool = False
+    candidates: int = option(8, "at least 1")
+    decay: float = option(0.5, "within [0, 1]")
+    prior_a: float = option(1.0, "a finite number above 0")
+    prior_b: float = option(1.0, "a finite number above 0")
+    target: float = option(0.5, "within [0, 1]")
 
     def __post_init__(self) -> None:
-        if self.candidates < 1:
-            raise ValueError(f"candidates is {self.candidates}; it must be at least 1")
-        for name, value in (("decay", self.decay), ("target", self.target)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}; it must be within [0, 1]")
-        for name, value in (("prior_a", self.prior_a), ("prior_b", self.prior_b)):
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} is {value}; it must be a finite number above 0")
-        self.rng = np.random.Generator(np.random.PCG64(self.seed))
+        super().__post_init__()
         self.posteriors = SuccessCounts(self.decay, self.prior_a, self.prior_b)
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
@@ -84,7 +67,7 @@ class MoPPS(Method):
         return sorted(int(position) for position in nearest)
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
-        """The informative fresh groups, at most as many as fit."""
+        """The fresh groups that the filter keeps, at most as many as fit."""
         counts, known = self.posteriors.of([group.prompt for group in fresh])
         predicted = counts[:, 0] / counts.sum(axis=1)  # the posterior's mean
         self.posteriors.update(fresh)
@@ -93,5 +76,4 @@ class MoPPS(Method):
             "prompts/known": len(self.posteriors),
             **forecast_metrics(fresh, predicted, known),
         }
-        keep = [self.keep_uninformative or has_signal(group) for group in fresh]
-        return fill(self.capacity * self.group_size, fresh, keep)
+        return fill(self.room, fresh, self.passes(fresh))

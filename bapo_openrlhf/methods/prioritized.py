@@ -2,35 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.difficulty import SuccessCounts
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.methods.bapo import BAPO, BAPOConfig
+from bapo_openrlhf.methods.bapo import BAPO
+from bapo_openrlhf.methods.base import option
 
 SMALL = 1e-6  # so that a group of error 0 can still be drawn
 
 
-@dataclass(frozen=True)
-class PrioritizedConfig(BAPOConfig):
-    """BAPO's numbers, and these.
-
-    Attributes:
-        replay: "error" replays by the last error, "uniform" as in the paper.
-        exponent: alpha of the priorities, within [0, 10]. 0 is uniform.
-        reevaluate: "thompson" re-evaluates by the posterior of a prompt's difficulty, "oldest" as in the paper.
-        decay: lam of the posterior, within [0, 1]: how much of what was seen before a prompt's last group still counts.
-    """
-
-    replay: str = "error"
-    exponent: float = 0.6
-    reevaluate: str = "thompson"
-    decay: float = 0.5
-
-
+@dataclass(eq=False, kw_only=True)
 class PrioritizedBAPO(BAPO):
     """BAPO with two other draws.
 
@@ -45,6 +30,10 @@ class PrioritizedBAPO(BAPO):
     (`adapt.difficulty`, prior 1 and 1), which all groups of the prompt update. Prompts whose draw is at least c1 come
     first, the oldest of them before the others. Then come those whose draw is nearest below c1.
 
+    Args:
+        exponent: alpha of the priorities, within [0, 10]. 0 is uniform.
+        decay: lam of the posterior, within [0, 1]: how much of what was seen before a prompt's last group still counts.
+
     Raises:
         ValueError: An option is out of its range.
     """
@@ -54,42 +43,31 @@ class PrioritizedBAPO(BAPO):
     USE = "Use it if the buffers hold far more than a batch has room for."
     SOURCE = "this project, after arXiv 1511.05952"
     STATE = (*BAPO.STATE, "errors", "posteriors")
-    CONFIG: ClassVar[type[BAPOConfig]] = PrioritizedConfig
-    config: PrioritizedConfig
 
-    def __init__(self, config: PrioritizedConfig, seed: int = 0) -> None:
-        super().__init__(config, seed)
-        for name, value, allowed in (
-            ("replay", config.replay, ("error", "uniform")),
-            ("reevaluate", config.reevaluate, ("thompson", "oldest")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} is {value}; it must be {' or '.join(allowed)}")
-        if not 0 <= config.exponent <= 10:  # with a larger one, 1e-6 to that power is lost in rounding
-            raise ValueError(f"exponent is {config.exponent}; it must be within [0, 10]")
-        if not 0 <= config.decay <= 1:
-            raise ValueError(f"decay is {config.decay}; it must be within [0, 1]")
+    exponent: float = option(0.6, "within [0, 10]")  # with a larger one, 1e-6 to that power is lost in rounding
+    decay: float = option(0.5, "within [0, 1]")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.errors: dict[int, float] = {}  # errors of stored groups, by uid
-        self.posteriors = SuccessCounts(config.decay, 1.0, 1.0)
+        self.posteriors = SuccessCounts(self.decay, 1.0, 1.0)
 
     def draw_hard(self, count: int) -> list[Prompt]:
         """Hard prompts by their draws, see the class."""
-        if self.config.reevaluate == "oldest" or count == 0:
-            return super().draw_hard(count)
+        if count == 0:
+            return []
         prompts = [entry.prompt for entry in self.hard.oldest(len(self.hard))]
         counts, _ = self.posteriors.of(prompts)
         draws = self.rng.beta(counts[:, 0], counts[:, 1])
-        missing = np.maximum(float(self.config.c1) - draws, 0)
+        missing = np.maximum(float(self.c1) - draws, 0)
         return [prompts[index] for index in np.argsort(missing, kind="stable")[:count]]
 
     def draw_replay(self, count: int, accept: Callable[[Group], bool]) -> list[Group]:
         """Stored groups by their errors, see the class."""
-        if self.config.replay == "uniform":
-            return super().draw_replay(count, accept)
         largest = max(self.errors.values(), default=1.0)
 
         def priority(group: Group) -> float:
-            return float((self.errors.get(group.uid, largest) + SMALL) ** self.config.exponent)
+            return float((self.errors.get(group.uid, largest) + SMALL) ** self.exponent)
 
         return self.replay.sample(count, self.rng, accept, priority)
 

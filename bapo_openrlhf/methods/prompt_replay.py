@@ -13,11 +13,11 @@ from typing import Any
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.filters import has_signal
-from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
+from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY, declare
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.state import prompt_state
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 HALF = Fraction(1, 2)
 
@@ -79,25 +79,17 @@ class PromptReplay(FilteredMethod):
 
     reevaluate_every: int = 1
     max_reevaluated_prompts: int = 128
-    replay_share: Fraction = HALF
+    replay_share: Fraction = option(HALF, "within [0, 1]")
     lowest: Fraction = Fraction(1, 4)
-    highest: Fraction = Fraction(3, 4)
-    cooldown: int = 10
-    most_uses: int = 15
+    highest: Fraction = option(Fraction(3, 4), "above 0 and below 1")
+    cooldown: int = option(10, "at least 0")
+    most_uses: int = option(15, "at least 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.lowest, self.highest = as_fraction(self.lowest), as_fraction(self.highest)
-        for name, value, allowed, what in (
-            ("replay_share", self.replay_share, 0 <= self.replay_share <= 1, "within [0, 1]"),
-            ("highest", self.highest, 0 < self.highest < 1, "above 0 and below 1"),
-            ("lowest", self.lowest, 0 < self.lowest <= self.highest, f"above 0 and at most highest, {self.highest}"),
-            ("cooldown", self.cooldown, self.cooldown >= 0, "at least 0"),
-            ("most_uses", self.most_uses, self.most_uses >= 0, "at least 0"),
-        ):
-            if not allowed:
-                raise ValueError(f"{name} is {value}; it must be {what}")
-        self.places = min(math.floor(as_fraction(self.replay_share) * self.capacity), self.max_reevaluated_prompts)
+        if not 0 < self.lowest <= self.highest:
+            raise ValueError(f"lowest is {self.lowest}; it must be above 0 and at most highest, {self.highest}")
+        self.places = min(math.floor(self.replay_share * self.capacity), self.max_reevaluated_prompts)
         self.limit = self.most_uses or math.inf
         self.known: dict[str, KnownPrompt] = {}  # by prompt id: those in the window, and all that were named before
         self._unanswered: Sequence[Prompt] = ()

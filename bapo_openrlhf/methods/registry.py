@@ -92,14 +92,16 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
 
     Args:
         kind: The class of the method.
-        given: capacity, group_size, seed and the --adapt flags, by name.
+        given: capacity (B), group_size (G), seed and the --adapt flags, by name. Those that are no parameter of the
+            constructor are ignored.
         options: The method's options, each as NAME=VALUE.
 
     Raises:
         ConfigError: The method has no such option or refuses its value.
     """
-    own = _options(kind, given)
-    chosen: dict[str, Any] = {}
+    parameters = inspect.signature(kind).parameters
+    own = _options(kind, parameters, given)
+    chosen = {name: given[name] for name in parameters if name in given}
     for word in options:
         name, equals, text = word.partition("=")
         if not equals or name not in own:
@@ -107,13 +109,15 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
             raise ConfigError(f"adapt.options has {word!r}; {kind.__name__} takes NAME=VALUE of these: {known}")
         chosen[name] = _value(word, text, own[name])
     try:
-        return kind.build(given, chosen)
+        return kind(**chosen)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"adapt.method {kind.__name__} cannot be made: {one_line(error)}") from error
 
 
-def _options(kind: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
-    own = {name: parameter.default for name, parameter in kind.parameters().items() if name not in given}
+def _options(
+    kind: type[Method], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    own = {name: parameter.default for name, parameter in parameters.items() if name not in given}
     without = [name for name, default in own.items() if default is inspect.Parameter.empty]
     if without:
         raise ConfigError(

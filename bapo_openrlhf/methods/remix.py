@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
-from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
+from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import CAPACITY, declare
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,16 +59,11 @@ class ReMix(FilteredMethod):
     )
 
     replay_steps: int = 2
-    replay_share: Fraction = Fraction(2, 5)
-    buffer_groups: int = 512
+    replay_share: Fraction = option(Fraction(2, 5), "at least 0 and below 1")
+    buffer_groups: int = option(512, "at least 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.replay_share = as_fraction(self.replay_share)
-        if not 0 <= self.replay_share < 1:
-            raise ValueError(f"replay_share is {self.replay_share}; it must be in [0, 1)")
-        if self.buffer_groups < 1:
-            raise ValueError(f"buffer_groups is {self.buffer_groups}; it must be at least 1")
         self.replay = ReplayBuffer(self.buffer_groups, self.replay_steps)
 
     def begin_step(self, step: int) -> list[Prompt]:

@@ -13,9 +13,9 @@ import numpy as np
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
-from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
+from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import CAPACITY, declare
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 EPSILON = 1e-6  # so that a response without advantage can still be drawn
 
@@ -62,27 +62,19 @@ class RolloutReplay(FilteredMethod):
         """),
     )
 
-    replay_share: Fraction = Fraction(1, 2)
-    exponent: float = 0.5
-    oldest: int = 10
-    warm_up: int = 20
+    replay_share: Fraction = option(Fraction(1, 2), "at least 0")
+    exponent: float = option(0.5, "within [0, 10]")
+    oldest: int = option(10, "at least 1")
+    warm_up: int = option(20, "at least 0")
     buffer_responses: int = 30_000
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.replay_share = as_fraction(self.replay_share)
-        for name, value, allowed, what in (
-            ("replay_share", self.replay_share, self.replay_share >= 0, "at least 0"),
-            ("exponent", self.exponent, 0 <= self.exponent <= 10, "within [0, 10]"),
-            ("oldest", self.oldest, self.oldest >= 1, "at least 1"),
-            ("warm_up", self.warm_up, self.warm_up >= 0, "at least 0"),
-            ("buffer_responses", self.buffer_responses, self.buffer_responses >= self.group_size,
-             f"at least {self.group_size}, the size of a group"),
-        ):  # fmt: skip
-            if not allowed:
-                raise ValueError(f"{name} is {value}; it must be {what}")
-        self.replay = ReplayBuffer(self.buffer_responses // self.group_size, self.oldest)
+        size, most = self.group_size, self.buffer_responses
+        if most < size:
+            raise ValueError(f"buffer_responses is {most}; it must be at least {size}, the size of a group")
+        self.replay = ReplayBuffer(most // size, self.oldest)
 
     def begin_step(self, step: int) -> list[Prompt]:
         """Responses that are too old leave. No prompt is generated again."""

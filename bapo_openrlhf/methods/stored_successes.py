@@ -9,9 +9,9 @@ import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ResponseCache
-from bapo_openrlhf.adapt.group import Group, Response, as_fraction
+from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.metric import CAPACITY, EXCHANGE_AGE, declare
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 
 @dataclass(eq=False, kw_only=True)
@@ -38,16 +38,11 @@ class StoredSuccesses(FilteredMethod):
         EXCHANGE_AGE,
     )
 
-    successes: int = 8
-    success_above: Fraction = Fraction(1, 10)
+    successes: int = option(8, "at least 1")
+    success_above: Fraction = option(Fraction(1, 10), "at least 0 and below 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.successes < 1:
-            raise ValueError(f"successes is {self.successes}; it must be at least 1")
-        self.success_above = as_fraction(self.success_above)
-        if not 0 <= self.success_above < 1:
-            raise ValueError(f"success_above is {self.success_above}; it must be at least 0 and below 1")
         self.cache = ResponseCache(self.successes)
 
     @abstractmethod

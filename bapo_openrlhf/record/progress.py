@@ -71,10 +71,8 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
 
 
 def _watch(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
+    """Draw the bar. If there is no terminal, print about ten lines instead."""
     console = Console(file=terminal)
-    if not console.is_terminal:
-        _print_lines(folder, total, title, terminal, stop)
-        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -84,28 +82,24 @@ def _watch(folder: Path, total: int | None, title: str, terminal, stop: threadin
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(title, total=total, note="starting Ray, DeepSpeed and vLLM")
-        for rows, _ in _looks(folder, stop, 0.5):
+    every, shown, note = max((total or 100) // 10, 1), 0, "starting Ray, DeepSpeed and vLLM"
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total, note=note)
+        if not console.is_terminal:
+            print(f"{title}: {note}", file=terminal, flush=True)
+        for rows, last in _looks(folder, stop):
             if rows:
                 bar.update(task, completed=len(rows), note=_note(rows[-1]))
+            if not console.is_terminal and (len(rows) >= shown + every or (last and len(rows) > shown)):
+                shown = len(rows)
+                print(f"{title}: step {shown}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)
 
 
-def _print_lines(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
-    every = max((total or 100) // 10, 1)
-    print(f"{title}: starting Ray, DeepSpeed and vLLM", file=terminal, flush=True)
-    shown = 0
-    for rows, last in _looks(folder, stop, 1.0):
-        if len(rows) >= shown + every or (last and len(rows) > shown):
-            shown = len(rows)
-            print(f"{title}: step {shown}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)
-
-
-def _looks(folder: Path, stop: threading.Event, seconds: float) -> Iterator[tuple[Sequence[Mapping[str, Any]], bool]]:
-    """The rows of a run every few seconds, and whether this is the last look, because `stop` is set."""
+def _looks(folder: Path, stop: threading.Event) -> Iterator[tuple[Sequence[Mapping[str, Any]], bool]]:
+    """The rows of a run twice a second, and whether this is the last look, because `stop` is set."""
     follower, last = Follower(folder), False
     while not last:
-        last = stop.wait(seconds)
+        last = stop.wait(0.5)
         follower.poll()
         yield follower.rows, last
 

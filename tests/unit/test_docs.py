@@ -17,7 +17,7 @@ from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.launch import openrlhf_cli
-from bapo_openrlhf.methods import BAPO, BAPOConfig
+from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
@@ -283,7 +283,7 @@ class TestCustomTask:
 
 def test_the_lines_that_read_the_buffers_of_a_checkpoint(tmp_path, monkeypatch, capsys, make_group):
     """docs/watch.md, on a checkpoint after one step, with a hard prompt and a group to replay."""
-    method = BAPO(BAPOConfig(capacity=2, group_size=8))
+    method = BAPO(capacity=2, group_size=8)
     method.build_batch(0, [make_group(0, prompt="1+1="), make_group(2, prompt="1+2=", uid=7)], [])
     checkpoints, tag = CheckpointStore(tmp_path / "runs" / "quickstart" / "checkpoints", critic=False), "global_step1"
     save_state(checkpoints.begin(tag), {"version": 1, "step": 1, "engine_step": 1, "method": method.state_dict()})

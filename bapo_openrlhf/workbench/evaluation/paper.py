@@ -51,17 +51,14 @@ class Block:
     rows: tuple[Row, ...]
 
 
-def _row(base: str, method: str, cells: list[Any], benchmarks: int) -> Row:
-    """A row from its cells: a number for each benchmark, the average, and what else the row has."""
-    numbers, kinds = [float] * (benchmarks + 1), [type(cell) for cell in cells]
-    if kinds not in (numbers, [*numbers, str, str]):
-        raise ValueError(f"paper.yaml: {base}: {method} has {cells}; it needs {benchmarks + 1} numbers (and 2 words)")
-    return Row(base, method, tuple(cells[:benchmarks]), *cells[benchmarks:])
-
-
 def _block(rows: dict[str, dict[str, list[Any]]], **fields: Any) -> Block:
+    """A block from its rows: for each base model and method a number for each benchmark, the average, and the rest."""
     count = len(fields["benchmarks"])
-    found = [_row(base, method, cells, count) for base, rows_of in rows.items() for method, cells in rows_of.items()]
+    found = [
+        Row(base, method, tuple(cells[:count]), *cells[count:])
+        for base, rows_of in rows.items()
+        for method, cells in rows_of.items()
+    ]
     return Block(**fields, rows=tuple(found))
 
 

@@ -5,6 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.values import check_ranges
+
+# The ranges of values, in the words of `config.ALLOWED`.
+RANGES = {
+    "at least 1": "runs max_new_tokens limit max_num_seqs tensor_parallel_size",
+    "at least 2": "max_model_len",
+    "finite and at least 0": "temperature",
+    "in (0, 1]": "top_p gpu_memory_utilization",
+    "in [0, 4294967295]": "seed",
+}
 
 
 @dataclass(frozen=True)
@@ -74,23 +84,8 @@ def check(request: Request) -> None:
     """
     sampling = request.sampling
     names = [spec.partition("=")[0] for spec in request.benchmarks]
-    limits = {
-        "runs": (sampling.runs, 1, None),
-        "max_new_tokens": (sampling.max_new_tokens, 1, None),
-        "limit": (request.limit, 1, None),
-        "max_model_len": (request.max_model_len, 2, None),
-        "max_num_seqs": (request.max_num_seqs, 1, None),
-        "tensor_parallel_size": (request.tensor_parallel_size, 1, None),
-        "temperature": (sampling.temperature, 0, 100),
-        "seed": (sampling.seed, 0, 2**32 - 1),
-    }
-    for name, (value, low, high) in limits.items():
-        if value is not None and not low <= value <= (value if high is None else high):
-            allowed = f"at least {low}" if high is None else f"within {low}..{high}"
-            raise ConfigError(f"{name} is {value}; it must be {allowed}")
-    for name, value in (("top_p", sampling.top_p), ("gpu_memory_utilization", request.gpu_memory_utilization)):
-        if not 0 < value <= 1:
-            raise ConfigError(f"{name} is {value}; it must be above 0 and at most 1")
+    flags = {**vars(sampling), **vars(request)}
+    check_ranges(flags, {flag: rule for rule, names in RANGES.items() for flag in names.split()})
     if sampling.top_k < 1 and sampling.top_k != -1:
         raise ConfigError(f"top_k is {sampling.top_k}; it must be at least 1, or -1 for all tokens")
     if sampling.temperature == 0 and sampling.runs > 1:

@@ -130,8 +130,7 @@ def _ask(
         stack.callback(threads.shutdown, cancel_futures=True)
         store.write_settings(request.out, settings)
         for name in files:
-            if store.cut_torn_line(request.out, name):
-                print(f"{name}.jsonl: cut off the last line, which a crash left incomplete")
+            store.cut_torn_line(request.out, name)
         bar = tqdm(total=len(prompts), desc=request.name, unit="problem", smoothing=0.05, disable=None)
         stack.enter_context(bar)
 

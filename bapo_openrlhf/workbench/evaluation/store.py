@@ -7,7 +7,7 @@ be incomplete, and the next start cuts it off. So the same command resumes an ev
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
 from bapo_openrlhf.record.state_file import write_atomically
+from bapo_openrlhf.workbench.prepare.source_rows import digest
 
 FORMAT = 1
 SETTINGS = "settings.json"
 _MODEL_FILES = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt", ".py")
-_WHOLE = 2**26  # Bytes. Of larger files only some blocks are read.
-_BLOCKS, _BLOCK = 256, 2**14  # Number of these blocks, and bytes of each.
 
 
 # ── settings ──
@@ -29,8 +28,7 @@ _BLOCKS, _BLOCK = 256, 2**14  # Number of these blocks, and bytes of each.
 def fingerprint(model: str) -> str:
     """A text that identifies the content of a model. A copy has the same one; another checkpoint has a different one.
 
-    For a folder it is a digest of the files. Of a file above 64 MiB only the size and 256 blocks are read, because a
-    training step changes nearly every weight. For a name on the hub it is the commit of its config.json.
+    For a folder it is a digest of the files. For a name on the hub it is the commit of its config.json.
 
     Raises:
         ConfigError: There is no such model, neither here nor on the hub.
@@ -39,24 +37,9 @@ def fingerprint(model: str) -> str:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return f"commit {_commit(model)}"
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _MODEL_FILES and path.is_file():
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            for block in _sampled(path):
-                digest.update(block)
-    return f"sha256 {digest.hexdigest()}"
-
-
-def _sampled(path: Path) -> Iterator[bytes]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= _WHOLE:
-            yield file.read()
-            return
-        for block in range(_BLOCKS):
-            file.seek(block * (size - _BLOCK) // (_BLOCKS - 1))
-            yield file.read(_BLOCK)
+    files = sorted(path for path in folder.iterdir() if path.suffix in _MODEL_FILES and path.is_file())
+    names = "".join(f"{path.name}\0{digest(path)}\0" for path in files)
+    return f"sha256 {hashlib.sha256(names.encode()).hexdigest()}"
 
 
 def _commit(model: str) -> str:
@@ -173,17 +156,11 @@ def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def cut_torn_line(folder: Path, benchmark: str) -> bool:
-    """Cut off an incomplete last line. Returns whether there was one."""
+def cut_torn_line(folder: Path, benchmark: str) -> None:
+    """Cut off a last line that a crash left incomplete."""
     path = folder / f"{benchmark}.jsonl"
-    if not path.is_file():
-        return False
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole == len(content):
-        return False
-    os.truncate(path, whole)
-    return True
+    if path.is_file():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def append_row(folder: Path, benchmark: str, row: Mapping[str, Any]) -> None:

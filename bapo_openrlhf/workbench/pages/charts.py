@@ -1,8 +1,7 @@
-"""The charts of the pages, in Altair: lines, stacked areas, bars, intervals, and a matrix.
+"""The charts of the pages, in Altair: lines, stacked areas, bars, and a matrix.
 
 A chart has no size and no legend, because the page gives it both. It gets numbers and words of this package. Names of
-runs, which anybody may have written, stay in `Key` and `Table`, which the page escapes. The names of `intervals`
-are data, and Vega escapes what it draws.
+runs, which anybody may have written, stay in `Key` and `Table`, which the page escapes.
 """
 
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from bapo_openrlhf.workbench.pages.colours import CARD, GRID, INK, MUTED
+from bapo_openrlhf.workbench.pages.colours import GRID, INK
 from bapo_openrlhf.workbench.pages.curves import Curve, Key
 
 FEW = 12  # points of a curve that are marked one by one
@@ -111,7 +110,7 @@ def _edges(data: pd.DataFrame, width: int) -> pd.DataFrame:
     return both.assign(x=both["x"] + [-width / 2, width / 2] * len(data))
 
 
-# ── bars and intervals ──
+# ── bars ──
 
 
 def bars(counts: pd.DataFrame, colours: Sequence[str], *, x: str, y: str, top: float) -> alt.Chart:
@@ -139,40 +138,6 @@ def _long(wide: pd.DataFrame) -> pd.DataFrame:
     """A row for each cell: the places of its row and its part, and the amount."""
     row, part = np.indices(wide.shape).reshape(2, -1)
     return pd.DataFrame({"row": row, "part": part, "amount": wide.to_numpy().ravel()})
-
-
-def intervals(
-    rows: pd.DataFrame, single: pd.DataFrame, *, x: str, domain: Domain, reference: float | None
-) -> alt.LayerChart:
-    """A level line for each row: a value with its interval, and single values as smaller dots.
-
-    Args:
-        rows: Columns name, value, low, high and colour, from above. Without an interval low and high are NaN.
-        single: Columns name and value.
-        x: Title of the axis, with its unit.
-        domain: The range that the axis covers at least.
-        reference: A value to compare with, drawn as a line across; None for no line.
-    """
-    data = rows.reset_index(drop=True).assign(row=[str(place) for place in range(len(rows))])
-    at = alt.Scale(domain=list(domain), nice=True)
-    colour = _colour("row:N", list(data["row"]), list(data["colour"]))
-    base = alt.Chart(data).encode(y=_names(), color=colour)
-    ends = base.transform_filter("isValid(datum.low) && isValid(datum.high)").mark_rule(strokeWidth=2.5)
-    dots = alt.Chart(single).mark_point(filled=True, size=20, opacity=1, color=INK, stroke=CARD, strokeWidth=1)
-    value = _x(x, at, "value", grid=True)
-    layers = [ends.encode(x=_x(x, at, "low", grid=True), x2="high:Q"), dots.encode(x=value, y=_names())]
-    layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(x=value))
-    if reference is not None:
-        across = alt.Chart(pd.DataFrame({"value": [reference]})).mark_rule(color=MUTED, strokeDash=[4, 3])
-        layers.insert(0, across.encode(x=value))
-    return alt.layer(*layers)
-
-
-def _names() -> alt.Y:
-    """An axis of names. A line end in a name starts a new line."""
-    axis = alt.Axis(title=None, labelLimit=200, ticks=False, domain=False, labelColor=INK)
-    axis.labelExpr, axis.labelLineHeight = "split(datum.label, '\\n')", 13
-    return alt.Y("name:N", sort=None, axis=axis)
 
 
 # ── matrix ──

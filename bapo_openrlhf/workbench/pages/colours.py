@@ -20,7 +20,7 @@ DARK = {
     "link": "#7CC4F4", "mark": "#3A3117", "good": "#5FD1AC", "bad": "#FF9A5C",
 }  # fmt: skip
 
-INK, MUTED, GRID, CARD = "var(--ink)", "var(--muted)", "var(--grid)", "var(--card)"
+INK, MUTED, GRID = "var(--ink)", "var(--muted)", "var(--grid)"
 PALETTE = tuple(f"var(--palette-{place})" for place in range(7))
 DASHES = ("", "7 3", "2 2", "7 2 2 2")
 NONE_RIGHT, ALL_RIGHT = "#D55E00", "#009E73"  # a red and a green that can be told apart with any colour vision

@@ -8,6 +8,7 @@ from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.memory import PHASES, REASONS
 from bapo_openrlhf.workbench.planning.plan import Plan, Row
+from bapo_openrlhf.workbench.planning.verdict import verdict
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 
@@ -18,7 +19,7 @@ def page(plan: Plan) -> str:
     constants = pd.DataFrame(plan.constants.rows(), dtype=object)
     constants["value"] = constants["value"].map("{:g}".format)
     parts = [
-        *(f"{verdict}\n" for verdict in plan.verdicts),
+        *(f"{verdict(shape, plan.gpus, plan.workload, plan.constants, plan.gpu)}\n" for shape in plan.shapes),
         "# Plan: predicted, not measured\n",
         f"{plan.gpu}, {plan.steps} trainer steps. All numbers are predictions from the flags and from the constants at "
         "the end; no model was loaded.\n",

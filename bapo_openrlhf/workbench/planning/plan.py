@@ -8,7 +8,6 @@ from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.groups import average_groups, replayable_groups, rollouts
 from bapo_openrlhf.workbench.planning.memory import TOKEN, gpu_memory, replay_bytes
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
-from bapo_openrlhf.workbench.planning.verdict import verdict
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 Row = dict[str, Any]
@@ -30,11 +29,6 @@ class Plan:
     constants: Constants
     steps: int
     gpu: str
-
-    @property
-    def verdicts(self) -> list[str]:
-        """What the plan comes to, for each model."""
-        return [verdict(shape, self.gpus, self.workload, self.constants, self.gpu) for shape in self.shapes]
 
     def counts(self, algorithm: Algorithm) -> Row:
         """What an algorithm does on any model and number of GPUs.

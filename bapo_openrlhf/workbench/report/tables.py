@@ -27,10 +27,6 @@ def overview(page: Comparison) -> Table:
     return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
 
 
-def _time(seconds: float | None) -> str:
-    return number(None) if seconds is None else duration(seconds)
-
-
 def _progress(run: Run) -> str:
     of = run.about.get("total_steps")
     return f"{len(run.rows):,}" + (f" of {of:,}" if of and of != len(run.rows) else "")
@@ -86,15 +82,15 @@ def cost(page: Comparison) -> Table:
     by_phase = [data.phase_seconds(run) for run in page.runs]
     whole = [(run.summary.get("seconds") or {}).get("whole_run") for run in page.runs]
     rows = [
-        _against_first(name, [found[name] for found in costs], _time if name == data.ALL_SECONDS else number)
+        _against_first(name, [found[name] for found in costs], duration if name == data.ALL_SECONDS else number)
         for name in costs[0]
     ]
     for phase in data.all_phases(page.runs):
         spent = [found.get(phase) for found in by_phase]
         if any(value is not None for value in spent):
-            rows.append(_against_first(f"time: {PHASE_LABELS.get(phase, phase)}", spent, _time, shares_of=seconds))
+            rows.append(_against_first(f"time: {PHASE_LABELS.get(phase, phase)}", spent, duration, shares_of=seconds))
     if any(map(is_number, whole)):
-        rows.append(_against_first("time of the last start, loading included", whole, _time))
+        rows.append(_against_first("time of the last start, loading included", whole, duration))
     title = "Cost (the paper's Table 2 has the time). In brackets: share of all steps' time, ratio to the first run"
     return _by_run(page, "spent", rows, title)
 
@@ -108,7 +104,8 @@ def _against_first(
         whole = shares_of[index] if shares_of else None
         part = [f"{value / whole:.1%}"] if value is not None and whole else []
         ratio = [f"× {value / values[0]:.2f}"] if value is not None and index and values[0] else []
-        cells.append(shown(value) + (f" ({', '.join([*part, *ratio])})" if part or ratio else ""))
+        beside = f" ({', '.join([*part, *ratio])})" if part or ratio else ""
+        cells.append("–" if value is None else shown(value) + beside)
     return cells
 
 

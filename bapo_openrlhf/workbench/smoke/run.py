@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,10 +205,3 @@ class Smoke:
             with suppress(OSError):
                 tags.append((path / model / "latest").read_text().strip())
         return min((int(tag.rpartition("global_step")[2]) for tag in tags), default=0)
-
-
-def smoke(
-    args: SimpleNamespace, defaults: Mapping[str, Any], say: Callable[[str], None], show: Callable[[str], None]
-) -> bool:
-    """Make a smoke run of a configuration, and return whether it passes."""
-    return Smoke(args, defaults, Stages(uuid.uuid4().hex, say, show)).passes()

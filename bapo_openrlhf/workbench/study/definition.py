@@ -138,125 +138,128 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
         ConfigError: The file is not valid. The message names the file, the field, the value and what is allowed.
     """
     content = read_yaml("study", path)
-    reader = _Reader(path)
-    study = reader.study(content)
-    return reader.smoke(study, content.get("smoke")) if smoke else study
+    try:
+        study = _study(content, path)
+        return _smoke(study, content.get("smoke")) if smoke else study
+    except ConfigError as error:
+        raise ConfigError(f"study {path}: {error}") from None
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Checks the content of the YAML file field by field, and makes the study from it."""
+# ── the content of the file, checked field by field ──
 
-    path: Path
 
-    def fail(self, message: str) -> ConfigError:
-        return ConfigError(f"study {self.path}: {message}")
+def _study(content: Any, path: Path) -> Study:
+    known = {"name", "config", "prepare", "flags", "seeds", "evaluations", "targets", "parallel", "methods"}
+    given = _fields("the file", content, known | {"claims", "smoke"}, required=("name", "seeds", "methods"))
+    if not NAME.fullmatch(str(given["name"])):
+        raise ConfigError(f"name is {given['name']!r}; it must be made of letters, digits, _ and .")
+    methods = given["methods"]
+    if not isinstance(methods, dict) or not methods:
+        raise ConfigError("methods must map at least one name to its arms")
+    arms = tuple(arm for name, about in methods.items() for arm in _arms(str(name), about, path))
+    seeds = given["seeds"]
+    if isinstance(seeds, dict):  # a list for each path
+        arms = tuple(replace(arm, seeds=_seeds(seeds.get(arm.path))) for arm in arms)
+        seeds = sorted({seed for arm in arms for seed in arm.seeds})
+    targets = _numbers("targets", given.get("targets", []), (int, float))
+    if list(targets) != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
+        raise ConfigError(f"targets is {list(targets)}; it must hold rising numbers above 0 and at most 1")
+    parallel = given.get("parallel", 1)
+    if not isinstance(parallel, int) or isinstance(parallel, bool) or parallel < 1:
+        raise ConfigError(f"parallel is {parallel!r}; it must be a whole number of at least 1")
+    names = [arm.name for arm in arms]
+    return Study(
+        name=str(given["name"]),
+        arms=arms,
+        seeds=_seeds(seeds),
+        evaluations=_strings("evaluations", given.get("evaluations", [])),
+        targets=tuple(targets),
+        claims=tuple(_claim(claim, names) for claim in given.get("claims") or []),
+        config=_files("config", given.get("config", []), path),
+        flags=_flags("flags", given.get("flags")),
+        prepare=tuple(_strings("prepare", command) for command in given.get("prepare") or []),
+        parallel=parallel,
+    )
 
-    def study(self, content: Any) -> Study:
-        known = {"name", "config", "prepare", "flags", "seeds", "evaluations", "targets", "parallel", "methods"}
-        given = self.fields("the file", content, known | {"claims", "smoke"}, required=("name", "seeds", "methods"))
-        if not NAME.fullmatch(str(given["name"])):
-            raise self.fail(f"name is {given['name']!r}; it must be made of letters, digits, _ and .")
-        methods = given["methods"]
-        if not isinstance(methods, dict) or not methods:
-            raise self.fail("methods must map at least one name to its arms")
-        arms = tuple(arm for name, about in methods.items() for arm in self.arms(str(name), about))
-        seeds = given["seeds"]
-        if isinstance(seeds, dict):  # a list for each path
-            arms = tuple(replace(arm, seeds=self.seeds(seeds.get(arm.path))) for arm in arms)
-            seeds = sorted({seed for arm in arms for seed in arm.seeds})
-        targets = self.numbers("targets", given.get("targets", []), (int, float))
-        if list(targets) != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
-            raise self.fail(f"targets is {list(targets)}; it must hold rising numbers above 0 and at most 1")
-        parallel = given.get("parallel", 1)
-        if not isinstance(parallel, int) or isinstance(parallel, bool) or parallel < 1:
-            raise self.fail(f"parallel is {parallel!r}; it must be a whole number of at least 1")
-        names = [arm.name for arm in arms]
-        return Study(
-            name=str(given["name"]),
-            arms=arms,
-            seeds=self.seeds(seeds),
-            evaluations=self.strings("evaluations", given.get("evaluations", [])),
-            targets=tuple(targets),
-            claims=tuple(self.claim(claim, names) for claim in given.get("claims") or []),
-            config=self.files("config", given.get("config", [])),
-            flags=self.flags("flags", given.get("flags")),
-            prepare=tuple(self.strings("prepare", command) for command in given.get("prepare") or []),
-            parallel=parallel,
-        )
 
-    def smoke(self, study: Study, about: Any) -> Study:
-        given = self.fields("smoke", about, {"methods", "flags"}, required=("methods",))
-        methods = self.strings("smoke: methods", given["methods"])
-        arms = tuple(arm for arm in study.arms if arm.method in methods)
-        if missing := sorted(set(methods) - {arm.method for arm in arms}):
-            raise self.fail(f"smoke: methods has {', '.join(missing)}; the study has no method of that name")
-        flags = {**study.flags, **self.flags("smoke: flags", given.get("flags"))}
-        return replace(study, name=f"{study.name}_smoke", arms=arms, seeds=study.seeds[:1], flags=flags)
+def _smoke(study: Study, about: Any) -> Study:
+    given = _fields("smoke", about, {"methods", "flags"}, required=("methods",))
+    methods = _strings("smoke: methods", given["methods"])
+    arms = tuple(arm for arm in study.arms if arm.method in methods)
+    if missing := sorted(set(methods) - {arm.method for arm in arms}):
+        raise ConfigError(f"smoke: methods has {', '.join(missing)}; the study has no method of that name")
+    flags = {**study.flags, **_flags("smoke: flags", given.get("flags"))}
+    return replace(study, name=f"{study.name}_smoke", arms=arms, seeds=study.seeds[:1], flags=flags)
 
-    def arms(self, method: str, about: Any) -> list[Arm]:
-        where = f"methods: {method}"
-        if not NAME.fullmatch(method):
-            raise self.fail(f"{where}: a method's name must be made of letters, digits, _ and .")
-        given = self.fields(where, about, {"arms", "flags", "config"}, required=("arms",))
-        paths = given["arms"]
-        if not isinstance(paths, dict) or not paths or not set(paths) <= set(ALGORITHMS):
-            raise self.fail(f"{where}: arms is {paths!r}; it must map {' or '.join(ALGORITHMS)} to a label")
-        flags = self.flags(f"{where}: flags", given.get("flags"))
-        files = self.files(f"{where}: config", given.get("config", []))
-        return [Arm(method, path, str(label), flags, files) for path, label in paths.items()]
 
-    def seeds(self, content: Any) -> tuple[int, ...]:
-        seeds = self.numbers("seeds", content, int)
-        if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
-            raise self.fail(f"seeds is {list(seeds)}; it must hold different whole numbers of at least 0")
-        return tuple(seeds)
+def _arms(method: str, about: Any, path: Path) -> list[Arm]:
+    where = f"methods: {method}"
+    if not NAME.fullmatch(method):
+        raise ConfigError(f"{where}: a method's name must be made of letters, digits, _ and .")
+    given = _fields(where, about, {"arms", "flags", "config"}, required=("arms",))
+    paths = given["arms"]
+    if not isinstance(paths, dict) or not paths or not set(paths) <= set(ALGORITHMS):
+        raise ConfigError(f"{where}: arms is {paths!r}; it must map {' or '.join(ALGORITHMS)} to a label")
+    flags = _flags(f"{where}: flags", given.get("flags"))
+    files = _files(f"{where}: config", given.get("config", []), path)
+    return [Arm(method, name, str(label), flags, files) for name, label in paths.items()]
 
-    def claim(self, about: Any, arms: Sequence[str]) -> Claim:
-        known = {one.name for one in fields(Claim)}
-        claim = Claim(**self.fields("claims", about, known, required=("says", "source", "better", "than")))
-        for name in ("better", "than"):
-            if getattr(claim, name) not in arms:
-                raise self.fail(f"claims: {name} is {getattr(claim, name)!r}; it must be one of {', '.join(arms)}")
-        if claim.measure not in MEASURES:
-            raise self.fail(f"claims: measure is {claim.measure!r}; it must be one of {', '.join(MEASURES)}")
-        return claim
 
-    def fields(self, where: str, content: Any, known: set[str], required: Sequence[str] = ()) -> dict[str, Any]:
-        if not isinstance(content, dict):
-            raise self.fail(f"{where} must hold `name: value`; found {type(content).__name__}")
-        if unknown := sorted(str(name) for name in set(content) - known):
-            raise self.fail(f"{where} has {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
-        if missing := [name for name in required if content.get(name) is None]:
-            raise self.fail(f"{where} lacks {', '.join(missing)}")
-        return content
+def _seeds(content: Any) -> tuple[int, ...]:
+    seeds = _numbers("seeds", content, int)
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise ConfigError(f"seeds is {list(seeds)}; it must hold different whole numbers of at least 0")
+    return tuple(seeds)
 
-    def flags(self, where: str, content: Any) -> dict[str, Any]:
-        """Flags by their dotted names, also if the file nests them."""
-        found: dict[str, Any] = {}
-        for name, value in (self.fields(where, content or {}, set(content or {}))).items():
-            if isinstance(value, dict):
-                found |= {f"{name}.{inner}": item for inner, item in self.flags(where, value).items()}
-            else:
-                found[str(name)] = value
-        return found
 
-    def files(self, where: str, content: Any) -> tuple[str, ...]:
-        """Absolute paths of files that are named relative to the study's file."""
-        names = self.strings(where, [content] if isinstance(content, str) else content)
-        found = [(self.path.parent / name).resolve() for name in names]
-        if missing := [name for name, file in zip(names, found, strict=True) if not file.is_file()]:
-            raise self.fail(
-                f"{where} names {', '.join(missing)}; there is no such file (paths are relative to {self.path})"
-            )
-        return tuple(map(str, found))
+def _claim(about: Any, arms: Sequence[str]) -> Claim:
+    known = {one.name for one in fields(Claim)}
+    claim = Claim(**_fields("claims", about, known, required=("says", "source", "better", "than")))
+    for name in ("better", "than"):
+        if getattr(claim, name) not in arms:
+            raise ConfigError(f"claims: {name} is {getattr(claim, name)!r}; it must be one of {', '.join(arms)}")
+    if claim.measure not in MEASURES:
+        raise ConfigError(f"claims: measure is {claim.measure!r}; it must be one of {', '.join(MEASURES)}")
+    return claim
 
-    def strings(self, where: str, content: Any) -> tuple[str, ...]:
-        if not isinstance(content, list):
-            raise self.fail(f"{where} is {content!r}; it must be a list")
-        return tuple(map(str, content))
 
-    def numbers(self, where: str, content: Any, kind: Any) -> list[Any]:
-        if not isinstance(content, list) or any(not isinstance(v, kind) or isinstance(v, bool) for v in content):
-            raise self.fail(f"{where} is {content!r}; it must be a list of numbers")
-        return content
+def _fields(where: str, content: Any, known: set[str], required: Sequence[str] = ()) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where} must hold `name: value`; found {type(content).__name__}")
+    if unknown := sorted(str(name) for name in set(content) - known):
+        raise ConfigError(f"{where} has {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
+    if missing := [name for name in required if content.get(name) is None]:
+        raise ConfigError(f"{where} lacks {', '.join(missing)}")
+    return content
+
+
+def _flags(where: str, content: Any) -> dict[str, Any]:
+    """Flags by their dotted names, also if the file nests them."""
+    found: dict[str, Any] = {}
+    for name, value in (_fields(where, content or {}, set(content or {}))).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inner}": item for inner, item in _flags(where, value).items()}
+        else:
+            found[str(name)] = value
+    return found
+
+
+def _files(where: str, content: Any, path: Path) -> tuple[str, ...]:
+    """Absolute paths of files that are named relative to the study's file."""
+    names = _strings(where, [content] if isinstance(content, str) else content)
+    found = [(path.parent / name).resolve() for name in names]
+    if missing := [name for name, file in zip(names, found, strict=True) if not file.is_file()]:
+        raise ConfigError(f"{where} names {', '.join(missing)}; there is no such file (paths are relative to {path})")
+    return tuple(map(str, found))
+
+
+def _strings(where: str, content: Any) -> tuple[str, ...]:
+    if not isinstance(content, list):
+        raise ConfigError(f"{where} is {content!r}; it must be a list")
+    return tuple(map(str, content))
+
+
+def _numbers(where: str, content: Any, kind: Any) -> list[Any]:
+    if not isinstance(content, list) or any(not isinstance(v, kind) or isinstance(v, bool) for v in content):
+        raise ConfigError(f"{where} is {content!r}; it must be a list of numbers")
+    return content

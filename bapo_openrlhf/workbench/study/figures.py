@@ -6,7 +6,6 @@ of one kind have the same axes.
 """
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,23 +15,19 @@ import pandas
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts
 from bapo_openrlhf.workbench.pages.charts import STEP
-from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
+from bapo_openrlhf.workbench.pages.colours import PALETTE
 from bapo_openrlhf.workbench.pages.curves import Curve, Key, bin_width, binned, in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import clean, number
+from bapo_openrlhf.workbench.pages.text import number
 from bapo_openrlhf.workbench.report.figures import BASELINE, Comparison, by_run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
-from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, RUN, Results, band
 from bapo_openrlhf.workbench.study.definition import Arm
-from bapo_openrlhf.workbench.study.statistics import Estimate
 
 MAX_POINTS = 48  # points of a curve; few, because there are many curves
 FEW = 5  # arms in a chart, in addition to the baseline
 SMALL = 185  # height in pixels of a chart with one arm
-LINE = 29  # height in pixels of one arm in a chart with a line for each arm
-NO_ACCURACY = "no run has a final accuracy"
 
 
 def arms_of(results: Results, arms: Sequence[Arm], *, baseline: bool = False) -> Comparison:
@@ -148,57 +143,3 @@ def compared(results: Results, metric: str) -> list[Figure]:
     ends = [end for values in drawn if len(values) for end in (values.min(), values.max())]
     y_domain = (min(0.0, *ends), max(0.0, *ends)) if len(set(ends)) > 1 else None
     return [replace(by_run(page, metric, y_domain), run=name) for name, page in parts]
-
-
-# ── the final accuracy ──
-
-
-def final_accuracy(results: Results) -> list[Figure]:
-    """Mean and interval of each arm's final accuracy, with its seeds: one figure per path, all with the same axis."""
-    says = (
-        "Mean over the benchmarks, pass@1: the mean over the seeds with Student's 95 % interval; small dots are the "
-        "seeds, the dashed line is the baseline's mean."
-    )
-    x = "final accuracy, %"
-    single = {arm.name: (100 * results.scores(arm).mean(axis=1)).tolist() for arm in results.arms}
-    estimates = {name: found for name, values in single.items() if (found := statistics.mean_interval(values))}
-    columns = dict.fromkeys(("value", "low", "high"), float)
-    numbers = pandas.DataFrame(estimates.values(), [*estimates], [*columns, "count"]).astype(columns)
-    seeds = [(name, value) for name, values in single.items() for value in values]
-    ends = [*numbers[[*columns]].stack(), *(value for _, value in seeds)]
-    domain = (min(ends, default=0.0), max(ends, default=1.0))
-    drawn = []
-    for path in results.paths:
-        labels = {arm.name: results.labels[arm.name] for arm in results.of_path(path)}
-        baseline, found = next(iter(labels)), numbers.loc[[name for name in labels if name in estimates]]
-        figure = Figure("Final accuracy", says, run=PATHS.get(path, path), missing=[NO_ACCURACY])
-        if len(found):
-            colours = [MUTED if name == baseline else PALETTE[0] for name in found.index]
-            rows = found.assign(name=[on_axis(labels[name]) for name in found.index], colour=colours)
-            dots = [(on_axis(labels[name]), value) for name, value in seeds if name in found.index]
-            across = estimates[baseline].value if baseline in estimates else None
-            points = pandas.DataFrame(dots, columns=["name", "value"])
-            lacking = ", ".join(label for name, label in labels.items() if name not in estimates)
-            table = found.set_axis(found.index.map(labels)).rename_axis("arm").reset_index()
-            figure = replace(
-                figure,
-                chart=charts.intervals(rows, points, x=x, domain=domain, reference=across),
-                summary="; ".join(f"{labels[name]}: {_in_words(estimates[name])}" for name in found.index) + ".",
-                table=Table(table.set_axis(["arm", x, "from", "to", "runs"], axis=1)),
-                missing=[f"{lacking}: no final accuracy"] if lacking else [],
-                wide=True,
-                height=60 + LINE * len(found),
-            )
-        drawn.append(figure)
-    return drawn
-
-
-def on_axis(name: str) -> str:
-    """A name on an axis: at most two lines, without control characters."""
-    return "\n".join(textwrap.wrap(clean(name), 19, max_lines=2, placeholder=" …")) or "–"
-
-
-def _in_words(found: Estimate) -> str:
-    if found.low is None or found.high is None:
-        return f"{found.value:.3g} (one run)"
-    return f"{found.value:.3g}, interval {found.low:.3g} to {found.high:.3g}"

@@ -23,13 +23,13 @@ from bapo_openrlhf.adapt.group import Prompt, as_fraction
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.adapt.vocabulary import STATES
-from bapo_openrlhf.methods import BAPO, BAPOConfig, Method
+from bapo_openrlhf.methods import BAPO, Method
 
 C2, C3 = Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8))
 
 
 def bapo(seed: int = 0, **changes) -> BAPO:
-    return BAPO(BAPOConfig(**{"capacity": 256, "group_size": 8, **changes}), seed)
+    return BAPO(**{"capacity": 256, "group_size": 8, "seed": seed, **changes})
 
 
 def fixed(low: str | F, high: str | F) -> dict[str, Interval]:
@@ -59,11 +59,11 @@ def run(method: BAPO, step: int, fresh=(), reevaluated=()):
 
 class TestDefaults:
     def test_are_those_of_table_3(self):
-        config = BAPOConfig(capacity=256, group_size=8)
-        assert (config.c1, config.c2, config.c3) == (F(1, 8), C2, C3)
-        assert (config.buffer_size, config.max_reevaluated_prompts, config.reevaluate_every) == (256, 128, 5)
-        assert (config.gaussian_mean, config.gaussian_std, config.uniform_fraction) == (0.5, 0.2, 0.6)
-        assert (config.replay_steps, config.filter, config.threshold_direction) == (3, "range", "eq8")
+        method = BAPO(capacity=256, group_size=8)
+        assert (method.c1, method.c2, method.c3) == (F(1, 8), C2, C3)
+        assert (method.buffer_size, method.max_reevaluated_prompts, method.reevaluate_every) == (256, 128, 5)
+        assert (method.gaussian_mean, method.gaussian_std, method.uniform_fraction) == (0.5, 0.2, 0.6)
+        assert (method.replay_steps, method.filter, method.threshold_direction) == (3, "range", "eq8")
 
     def test_it_is_a_method(self):
         assert isinstance(bapo(), Method)
@@ -219,7 +219,7 @@ class TestX2:
             def improved(self, group):
                 return F(1, 2) <= group.mean < 1
 
-        method = Half(BAPOConfig(capacity=9, group_size=8, reevaluate_every=1))
+        method = Half(capacity=9, group_size=8, reevaluate_every=1)
         run(method, 0, [make_group(0, prompt=name) for name in "abcd"])
         groups = [make_group(right, prompt=name, step=1) for name, right in zip("abcd", (0, 3, 4, 8), strict=True)]
         batch = run(method, 1, [], groups)
@@ -818,21 +818,19 @@ def schedules(draw) -> dict:
 
 def build(s: dict, seed: int) -> BAPO:
     return BAPO(
-        BAPOConfig(
-            capacity=s["capacity"],
-            group_size=s["size"],
-            filter=s["filter"],
-            c1=s["c1"],
-            c2=Interval(*s["c2"]),
-            c3=Interval(*s["c3"]),
-            threshold_direction=s["direction"],
-            buffer_size=s["hard_size"],
-            replay_buffer_size=s["high_size"],
-            replay_steps=s["age"],
-            reevaluate_every=s["m"],
-            max_reevaluated_prompts=s["most"],
-        ),
-        seed,
+        capacity=s["capacity"],
+        group_size=s["size"],
+        seed=seed,
+        filter=s["filter"],
+        c1=s["c1"],
+        c2=Interval(*s["c2"]),
+        c3=Interval(*s["c3"]),
+        threshold_direction=s["direction"],
+        buffer_size=s["hard_size"],
+        replay_buffer_size=s["high_size"],
+        replay_steps=s["age"],
+        reevaluate_every=s["m"],
+        max_reevaluated_prompts=s["most"],
     )
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import fields
 from fractions import Fraction as F
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
-from bapo_openrlhf.methods import BAPO, BAPOConfig, Method
+from bapo_openrlhf.methods import BAPO, Method
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_method" / "fifo_replay.py"
 FIFOReplay = runpy.run_path(str(EXAMPLE))["FIFOReplay"]
@@ -228,7 +229,7 @@ class BAPORun(Layer):
             "moving": {"c1": data.draw(mean) / 2, "c2": Interval(F(0), low), "c3": Interval(high, F(1))},
             "all": {"c1": F(1, size), "c2": Interval(F(0), F(0)), "c3": Interval(F(1), F(1))},
         }[data.draw(st.sampled_from(["paper", "mini-test", "moving", "all"]))]
-        config = BAPOConfig(
+        config = SimpleNamespace(
             capacity=data.draw(st.integers(1, 10)),
             group_size=size,
             filter=data.draw(st.sampled_from(["range", "range", "gaussian", "uniform", "none"])),
@@ -240,13 +241,14 @@ class BAPORun(Layer):
             max_reevaluated_prompts=data.draw(st.integers(1, 6)),
             **thresholds,
         )
-        self.config, self.c1, self.fresh_filter, self.max_age = config, config.c1, config.filter, config.replay_steps
+        self.config, self.c1 = config, BAPO(**vars(config)).c1
+        self.fresh_filter, self.max_age = config.filter, config.replay_steps
         self.hard: dict[int, str] = {}
         self.replay: dict[int, str] = {}
         self.drawn = 0
         seeds = iter(range(1000))  # a loaded state must not depend on the seed of the new object
         self.begin(
-            lambda: BAPO(config, seed=next(seeds)),
+            lambda: BAPO(**vars(config), seed=next(seeds)),
             capacity=config.capacity,
             size=size,
             delay=data.draw(st.integers(1, 3)),
@@ -484,7 +486,7 @@ def two_steps(make_group):
 
 def faulty(capacity: int, fault) -> Faulty:
     interval = {"c2": Interval(F(1, 8), F(1, 8)), "c3": Interval(F(7, 8), F(7, 8))}
-    method = Faulty(BAPOConfig(capacity=capacity, group_size=8, reevaluate_every=1, **interval))
+    method = Faulty(capacity=capacity, group_size=8, reevaluate_every=1, **interval)
     method.fault = fault
     return method
 

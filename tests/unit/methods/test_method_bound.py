@@ -13,14 +13,14 @@ import pytest
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.monitor import off_policy
-from bapo_openrlhf.methods.bound import BoundBAPO, BoundConfig
+from bapo_openrlhf.methods.bound import BoundBAPO
 from bapo_openrlhf.record.state_file import load_state, save_state
 
 EPS = 1e-6
 
 
 def made(seed: int = 0, **changes) -> BoundBAPO:
-    return BoundBAPO(BoundConfig(**{"capacity": 6, "group_size": 4, "reevaluate_every": 0, **changes}), seed)
+    return BoundBAPO(**{"capacity": 6, "group_size": 4, "seed": seed, "reevaluate_every": 0, **changes})
 
 
 def uids(groups) -> list[int]:

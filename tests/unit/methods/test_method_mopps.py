@@ -50,7 +50,7 @@ class TestOptions:
         method = mopps()
         assert isinstance(method, Method)
         assert (method.candidates, method.posteriors.decay, method.target) == (8, 0.5, 0.5)
-        assert (posterior(method, A), method.keep_uninformative) == ([1, 1], False)
+        assert (posterior(method, A), method.filter) == ([1, 1], "range")
         assert {p.kind for p in inspect.signature(MoPPS).parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
 
     @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ class TestBatch:
 
     def test_uninformative_ones_may_stay(self, make_group):
         fresh = [make_group(right) for right in (0, 4, 8)]
-        assert run(mopps(keep_uninformative=True), fresh) == Batch(fresh=fresh)
+        assert run(mopps(filter="none"), fresh) == Batch(fresh=fresh)
 
     @pytest.mark.parametrize(("capacity", "kept"), [(4, 4), (3, 3), (2, 2), (1, 1), (0, 0), (9, 4)])
     def test_cut_to_the_capacity(self, make_group, capacity, kept):
@@ -227,7 +227,7 @@ class TestBatch:
 
     def test_uninformative_ones_are_the_first_to_leave(self, make_group):
         fresh = [make_group(right) for right in (0, 4, 8, 1)]
-        batch = run(mopps(capacity=2, keep_uninformative=True), fresh)
+        batch = run(mopps(capacity=2, filter="none"), fresh)
         assert batch == Batch(fresh=[fresh[1], fresh[3]], cut=[fresh[0], fresh[2]])
 
     def test_an_empty_step(self):

@@ -216,10 +216,9 @@ def test_the_flags_reach_bapo_by_their_names():
     adapt = AdaptConfig(method="bapo", c1="1/4", replay_steps=2, eps=0.5, buffer_size=9)
     method = adapt.make_method(arithmetic, seed=1)
     assert isinstance(method, BAPO)
-    config = method.config
-    assert (config.capacity, config.group_size) == (32, 8)
-    assert (config.c1, config.replay_steps, config.eps) == (Fraction(1, 4), 2, 0.5)
-    assert (config.buffer_size, config.replay_buffer_size) == (9, 9)
+    assert (method.capacity, method.group_size, method.seed) == (32, 8, 1)
+    assert (method.c1, method.replay_steps, method.eps) == (Fraction(1, 4), 2, 0.5)
+    assert (method.buffer_size, method.replay_buffer_size) == (9, 9)
 
 
 def test_an_error_of_a_users_file_takes_one_line():

@@ -228,7 +228,7 @@ def test_a_finished_evaluation_asks_nothing_and_needs_no_tokenizer(request_):
 
 
 @pytest.mark.parametrize("cut", [1, 2, 30, 10_000])
-def test_a_torn_last_line_is_cut_off_and_said(request_, cut, capsys):
+def test_a_torn_last_line_is_cut_off(request_, cut):
     """The file is cut within the last line, or only its line end is missing."""
     whole = replace(request_, out=request_.out.with_name("whole"))
     evaluate(whole)
@@ -239,7 +239,6 @@ def test_a_torn_last_line_is_cut_off_and_said(request_, cut, capsys):
     model = FakeModel()
     evaluate(request_, model)
     assert model.calls == [[("mods", "p7")]]
-    assert "mods.jsonl: cut off the last line" in capsys.readouterr().out
     assert comparable(request_.out) == comparable(whole.out)
 
 
@@ -362,7 +361,7 @@ def test_engine_gets_the_room_that_is_needed(long_request):
         ({"runs": 0}, "runs is 0; it must be at least 1"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": 0}, "temperature is 0 and runs is 6"),
-        ({"top_p": 0}, "top_p is 0; it must be above 0"),
+        ({"top_p": 0}, r"top_p is 0; it must be in \(0, 1\]"),
         ({"top_p": 1.1}, "top_p is 1.1"),
         ({"top_k": 0}, "top_k is 0; it must be at least 1, or -1"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
@@ -476,10 +475,7 @@ def test_ids_are_made_where_there_are_none(tmp_path):
 # ── the model's fingerprint ──
 
 
-def test_fingerprint_is_of_the_content(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_WHOLE", 1000)
-    monkeypatch.setattr(store, "_BLOCKS", 16)
-    monkeypatch.setattr(store, "_BLOCK", 64)
+def test_fingerprint_is_of_the_content(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -490,7 +486,7 @@ def test_fingerprint_is_of_the_content(tmp_path, monkeypatch):
     (tmp_path / "b" / "optimizer.log").write_text("no part of the model")
     assert store.fingerprint(str(tmp_path / "b")) == first
     seen = {first}
-    for place in (0, 63, 9_999, 9_940):  # both ends are always looked at
+    for place in (0, 63, 5_000, 9_999):
         content = bytearray(10_000)
         content[place] = 1
         (tmp_path / "b" / "model.safetensors").write_bytes(content)

@@ -125,13 +125,10 @@ def every_chart():
     band = pd.DataFrame({"low": [1.0, 2.0], "high": [3.0, 4.0]}, index=[1, 2])
     curve = Curve(Key("a", colours.PALETTE[0]), pd.Series({1: 2.0, 2: 3.0}), band=band)
     counts = pd.DataFrame([[1, 3], [5, 0]], index=["it's\nlong", "</svg>"])
-    rows = pd.DataFrame({"name": counts.index, "value": [1.0, 2.0], "low": [0.5, None], "high": [1.5, None],
-                         "colour": colours.PALETTE[:2]})  # fmt: skip
     return {
         "lines": charts.lines([curve], x=charts.STEP, y="reward", x_domain=(1, 2)),
         "areas": charts.areas([curve], [curve], width=1, last_step=2, y="groups", top=9),
         "bars": charts.bars(counts.set_axis(["first", "1"]), colours.accuracy_colours(1), x="x", y="y", top=5),
-        "intervals": charts.intervals(rows, rows[["name", "value"]], x="x", domain=(0, 2), reference=1),
         "matrix": charts.matrix(counts.reset_index(drop=True), x="x", y="y"),
     }
 

@@ -155,7 +155,7 @@ def test_a_local_model_is_planned_alone(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--gpus", "8", "0"], "gpus is 0; it must be at least 1"),
+        (["--gpus", "8", "0"], "gpus is 8 0; each must be at least 1"),
         (["--gpus", "many"], "--gpus: invalid int value: 'many'"),
         (["--steps", "-1"], "steps is -1; it must be at least 1"),
         (["--gpu", "V100"], "gpu is 'V100'; it must be one of A100, H100, H200, 4090"),

@@ -18,7 +18,7 @@ from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.methods import BAPO, BAPOConfig
+from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import (
@@ -224,10 +224,8 @@ def played(workload, steps=400):
     adapt = workload.args.adapt
     c1, c2, c3 = adapt.thresholds()
     method = BAPO(
-        BAPOConfig(
-            capacity=adapt.batch_size, group_size=4, c1=c1, c2=c2, c3=c3, buffer_size=16, replay_buffer_size=16,
-            replay_steps=adapt.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
-        )
+        capacity=adapt.batch_size, group_size=4, c1=c1, c2=c2, c3=c3, buffer_size=16, replay_buffer_size=16,
+        replay_steps=adapt.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
     )  # fmt: skip
     uid, rows, counts = 0, [], []
 

@@ -13,7 +13,7 @@ from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study import runner
 from bapo_openrlhf.workbench.study.data import StudyRun, steps_table, write_table
 from bapo_openrlhf.workbench.study.definition import Arm, Study
-from bapo_openrlhf.workbench.study.progress import Watching, on_terminal
+from bapo_openrlhf.workbench.study.progress import on_terminal
 from bapo_openrlhf.workbench.study.runner import Running, only_one, plan, require_same, run_all
 
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
@@ -154,31 +154,32 @@ def test_what_was_started_is_stopped_with_the_study(tmp_path):
 # ── progress ──
 
 
-def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch):
+def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch, capsys):
     planned = plan(STUDY, tmp_path)
     write_summary(planned[0].folder, {"seconds": {"whole_run": 1}})
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    watching = Watching("tiny", {run.name: 50 for run in planned}, planned)
-    assert watching.left(50) == "time left: not known yet"  # the 50 steps were made before
-    record = RunRecord(planned[1].folder)
-    for step in range(10):
-        record.append(step, {})
-    made = watching.made([Running(planned[1], None)])
-    assert made == {"bapo-critic-s3": 10} and watching.completed(made) == 60
-    clock[0] += 120  # 10 steps in 2 minutes: 140 more in 28
-    assert watching.left(60) == "28 min left"
-    clock[0] += 1080  # 10 in 20 minutes: 140 in 280
-    assert watching.left(60) == "4 h 40 min left"
+    with on_terminal("tiny", {run.name: 50 for run in planned}, planned) as seen:
+        seen([], [planned[2]])  # the 50 steps were made before
+        record = RunRecord(planned[1].folder)
+        for step in range(10):
+            record.append(step, {})
+        clock[0] += 120  # 10 steps in 2 minutes: 140 more in 28
+        seen([Running(planned[1], None)], [planned[2]])
+        clock[0] += 1080  # 10 in 20 minutes: 140 in 280
+        seen([Running(planned[1], None)], [planned[2]])
+    found = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
+    assert found == [f"tiny: 1/4 runs, {left}" for left in (
+        "time left: not known yet", "28 min left", "4 h 40 min left",
+    )]  # fmt: skip
 
 
 def test_a_line_for_each_run_that_ends(tmp_path, capsys):
     planned = plan(STUDY, tmp_path)
-    watching = Watching("tiny", {run.name: 2 for run in planned}, planned)
     summary = {"reward_start": 0.25, "reward_end": None, "seconds": {"whole_run": 61.6}}
-    write_summary(planned[0].folder, summary)
-    with on_terminal(watching) as seen:
+    with on_terminal("tiny", {run.name: 2 for run in planned}, planned) as seen:
         seen([], [])
+        write_summary(planned[0].folder, summary)
         seen([], [planned[0], planned[1]])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
