@@ -1,8 +1,9 @@
-"""Statistics of few seeds: means and ratios with intervals. Pure.
+"""Statistics of few seeds: means and ratios with intervals, and paired tests. Pure.
 
 A run is one seed of an arm.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 LEVEL = 0.95
+MAX_EXACT = 16  # up to so many pairs, all sign flips are counted
+DRAWN_FLIPS = 99_999  # so many sign flips are drawn if there are more pairs
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,42 @@ def ratio_interval(ratios: ArrayLike) -> Estimate | None:
         return None
     low, high = (None if end is None else float(np.exp(end)) for end in (logs.low, logs.high))
     return Estimate(float(np.exp(logs.value)), low, high, logs.count)
+
+
+# ── paired tests ──
+
+
+def sign_flip_p(differences: ArrayLike) -> float | None:
+    """Two-sided p value of Fisher's randomisation test on paired differences. None if there is no pair.
+
+    If both arms were equal, each difference could also have had the other sign. p is the share of the 2^n possible
+    sign flips whose mean is at least as far from 0 as the measured mean. All flips are counted up to MAX_EXACT pairs.
+    """
+    found = np.asarray(differences, dtype=float)
+    if not len(found):
+        return None
+    if len(found) == 1 or not found.any():
+        return 1.0
+    test = stats.permutation_test(
+        (found,), lambda x, axis: np.mean(x, axis=axis), permutation_type="samples", vectorized=True,
+        n_resamples=np.inf if len(found) <= MAX_EXACT else DRAWN_FLIPS, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return float(test.pvalue)
+
+
+def smallest_p(pairs: int) -> float:
+    """The smallest p value that `sign_flip_p` can have, 2 / 2^n: only two flips give all differences the same sign."""
+    return min(1.0, 2.0 ** (1 - pairs))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction of m p values (1979): the k-th smallest, counted from 0, is multiplied by m - k.
+
+    A corrected value is at least the one before it, and at most 1. If these values are compared with alpha, the chance
+    of any false rejection is at most alpha, also if the tests depend on each other.
+    """
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.asarray(p_values, dtype=float)[order] * (len(order) - np.arange(len(order)))
+    result = np.empty(len(order))
+    result[order] = np.minimum(1.0, np.maximum.accumulate(scaled))
+    return result.tolist()

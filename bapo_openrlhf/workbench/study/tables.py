@@ -10,7 +10,7 @@ import pandas
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import duration, is_number
+from bapo_openrlhf.workbench.pages.text import duration, is_number, many
 from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
@@ -56,7 +56,7 @@ def _with_interval(found: Estimate | None, words: Callable[[float], str] = "{:.1
 # ── final accuracy ──
 
 
-def differences(results: Results) -> list[Table]:
+def tests(results: Results) -> list[Table]:
     """Each arm against the baseline of its path, paired by seed: one table per path."""
     finals = {arm.name: 100 * results.of_arm(results.final, arm) for arm in results.arms}
     found = []
@@ -68,19 +68,25 @@ def differences(results: Results) -> list[Table]:
         by_seed = {name: change.mean(axis=1).round(9) for name, change in changes.items() if len(change)}
         if not by_seed:
             continue
+        p_values = [statistics.sign_flip_p(change) or 1.0 for change in by_seed.values()]
         rows = []
-        for name, change in by_seed.items():
+        for (name, change), p, adjusted in zip(by_seed.items(), p_values, statistics.holm(p_values), strict=True):
             sides = [side.loc[change.index].to_numpy().mean() for side in (finals[name], theirs)]
             moved = [str((np.sign(change) == sign).sum()) for sign in (1, 0, -1)]
             rows.append([
                 results.labels[name], len(change), *(f"{mean:.1f}" for mean in sides),
                 _with_interval(statistics.mean_interval(change), signed), " / ".join(moved),
-                *map(signed, changes[name].mean()),
+                f"{p:.3f}", f"{adjusted:.3f}", *map(signed, changes[name].mean()),
             ])  # fmt: skip
-        base, name = results.labels[baseline.name], PATHS.get(path, path)
-        title = f"{name[0].upper()}{name[1:]}: against {base}, paired by seed; in brackets Student's 95 % interval"
+        base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
+        smallest, name = statistics.smallest_p(most), PATHS.get(path, path)
+        title = (
+            f"{name[0].upper()}{name[1:]}: against {base}, paired by seed. With {many(most, 'pair')}, no p is "
+            f"below {smallest:.3g}; with {many(len(by_seed), 'arm')}, none is below "
+            f"{min(1.0, len(by_seed) * smallest):.3g} after Holm's correction"
+        )
         head = ["arm", "pairs", "its accuracy, %", f"{base}, %", "difference, points", "better / equal / worse"]
-        head += [f"{name}, points" for name in results.study.evaluations]
+        head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
         found.append(Table.of(head, rows, title))
     return found
 

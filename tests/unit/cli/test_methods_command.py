@@ -45,7 +45,7 @@ def test_each_has_one_plain_sentence_when_to_use_it_and_a_source(name):
 def test_the_source_is_the_one_of_the_file(name):
     kind = method_class(name)
     module = importlib.import_module(kind.__module__)
-    [of_class] = re.findall(r"\d{4}\.\d{5}", kind.SOURCE)
+    [of_class] = re.findall(r"\d{4}\.\d{5}|(?<= at )[0-9a-f]{7}", kind.SOURCE)
     assert of_class in f"{module.__doc__} {kind.__doc__}"
 
 

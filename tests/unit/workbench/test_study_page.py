@@ -232,15 +232,17 @@ def test_the_table_of_claims():
 # ── tables ──
 
 
-def test_the_differences_to_the_baseline():
+def test_the_tests_against_the_baseline():
     others = [Arm(name, "group", name, {}) for name in "xy"]
     runs = [run_of(PLAIN, seed, [0.2]) for seed in (1, 2, 3)]
     runs += [run_of(others[0], seed, [0.2 + seed / 100]) for seed in (1, 2, 3)]
     runs += [run_of(others[1], seed, [0.2 + (-1) ** seed / 100]) for seed in (1, 2, 3)]
-    (table,) = tables.differences(Results(study_of(arms=(PLAIN, *others)), runs))
+    (table,) = tables.tests(Results(study_of(arms=(PLAIN, *others)), runs))
     rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
     assert rows["x"]["difference, points"] == "+2.0 [-0.5, +4.5]" and rows["x"]["better / equal / worse"] == "3 / 0 / 0"
-    assert rows["y"]["b, points"] == "-0.3" and rows["y"]["better / equal / worse"] == "1 / 0 / 2"
+    assert (rows["x"]["p"], rows["x"]["p, Holm"]) == ("0.250", "0.500")
+    assert (rows["y"]["p"], rows["y"]["p, Holm"], rows["y"]["b, points"]) == ("1.000", "1.000", "-0.3")
+    assert "With 3 pairs, no p is below 0.25" in table.title and "with 2 arms, none is below 0.5" in table.title
 
 
 def test_summary_has_the_tables_as_markdown():

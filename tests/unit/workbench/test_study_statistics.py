@@ -1,4 +1,6 @@
-"""The statistics of a study, against closed forms and scipy."""
+"""The statistics of a study, against closed forms, scipy and brute force."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -47,3 +49,57 @@ def test_ratios_are_symmetric(ratios):
     found, other = statistics.ratio_interval(ratios), statistics.ratio_interval([1 / ratio for ratio in ratios])
     assert found.value == pytest.approx(stats.gmean(ratios))
     assert (found.low, found.value, found.high) == pytest.approx((1 / other.high, 1 / other.value, 1 / other.low))
+
+
+# ── tests ──
+
+
+def flips_at_least_as_far(differences):
+    """The p value, from all 2^n sign flips one by one."""
+    measured = abs(sum(differences))
+    flips = list(itertools.product((-1, 1), repeat=len(differences)))
+    far = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= measured - 1e-12 for signs in flips]
+    return sum(far) / len(flips)
+
+
+@UNTIMED
+@given(VALUES)
+def test_the_sign_flip_test_counts_all_flips(differences):
+    assert statistics.sign_flip_p(differences) == pytest.approx(flips_at_least_as_far(differences))
+
+
+def test_the_sign_flip_test_does_not_take_rounding_for_a_difference():
+    differences = [0.3 - 0.2, 0.4 - 0.3, 0.2 - 0.1]  # 0.1 up to rounding, each a little other
+    assert statistics.sign_flip_p(differences) == pytest.approx(2 / 8)
+
+
+@pytest.mark.parametrize("pairs", range(1, 9))
+def test_the_smallest_p_is_that_of_differences_of_one_sign(pairs):
+    assert statistics.sign_flip_p([1.0 + k / 7 for k in range(pairs)]) == pytest.approx(statistics.smallest_p(pairs))
+    assert statistics.smallest_p(pairs) == min(1.0, 2 * 0.5**pairs)
+
+
+def test_no_pair_has_no_p_and_many_pairs_have_one():
+    assert statistics.sign_flip_p([]) is None
+    assert statistics.sign_flip_p([0.0] * 30) == 1
+    rng = np.random.default_rng(4)
+    differences = rng.normal(0.4, 1, size=30)
+    drawn, normal = statistics.sign_flip_p(differences), stats.ttest_1samp(differences, 0).pvalue
+    assert drawn == pytest.approx(normal, abs=0.01)
+
+
+@UNTIMED
+@given(st.lists(st.floats(0, 1), max_size=7))
+def test_holms_correction(p_values):
+    found = statistics.holm(p_values)
+    count = len(p_values)
+    for index, p in enumerate(p_values):
+        # By its definition: the largest of (m - k) p over all smaller ones, ties in their order.
+        before = [(value, place) for place, value in enumerate(p_values) if (value, place) <= (p, index)]
+        scaled = [(count - rank) * value for rank, (value, _) in enumerate(sorted(before))]
+        assert found[index] == pytest.approx(min(1, max(scaled)))
+
+
+def test_holms_correction_by_hand():
+    assert statistics.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert statistics.holm([]) == []
