@@ -9,7 +9,7 @@ from bapo_openrlhf.workbench.study.data import Results
 from bapo_openrlhf.workbench.study.definition import Claim
 from bapo_openrlhf.workbench.study.statistics import Estimate, mean_interval, ratio_interval
 
-DIFFERENCES = ("accuracy", "solved")  # these measures are shares, which are compared by their difference
+DIFFERENCES = ("accuracy", "curve", "solved")  # these measures are shares, which are compared by their difference
 WORDS = {True: "holds", False: "does not hold", None: "undecided"}
 NO_WIDTH = 1e-9  # an interval that is narrower than this has no width
 
@@ -19,8 +19,8 @@ class Verdict:
     """The verdict on a claim, with the numbers that it rests on.
 
     Attributes:
-        effect: The difference `better` - `than` (accuracy, solved) or the ratio `better` / `than` (rollouts) over the
-            pairs of runs of the same seed. None if there is no pair.
+        effect: The difference `better` - `than` (accuracy, curve, solved) or the ratio `better` / `than` (rollouts)
+            over the pairs of runs of the same seed. None if there is no pair.
         better, than: The mean of the measure over the pairs, for each of the two arms. For rollouts it is the geometric
             mean. None if there is no pair.
         holds: Whether the claim holds; None if that is undecided.
@@ -48,7 +48,8 @@ def judge(results: Results) -> list[Verdict]:
 def _judge(results: Results, claim: Claim) -> Verdict:
     if unknown := [name for name in (claim.better, claim.than) if name not in results.by_arm]:
         return Verdict(claim, None, None, None, None, [f"the study has no arm {', '.join(unknown)}"])
-    sides = results.measure(claim.measure).unstack("arm").reindex(columns=[claim.better, claim.than]).sort_index()
+    arms = [claim.better, claim.than]
+    sides = results.measure(claim.measure, arms).unstack("arm").reindex(columns=arms).sort_index()
     pairs = sides.set_axis(["better", "than"], axis=1).dropna()  # a row for each seed
     if claim.measure in DIFFERENCES:
         interval, effects, equal, sign = mean_interval, pairs["better"] - pairs["than"], 0.0, 1

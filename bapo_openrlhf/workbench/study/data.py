@@ -237,14 +237,39 @@ class Results:
         ordered = [*filter(names.__contains__, PHASE_LABELS), *sorted({*names} - {*PHASE_LABELS})]
         return by_arm.sum(min_count=1).div(by_arm.size(), axis=0)[ordered].dropna(axis=1, how="all")
 
-    def measure(self, name: str) -> pandas.Series:
-        """Final accuracy (the mean over the benchmarks), rollouts, or solved; the index is (arm, seed).
+    def measure(self, name: str, arms: Sequence[str]) -> pandas.Series:
+        """Final accuracy (the mean over the benchmarks), curve, rollouts, or solved; the index is (arm, seed).
 
         Runs that have not finished, or do not have this number, are left out.
+
+        Args:
+            name: The measure.
+            arms: Names of the arms that are compared.
         """
         if name == "accuracy":
             return self.final.mean(axis=1)
+        if name == "curve":
+            return self.curve(arms)
         return self.numbers.loc[self.numbers["finished"], name].dropna()
+
+    def curve(self, arms: Sequence[str]) -> pandas.Series:
+        """Mean height of the learning curve of each finished run of these arms; the index is (arm, seed).
+
+        It is the area under the held-out accuracy from 0 to R responses, by the trapezoidal rule, divided by R. R is
+        the smallest number of responses at the last evaluation of any of these runs. The curve begins at the study's
+        `start`, or without it at the height of the run's first evaluation.
+        """
+        places = self.spent(self.accuracy, ROLLOUTS).set_index(RUN)
+        finished = [key for key in dict.fromkeys(places.index) if key[0] in arms and self.numbers["finished"][key]]
+        curves = {key: places.loc[[key], [ROLLOUTS, "accuracy"]].to_numpy().T for key in finished}
+        end = min((spent[-1] for spent, _ in curves.values()), default=0.0)
+        heights = {}
+        for key, (spent, accuracy) in curves.items():
+            start = accuracy[0] if self.study.start is None else self.study.start
+            x = np.unique([0.0, *spent[spent < end], end])
+            heights[key] = np.trapezoid(np.interp(x, [0.0, *spent], [start, *accuracy]), x) / end
+        index = pandas.MultiIndex.from_tuples(list(heights), names=RUN) if heights else self.numbers.index[:0]
+        return pandas.Series(list(heights.values()), index, float)
 
     # ── accuracy during the run ──
 

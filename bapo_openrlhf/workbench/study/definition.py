@@ -15,7 +15,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.user_file import read_yaml
 
 ALGORITHMS = {"group": ("bapo_grpo", "grpo"), "critic": ("ba_ppo", "ppo")}  # with batch adaptation, without
-MEASURES = ("accuracy", "rollouts", "solved")
+MEASURES = ("accuracy", "curve", "rollouts", "solved")
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
@@ -53,12 +53,12 @@ class Claim:
         says: The claim in words.
         source: The place that makes the claim, such as A.9 of the paper.
         better, than: Names of the two arms that are compared.
-        measure: The number that is compared. "accuracy": held-out accuracy at the end. "rollouts": all generated
-            responses; fewer are better. "solved": of the prompts that failed at first, the share that was solved
-            later.
+        measure: The number that is compared. "accuracy": held-out accuracy at the end. "curve": mean height of the
+            learning curve at equal responses (`Results.curve`). "rollouts": all generated responses; fewer are better.
+            "solved": of the prompts that failed at first, the share that was solved later.
         ratio: The ratio of `better` to `than` that the source gives. It is shown, but decides nothing.
         margin: If it is above 0, the claim is "about equal": the interval must lie within this distance of equality.
-            The distance is absolute for accuracy and solved, and relative for rollouts.
+            The distance is absolute for accuracy, curve and solved, and relative for rollouts.
     """
 
     says: str
@@ -79,6 +79,7 @@ class Study:
         arms: The arms, in the file's order.
         seeds: All seeds, in order.
         evaluations: Names of the data sets that are evaluated during training.
+        start: Held-out accuracy before the first step, the mean over `evaluations`. None if it is not known.
         targets: Held-out accuracies to reach, lowest first.
         claims: The claims to test.
         config: YAML files of flags that all runs share. Later files win.
@@ -91,6 +92,7 @@ class Study:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     evaluations: tuple[str, ...] = ()
+    start: float | None = None
     targets: tuple[float, ...] = ()
     claims: tuple[Claim, ...] = ()
     config: tuple[str, ...] = ()
@@ -149,7 +151,7 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
 
 
 def _study(content: Any, path: Path) -> Study:
-    known = {"name", "config", "prepare", "flags", "seeds", "evaluations", "targets", "parallel", "methods"}
+    known = {"name", "config", "prepare", "flags", "seeds", "evaluations", "start", "targets", "parallel", "methods"}
     given = _fields("the file", content, known | {"claims", "smoke"}, required=("name", "seeds", "methods"))
     if not NAME.fullmatch(str(given["name"])):
         raise ConfigError(f"name is {given['name']!r}; it must be made of letters, digits, _ and .")
@@ -164,6 +166,9 @@ def _study(content: Any, path: Path) -> Study:
     targets = _numbers("targets", given.get("targets", []), (int, float))
     if list(targets) != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
         raise ConfigError(f"targets is {list(targets)}; it must hold rising numbers above 0 and at most 1")
+    start = given.get("start")
+    if start is not None and not (isinstance(start, (int, float)) and 0 <= start <= 1):
+        raise ConfigError(f"start is {start!r}; it must be a number within [0, 1]")
     parallel = given.get("parallel", 1)
     if not isinstance(parallel, int) or isinstance(parallel, bool) or parallel < 1:
         raise ConfigError(f"parallel is {parallel!r}; it must be a whole number of at least 1")
@@ -173,6 +178,7 @@ def _study(content: Any, path: Path) -> Study:
         arms=arms,
         seeds=_seeds(seeds),
         evaluations=_strings("evaluations", given.get("evaluations", [])),
+        start=start,
         targets=tuple(targets),
         claims=tuple(_claim(claim, names) for claim in given.get("claims") or []),
         config=_files("config", given.get("config", []), path),

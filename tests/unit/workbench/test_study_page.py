@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -194,6 +195,43 @@ def test_claims_of_rollouts_are_ratios_and_fewer_is_better():
     assert verdict(equal, rollouts([100, 100, 100], [100, 100, 100])).holds is True
     assert verdict(equal, rollouts([100, 101, 99], [100, 100, 100])).holds is True
     assert verdict(equal, rollouts([120, 121, 119], [100, 100, 100])).holds is False
+
+
+def by_exact_area(points, end):
+    """Area under straight lines through the points up to `end`, in exact fractions, divided by `end`."""
+    whole = Fraction(0)
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 >= end:
+            break
+        stop = min(x1, end)
+        height = y0 + (y1 - y0) * Fraction(stop - x0, x1 - x0)
+        whole += (stop - x0) * (y0 + height) / 2
+    return whole / end
+
+
+def test_claims_of_learning_curves_are_at_equal_responses():
+    """BAPO generates 150 responses a step and GRPO 100, so GRPO's curve ends first: at 400."""
+    made = [(BAPO, [0.1, 0.3, 0.4, 0.5], 150), (BAPO, [0.2, 0.3, 0.3, 0.6], 150), (PLAIN, [0.1, 0.2, 0.2, 0.3], 100),
+            (PLAIN, [0.1] * 4, 100)]  # fmt: skip
+    runs = [run_of(arm, 1 + place % 2, heights, rollouts=each) for place, (arm, heights, each) in enumerate(made)]
+    for start in (None, 0.05):
+        study = replace(study_of(replace(ABOVE, measure="curve")), start=start)
+        (found,) = claims.judge(Results(study, runs))
+        wanted = {}
+        for place, (arm, heights, each) in enumerate(made):
+            first = Fraction(str(heights[0] if start is None else start))
+            points = [(0, first), *((each * n, Fraction(str(y))) for n, y in enumerate(heights, start=1))]
+            wanted[arm.name, 1 + place % 2] = by_exact_area(points, 400)
+        assert Results(study, runs).curve(["bapo-group", "plain-group"]).to_dict() == pytest.approx(wanted)
+        gain = [wanted["bapo-group", seed] - wanted["plain-group", seed] for seed in (1, 2)]
+        assert found.effect.value == pytest.approx(float(sum(gain) / 2)) and found.effect.count == 2
+        assert claims.effect_in_words(found)[0] == f"{100 * float(sum(gain) / 2):+.1f} points"
+    longer = run_of(Arm("mopps", "group", "MoPPS", {}), 1, [0.5], rollouts=7)  # it is not compared, so 400 stays
+    assert Results(study_of(), [*runs, longer]).curve(["plain-group"]).to_dict() == pytest.approx(
+        {("plain-group", 1): 0.175, ("plain-group", 2): 0.1}
+    )
+    halfway = run_of(PLAIN, 3, [0.1], planned=9)
+    assert Results(study_of(), [halfway]).curve(["plain-group"]).empty
 
 
 def solving(arm, seed, right):

@@ -1,10 +1,10 @@
 """How often a small model solves each kind of reasoning-gym's problems once it knows the form of an answer.
 
     bapo-openrlhf model smollm2 runs/smollm2
-    python benchmarks/reasoning_gym.py runs/smollm2 runs/gym   # writes results/reasoning_gym.csv
+    python benchmarks/kinds_of_problems.py runs/smollm2 runs/gym   # writes results/kinds_of_problems.csv
 
 Each kind is taken at its easiest level. Kinds whose prompts are longer than PROMPT tokens are left out, and those with
-few different problems. A short warm-up teaches the form: 16 answers of each kind, with the steps of a calculation where
+few different problems. A short warm-up teaches the form: 4 answers of each kind, with the steps of a calculation where
 the project can write them. Then the model answers 8 other problems of each kind, 4 times each. What is done stays, so
 the same command goes on after a stop.
 """
@@ -24,7 +24,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import reasoning_gym as gym
 
 PROMPT = 350  # tokens
-PROBLEMS, RUNS, TAUGHT = 8, 4, 16  # of each kind
+PROBLEMS, RUNS, TAUGHT = 8, 4, 4  # of each kind
 SLOW = ("sokoban",)  # making one problem takes seconds
 COMMAND = (sys.executable, "-m", "bapo_openrlhf.cli")
 
@@ -68,13 +68,13 @@ def main() -> int:
     if not (warm / "config.json").exists():
         run("warmup", "--config", "configs/smollm2/warmup.yaml", "--model.model_name_or_path", str(given.model),
             "--data.dataset", str(data / "reasoning_gym" / "warmup.jsonl"), "--data.max_len", str(PROMPT + 160),
-            "--ckpt.output_dir", str(warm))  # fmt: skip
+            "--train.micro_batch_size", "4", "--ckpt.output_dir", str(warm))  # fmt: skip
     run("evaluate", "--model", str(warm), "--data", str(data), "--benchmarks", ",".join(asked), "--runs", str(RUNS),
         "--max-new-tokens", "96", "--temperature", "1", "--out", str(answers))  # fmt: skip
     table = pd.read_csv(answers / "results.csv").pivot(index="benchmark", columns="metric", values="value")
     table.index = table.index.str.removesuffix("@0")
     found = table[[f"avg@{RUNS}", f"pass@{RUNS}"]].sort_values([f"avg@{RUNS}", f"pass@{RUNS}"], ascending=False)
-    found.round(1).to_csv(RESULTS / "reasoning_gym.csv")
+    found.round(1).to_csv(RESULTS / "kinds_of_problems.csv")
     print(found.round(1).to_markdown())
     return 0
 
