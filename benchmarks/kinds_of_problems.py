@@ -1,7 +1,7 @@
 """How often a small model solves each kind of reasoning-gym's problems once it knows the form of an answer.
 
     bapo-openrlhf model smollm2 runs/smollm2
-    python benchmarks/kinds_of_problems.py runs/smollm2 runs/gym   # writes results/kinds_of_problems.csv
+    python benchmarks/kinds_of_problems.py runs/smollm2 runs/kinds   # writes results/kinds_of_problems.csv
 
 Each kind is taken at its easiest level. Kinds whose prompts are longer than PROMPT tokens are left out, and those with
 few different problems. A short warm-up teaches the form: 4 answers of each kind, with the steps of a calculation where
