@@ -30,6 +30,7 @@ CONTENTS = {
         "docs/watch",
         "docs/report",
         "docs/studies",
+        "docs/study_design",
         "docs/faq",
     ],
     "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],
