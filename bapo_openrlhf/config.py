@@ -283,10 +283,10 @@ class RunConfig:
     answer_chars: int = _flag(1000,
         "characters of a sampled answer in answers.jsonl, which has answers to prompts that failed, and to those of "
         "them that were solved later; 0: no such file", allowed="at least 0", type=int)
-    gradient_probe: int | None = _flag(None,
-        "every K steps, compare the policy gradient of each group with that of 64 fresh groups (probes.jsonl); it "
-        "needs an actor on one GPU, synchronous, with ds.zero_stage below 3; default: never",
-        symbol="K", allowed="at least 1", type=int)
+    gradient_probe: int = _flag(0,
+        "every so many steps, compare the policy gradient of each group with that of 64 fresh groups (probes.jsonl); "
+        "it needs an actor on one GPU, synchronous, with ds.zero_stage below 3; 0: never",
+        allowed="at least 0", type=int)
     logs: str = _flag("full",
         "full: all of OpenRLHF's output; progress: one progress bar, with the output in DIR/NAME/train.log",
         choices=["full", "progress"])

@@ -53,7 +53,7 @@ def check_combinations(args: SimpleNamespace) -> None:
 def _check_probe(args: SimpleNamespace) -> None:
     """Refuse a probe of gradients if one process does not have them whole, or if generation is ahead of training."""
     actor, every = args.actor, args.run.gradient_probe
-    if every is None:
+    if not every:
         return
     for fits, name, value, allowed in (
         (args.adapt.enabled, "adapt.method", args.adapt.method, "a method of batch adaptation"),

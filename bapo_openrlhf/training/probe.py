@@ -35,7 +35,7 @@ class ProbedTrainer(PretrainedCritic):
             batch: The groups that are trained on.
             experience: Their experience.
         """
-        if not due(self.step, self.args.run.gradient_probe or 0):
+        if not due(self.step, self.args.run.gradient_probe):
             return {}
         self.phase, start = "probing gradients", time.perf_counter()
         groups = {group.uid: (source, group) for source, group in batch.with_sources()}

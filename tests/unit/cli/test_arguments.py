@@ -681,7 +681,7 @@ MARKS = {
 UNMARKED = {
     "adapt": {"max_failed_share", "reevaluated_weight", "replayed_weight"},
     "verifier": numbers(VerifierConfig),
-    "run": {"name", "dir", "logs", "overwrite", "answer_chars"},
+    "run": {"name", "dir", "logs", "overwrite", "answer_chars", "gradient_probe"},
 }
 
 

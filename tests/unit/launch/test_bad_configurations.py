@@ -164,7 +164,7 @@ BAD = [
     ("run.name=", "run.name is ''; it must be the name of one folder"),
     ("run.name=../../x", "run.name is '../../x'; it must be the name of one folder"),
     ("run.name=..", "run.name is '..'; it must be the name of one folder"),
-    ("run.gradient_probe=0", "run.gradient_probe is 0; it must be at least 1"),
+    ("run.gradient_probe=-1", "run.gradient_probe is -1; it must be at least 0"),
     ("run.answer_chars=-1", "run.answer_chars is -1; it must be at least 0"),
     # GPUs and memory
     ("vllm.num_engines=0", "vllm.num_engines is 0; it must be at least 1"),
