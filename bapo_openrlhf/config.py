@@ -284,7 +284,7 @@ class RunConfig:
         "characters of a sampled answer in answers.jsonl, which has answers to prompts that failed, and to those of "
         "them that were solved later; 0: no such file", allowed="at least 0", type=int)
     gradient_probe: int = _flag(0,
-        "every so many steps, compare the policy gradient of each group with that of 64 fresh groups (probes.jsonl); "
+        "every so many steps, compare the policy gradient of each group with that of 512 fresh groups (probes.jsonl); "
         "it needs an actor on one GPU, synchronous, with ds.zero_stage below 3; 0: never",
         allowed="at least 0", type=int)
     logs: str = _flag("full",

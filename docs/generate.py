@@ -123,7 +123,7 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
   `--run.answer_chars` is left out. With 0 there is no such file.
 - `probes.jsonl` has a line for each group of a batch, every K steps with `--run.gradient_probe K`: `step`; `uid`;
   `source`; `age` in trainer steps; `tv`, its TV distance to today's policy; `mean`, its mean reward; `cosine`, between
-  its policy gradient and that of 64 groups that today's policy generates (null if one of them is 0); `norm` of its
+  its policy gradient and that of 512 groups that today's policy generates (null if one of them is 0); `norm` of its
   gradient. The loss is OpenRLHF's, without KL and entropy. The run is the same with the probe as without it, if
   `--train.full_determinism_enable` is set. Otherwise vLLM's random numbers go on from other places.
 - `evaluations.jsonl` has a line for each evaluation during training (`--eval.dataset`, `--eval.steps`): `step`, and

@@ -22,7 +22,7 @@ from bapo_openrlhf.training.gradients import Rows
 from bapo_openrlhf.training.pretraining import PretrainedCritic
 from bapo_openrlhf.training.samples import by_request
 
-REFERENCE = 64  # groups
+REFERENCE = 512  # groups: the halves of 64 had a cosine of 0 in a model of 2M parameters, those of 512 one of 0.09
 
 
 class ProbedTrainer(PretrainedCritic):
