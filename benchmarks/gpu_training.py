@@ -139,7 +139,7 @@ def recorded_rollout(checkpoint: Path, vocabulary: int) -> list[Group]:
         ConfigError: There is none, or the model has no embedding for a token.
     """
     try:
-        stored = load_state(checkpoint)["method"]["replay"]["groups"]
+        stored = load_state(checkpoint)["method"].get("replay", {"groups": ()})["groups"]
     except CheckpointError as error:
         raise ConfigError(f"rollout {checkpoint} cannot be read: {error}") from error
     groups = [group for group in map(group_from_state, stored) if group.size == G]
@@ -353,7 +353,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)  # fmt: skip
     parser.add_argument("--model", choices=[*MODELS][1:], default="1.7b")
-    parser.add_argument("--rollout", type=Path, metavar="DIR", help="_adapt/TAG of a run; else made-up tokens")
+    parser.add_argument("--rollout", type=Path, metavar="DIR", help="_adapt/TAG of a run (default: made-up tokens)")
     parser.add_argument("--prompts", type=int, default=8, help=f"of a made-up rollout, with {G} responses each")
     parser.add_argument("--tokens", type=int, default=4096, help="of a made-up response, at most")
     parser.add_argument("--micro", type=int, default=2, help="samples of a micro-batch of training")

@@ -46,6 +46,10 @@ class RolloutSchedule:
         """Whether held-out prompts are evaluated with the weights of `step`, before its rollout."""
         return due(step, self.evaluate_every)
 
+    def probe_due(self, step: int) -> bool:
+        """Whether gradients are probed in `step`, with the weights of `step`, after its rollout."""
+        return due(step, self.probe_every)
+
     def must_keep(self, step: int) -> bool:
         """Whether the weights synced at `step` will be needed again after others have replaced them in the engines.
 
@@ -55,5 +59,5 @@ class RolloutSchedule:
         """
         between = range(step + 1, step + self.delay)
         before_a_rollout = between if self.ahead else between[:-1]
-        again = any(self.reevaluation_due(t) or due(t, self.probe_every) for t in before_a_rollout)
+        again = any(self.reevaluation_due(t) or self.probe_due(t) for t in before_a_rollout)
         return again or any(map(self.evaluation_due, between))

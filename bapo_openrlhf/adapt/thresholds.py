@@ -65,8 +65,11 @@ class AdaptiveThresholds:
 
     def metrics(self) -> dict[str, float]:
         """Its METRICS."""
-        numbers = (float(self.average_reward or 0), float(self.c2), float(self.c3))
-        return dict(zip((metric.name for metric in self.METRICS), numbers, strict=True))
+        return {
+            "threshold/average_reward": float(self.average_reward or 0),
+            "threshold/c2": float(self.c2),
+            "threshold/c3": float(self.c3),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The average reward as an exact string."""

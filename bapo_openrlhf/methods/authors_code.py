@@ -110,8 +110,8 @@ class AuthorsCode(FilteredMethod):
             (better if group.mean > stored.mean else batch.unimproved).append(group)
             self.again[stored.uid] = [*self.again.get(stored.uid, ()), str(group.mean)][-LAST:]
         batch.reevaluated = self._cut(better, self.room - batch.responses)
-        trained = {group.uid for group in (*batch.fresh, *batch.reevaluated, *batch.filtered)}
-        batch.cut = [group for group in (*fresh, *better) if group.uid not in trained]
+        settled = {group.uid for group in (*batch.fresh, *batch.reevaluated, *batch.filtered)}
+        batch.cut = [group for group in (*fresh, *better) if group.uid not in settled]
 
         if (room := self.room - batch.responses) > 0 and self.replay_steps:
             if self.moving and len(self.replay) >= LEAST_STORED:
@@ -147,11 +147,12 @@ class AuthorsCode(FilteredMethod):
 
     def _evict(self) -> None:
         """Take groups out of a store that is too full."""
-        groups = list(self.replay)
-        if len(groups) <= self.buffer_size:
+        if len(self.replay) <= self.buffer_size:
             return
-        good = [group for group in groups if self.good(group)]  # the oldest first, as in all of these lists
-        hard = [group for group in groups if not self.good(group) and self.latest(group) <= self.c1]
-        other = [group for group in groups if not self.good(group) and self.latest(group) > self.c1]
+        good: list[Group] = []  # the oldest first, as in the other two
+        hard: list[Group] = []
+        other: list[Group] = []
+        for group in self.replay:
+            (good if self.good(group) else hard if self.latest(group) <= self.c1 else other).append(group)
         gone = [*good[: max(len(good) - MOST_GOOD, 0)], *hard[: max(len(hard) - self.buffer_size + MOST_GOOD, 0)]]
-        self.replay.remove([*gone, *other[: max(len(groups) - len(gone) - self.buffer_size, 0)]])
+        self.replay.remove([*gone, *other[: max(len(self.replay) - len(gone) - self.buffer_size, 0)]])

@@ -47,9 +47,8 @@ class BoundBAPO(BAPO):
     )
     improved = replayable = staticmethod(has_signal)
 
-    least: float = option(
-        -1.0, "at most 0"
-    )  # less says nothing, because with rewards in [0, 1] no policy loses more than 1
+    # A term below -1 says nothing, because with rewards in [0, 1] no policy loses more than 1.
+    least: float = option(-1.0, "at most 0")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -70,10 +70,7 @@ class LatestGroups(ReplayBuffer):
 
     def add(self, group: Group) -> None:
         """Store a group if it is informative. The older one of its prompt leaves in any case."""
-        older = [stored for stored in self._groups if stored.prompt.id == group.prompt.id]
-        for stored in older:
-            self._groups.remove(stored)
-            self.counts["evicted"] += 1
+        self.remove(stored for stored in self if stored.prompt.id == group.prompt.id)
         if has_signal(group):
             super().add(group)
 

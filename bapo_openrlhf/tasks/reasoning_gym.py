@@ -294,9 +294,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _trained(kinds: Sequence[Asked], part: str) -> list[Asked]:
+    """The kinds with a weight. Only those with answers are in the warm-up."""
+    return [kind for kind in kinds if kind.weight and (part != "warmup" or kind.task not in worked.WITHOUT_ANSWER)]
+
+
 def _generate(kinds: Sequence[Asked], part: str, count: int, seed: int) -> Iterator[Problem]:
-    trained = [kind for kind in kinds if kind.weight and (part != "warmup" or kind.task not in worked.WITHOUT_ANSWER)]
-    chosen = {kind.name: kind for kind in kinds if kind.name == part} or {kind.name: kind for kind in trained}
+    named = [kind for kind in kinds if kind.name == part]
+    chosen = {kind.name: kind for kind in named or _trained(kinds, part)}
     made: list[Problem] = []
     for name, number in shares(count, {name: kind.weight or 1.0 for name, kind in chosen.items()}).items():
         kind = chosen[name]
@@ -409,7 +414,7 @@ def configured(tasks: str | None, config: Path | None) -> Task:
         raise ConfigError(f"--tasks has {reserved}; the name stands for a part")
     names = {kind.name: Part(kind.name, _SOURCE) for kind in kinds}
     sizes = {"train": 1000, **dict.fromkeys(names, 100)}
-    if any(kind.task not in worked.WITHOUT_ANSWER for kind in kinds if kind.weight):
+    if _trained(kinds, "warmup"):
         sizes["warmup"] = 500
     made = {f"reasoning-gym {VERSION}": sizes}
     return dataclasses.replace(TASK, benchmarks=names, generate=generate, sizes=made, kinds=repr(kinds))

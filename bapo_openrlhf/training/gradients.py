@@ -45,7 +45,7 @@ def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch
     """
     actor, engine, size = trainer.actor, trainer.actor.model, trainer.args.train.micro_batch_size
     parameters = [parameter for parameter in actor.parameters() if parameter.requires_grad]
-    parts: list[torch.Tensor] = []
+    total = torch.zeros(sum(parameter.numel() for parameter in parameters), device=torch.cuda.current_device())
     actor.eval()  # so that no dropout draws random numbers
     actor.model = engine.module
     try:
@@ -62,11 +62,11 @@ def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch
                 global_batch_size=1,
             )[0]
             found = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            parts.append(torch.cat([gradient.flatten().float() for gradient in found]))
+            total += torch.cat([gradient.flatten().float() for gradient in found])
     finally:
         actor.model = engine
         actor.train()
-    return torch.stack(parts).sum(0)
+    return total
 
 
 def cosine(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -60,8 +60,9 @@ class AdaptedPPOTrainer(ProbedTrainer):
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
         evaluate_every = int(self.args.eval.steps) if evaluates else 0
         self.ahead = adapt.steps_ahead(self.args.train)
-        extra = {"probe_every": self.args.run.gradient_probe, "ahead": self.ahead}
-        schedule = RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every, evaluate_every, **extra)
+        schedule = RolloutSchedule(
+            adapt.rollout_delay, adapt.reevaluate_every, evaluate_every, self.args.run.gradient_probe, self.ahead
+        )
         about = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **about)
         self.ledger = Ledger()

@@ -112,12 +112,13 @@ def test_weights_are_kept_exactly_when_they_are_needed_again(delay, ahead):
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("delay", DELAYS)
 def test_a_probe_needs_weights_as_a_reevaluation_does(delay, ahead):
-    """Whichever of the two comes more often: together they come whenever one of them does."""
+    """Weights are kept if the re-evaluation needs them or if the probe does."""
     for again, probe, evaluation in itertools.product(PERIODS[:6], PERIODS[:6], (0, 4)):
         probed = RolloutSchedule(delay, again, evaluation, probe, ahead)
-        alone = [RolloutSchedule(delay, every, evaluation, ahead=ahead) for every in (again, probe)]
+        of_one = [RolloutSchedule(delay, every, evaluation, ahead=ahead) for every in (again, probe)]
         for step in range(0, STEPS, delay):
-            assert probed.must_keep(step) is any(schedule.must_keep(step) for schedule in alone)
+            assert probed.must_keep(step) is any(schedule.must_keep(step) for schedule in of_one)
+            assert probed.probe_due(step) is RolloutSchedule(delay, probe).reevaluation_due(step)
 
 
 @pytest.mark.parametrize("delay", DELAYS)

@@ -55,7 +55,7 @@ class Entry:
 
     @property
     def latest(self) -> Fraction:
-        """The mean over all kept re-evaluations together, else the original: it decides on X3 and on eviction."""
+        """The mean over all kept re-evaluations, or the original mean if there are none. X3 and eviction use it."""
         return mean(reward for group in self.newer for reward in group) if self.newer else self.original
 
 
@@ -92,7 +92,7 @@ class AuthorsCode:
         return [entry.uid for entry in self.entries]
 
     def candidates(self, step: int) -> list[int]:
-        """The uids that this step may re-evaluate: the original mean counts, whatever came later (trainer 812-816)."""
+        """The uids that this step may re-evaluate. Only the original mean decides (trainer 812-816)."""
         if step % self.reeval_freq:
             return []
         return [entry.uid for entry in self.entries if inside(entry.original, self.bad)]
@@ -142,9 +142,10 @@ class AuthorsCode:
         return passed or [uid for uid, _ in fresh]
 
     def reevaluate(self, step: int, groups: Sequence[tuple[int, Sequence[Reward]]]) -> list[int]:
-        """Add the new rewards to their entries, and list those whose new group alone beats the original mean.
+        """Add the new rewards to their entries, and list the entries that are promoted.
 
-        Nothing leaves the store, and the new rewards count whether or not X2 has room (trainer 946-961).
+        An entry is promoted if the mean of this new group is above its original mean. Earlier re-evaluations do not
+        count. Nothing leaves the store, and the new rewards count whether or not X2 has room (trainer 946-961).
         """
         uids = [uid for uid, _ in groups]
         if len(set(uids)) < len(uids) or len(uids) > self.max_reeval or not set(uids) <= set(self.candidates(step)):
