@@ -63,6 +63,16 @@ class SuccessCounts:
             seen = np.array([right, group.size - right])
             self._counts[row] = self.decay * self._counts[row] + (1 - self.decay) * self.prior + seen
 
+    def nearest(self, prompts: Sequence[Prompt], count: int, target: float, rng: np.random.Generator) -> list[int]:
+        """Thompson sampling: positions of up to `count` prompts, ascending.
+
+        A success probability is drawn from each prompt's posterior Beta(a, b). The prompts with the least |draw -
+        target| are taken.
+        """
+        counts, _ = self.of(prompts)
+        draws = rng.beta(counts[:, 0], counts[:, 1])
+        return sorted(np.argsort(np.abs(draws - target), kind="stable")[:count].tolist())
+
     def state_dict(self) -> dict[str, Any]:
         """Ids, uint64 of shape (P,), and counts, float32 of shape (P, 2)."""
         return {"ids": self._ids, "counts": self._counts}

@@ -27,7 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python examples/quickstart", allow_abbrev=False)
     parser.add_argument("--run.name", dest="name", help="name of the run; without it, the run of this size is replaced")
     parser.add_argument("--size", choices=("small", "steps"), default="small", help="small: Countdown, 7 tokens an "
-        "answer; steps: sums with their steps, 30 to 80 tokens (default: small)")  # fmt: skip
+        "answer; steps: sums with their steps, 40 to 80 tokens (default: small)")  # fmt: skip
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of training prompts, at most 2500")
     parser.add_argument(
         "--only-prepare", action="store_true", help="make the base model and the data, but do not train"

@@ -134,22 +134,24 @@ class BaseModelSettings(Recipe):
 
 @dataclass(frozen=True)
 class StepsModelSettings(Recipe):
-    """The larger model, which writes its steps before the answer: worked sums of reasoning-gym, all of them right.
+    """The larger model, which writes its steps before the answer: worked sums of reasoning-gym, at last with slips.
 
     Attributes:
         problems: Number of different problems, of the part `warmup`. Neither training data nor benchmarks have any.
         kinds: The levels, as SUMS has them.
+        miscounted: Probability of a slip in the second phase, for each step that crosses a multiple of ten.
     """
 
-    steps: int = 900
+    steps: int = 600
     batch_size: int = 32
+    clean: float = 0.75
     mix: Mapping[str, float] = field(
         default_factory=lambda: {
-            "two_terms": 0.2,
-            "three_terms": 0.45,
-            "four_terms": 0.25,
-            "five_terms": 0.05,
-            "five_large": 0.05,
+            "three_terms": 0.2,
+            "four_terms": 0.2,
+            "five_terms": 0.2,
+            "six_terms": 0.2,
+            "seven_terms": 0.2,
         }
     )
     hidden_size: int = 192
@@ -158,6 +160,7 @@ class StepsModelSettings(Recipe):
     intermediate_size: int = 512
     problems: int = 20_000
     kinds: Sequence[reasoning_gym.Asked] = field(default_factory=lambda: reasoning_gym.asked(None, SUMS))
+    miscounted: float = 0.7
 
     @property
     def levels(self) -> Collection[str]:
@@ -175,8 +178,30 @@ class StepsModelSettings(Recipe):
         return made
 
     def draw(self, rng: random.Random, level: str, clean: bool) -> tuple[str, str]:
-        """One of `worked`."""
-        return rng.choice(self.worked[level])
+        """One of `worked`, with slips in the second phase."""
+        prompt, solution = rng.choice(self.worked[level])
+        return prompt, solution if clean else with_slips(solution, self.miscounted, rng)
+
+
+STEP = re.compile(r"(-?\d+) ([+-]) (\d+) = (-?\d+)")
+
+
+def with_slips(solution: str, probability: float, rng: random.Random) -> str:
+    """A worked sum with miscounted steps. The later steps and the answer follow from the wrong numbers.
+
+    Only a step that crosses a multiple of ten (8 + 5, 12 - 4, 3 - 7) is miscounted, with the given probability. Its
+    result is one too small then. So no two slips cancel each other, and a problem is the harder the more tens it
+    crosses.
+    """
+    numbers, steps = [], []
+    for first, sign, second, _ in STEP.findall(solution):
+        before = numbers[-1] if numbers else int(first)
+        after = before + int(sign + second)
+        if before // 10 != after // 10 and rng.random() < probability:
+            after -= 1
+        numbers.append(after)
+        steps.append(f"{before} {sign} {second} = {after}")
+    return f"{'. '.join(steps)}. <answer>{numbers[-1]}</answer>"
 
 
 def make_tokenizer(size: int | None = None) -> PreTrainedTokenizerFast:

@@ -4,11 +4,14 @@ import hashlib
 import itertools
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
@@ -166,7 +169,7 @@ def test_levels_grow_in_length_and_fit_the_preset(levels):
     asked = [max(len(tokenizer(one.text)["input_ids"]) for one in level) for level in levels.values()]
     written = [[len(tokenizer(one.solution)["input_ids"]) + 1 for one in level] for level in levels.values()]
     means = [sum(lengths) / len(lengths) for lengths in written]
-    assert means == sorted(means) and 25 < means[1] < 40 and 70 < means[-1] < 90
+    assert means == sorted(means) and 35 < means[1] < 45 and 70 < means[-1] < 85
     assert max(map(max, written)) <= preset["rollout"]["max_new_tokens"]
     assert max(asked) + preset["rollout"]["max_new_tokens"] <= preset["data"]["max_len"]
 
@@ -176,7 +179,46 @@ def test_larger_size_is_two_to_five_million_and_learns_each_level(levels):
     model = base_model.make_model(settings, 64)
     assert 2e6 < sum(parameter.numel() for parameter in model.parameters()) < 5e6
     prompts = [prompt for prompt, _ in itertools.chain(*base_model.solutions(settings))]
-    assert {prompt.count("+") + prompt.count("-") for prompt in prompts} == {1, 2, 3, 4}
+    assert {prompt.count("+") + prompt.count("-") for prompt in prompts} == {2, 3, 4, 5, 6}
+
+
+@given(
+    numbers=st.lists(st.integers(1, 30), min_size=2, max_size=8),
+    signs=st.lists(st.sampled_from([1, -1]), min_size=8, max_size=8),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_slips_are_one_too_few_where_a_ten_is_crossed(numbers, signs, share, seed):
+    def written(total, add):
+        return f"{total} {'+' if add > 0 else '-'} {abs(add)} = {total + add}"
+
+    added = [number * sign for number, sign in zip(numbers[1:], signs, strict=False)]
+    totals = list(itertools.accumulate([numbers[0], *added]))
+    solution = ". ".join(map(written, totals, added)) + f". <answer>{totals[-1]}</answer>"
+    slipped = base_model.with_slips(solution, share, random.Random(seed))
+
+    *steps, answer = slipped.split(". ")
+    total, crossings, slips = numbers[0], 0, 0
+    for step, add in zip(steps, added, strict=True):
+        text, result = step.rsplit(" = ", 1)
+        assert step == written(total, add) or step == f"{text} = {total + add - 1}"
+        assert text == written(total, add).rsplit(" = ", 1)[0]  # it goes on from what it wrote
+        crossing = any(ten % 10 == 0 for ten in range(min(total, total + add) + 1, max(total, total + add) + 1))
+        slip = int(result) != total + add
+        assert crossing or not slip
+        crossings, slips, total = crossings + crossing, slips + slip, int(result)
+    assert answer == f"<answer>{total}</answer>" and total == totals[-1] - slips  # no two slips cancel
+    assert slips == crossings * share if share != 0.5 else slips <= crossings
+
+
+def test_only_the_second_phase_of_the_larger_model_has_slips():
+    pytest.importorskip("reasoning_gym")
+    settings = base_model.StepsModelSettings(steps=20, batch_size=30, problems=200)
+    right = dict(itertools.chain(*settings.worked.values()))
+    batches = list(base_model.solutions(settings))
+    first = round(settings.clean * 20)
+    assert all(right[prompt] == solution for prompt, solution in itertools.chain(*batches[:first]))
+    assert any(right[prompt] != solution for prompt, solution in itertools.chain(*batches[first:]))
 
 
 # ── The folder ──

@@ -57,9 +57,9 @@ def test_another_number_of_prompts_is_made_anew(prepare):
 def test_larger_size_has_sums_of_each_level(prepare, tmp_path):
     pytest.importorskip("reasoning_gym")
     rows, _ = prepare("--size", "steps", "--prompts", "40")
-    assert {row["input"].count("+") + row["input"].count("-") for row in rows} == {2, 3, 4}
-    study = yaml.safe_load((PROJECT / "configs" / "studies" / "steps.yaml").read_text())
-    assert all((tmp_path / file).is_file() for file in study["flags"]["eval.dataset"].split(","))
+    assert {row["input"].count("+") + row["input"].count("-") for row in rows} == {4, 5, 6}
+    flags = yaml.safe_load((PROJECT / "configs" / "steps" / "map.yaml").read_text())
+    assert all((tmp_path / file).is_file() for file in flags["eval"]["dataset"].split(","))
 
 
 @pytest.mark.parametrize("number", ["0", "2501"])
