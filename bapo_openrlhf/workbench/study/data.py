@@ -252,16 +252,20 @@ class Results:
             return self.curve(arms)
         return self.numbers.loc[self.numbers["finished"], name].dropna()
 
-    def curve(self, arms: Sequence[str]) -> pandas.Series:
+    def curve(self, arms: Sequence[str], total: str = ROLLOUTS) -> pandas.Series:
         """Mean height of the learning curve of each finished run of these arms; the index is (arm, seed).
 
         It is the area under the held-out accuracy from 0 to R responses, by the trapezoidal rule, divided by R. R is
         the smallest number of responses at the last evaluation of any of these runs. The curve begins at the study's
         `start`, or without it at the height of the run's first evaluation.
+
+        Args:
+            arms: Names of the arms that are compared.
+            total: The column of `steps` that stands for the responses: a running total.
         """
-        places = self.spent(self.accuracy, ROLLOUTS).set_index(RUN)
+        places = self.spent(self.accuracy, total).set_index(RUN)
         finished = [key for key in dict.fromkeys(places.index) if key[0] in arms and self.numbers["finished"][key]]
-        curves = {key: places.loc[[key], [ROLLOUTS, "accuracy"]].to_numpy().T for key in finished}
+        curves = {key: places.loc[[key], [total, "accuracy"]].to_numpy().T for key in finished}
         end = min((spent[-1] for spent, _ in curves.values()), default=0.0)
         heights = {}
         for key, (spent, accuracy) in curves.items():

@@ -1,0 +1,191 @@
+"""Where replay pays: the studies of docs/study_design.md as one table and one figure.
+
+    python benchmarks/replay_map.py --time  # seconds of a response and of an update for each arm; nothing else may run
+    python benchmarks/replay_map.py         # reads runs/studies/map_*; writes results/map/ and docs/images/map.png
+    python benchmarks/replay_map.py --keep  # the same, and keeps the records of the runs
+
+Without the folder of a study, its records in results/map are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import altair as alt
+import pandas as pd
+from report import RESULTS
+from smollm2 import keep
+
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.pages.figure import save_png
+from bapo_openrlhf.workbench.report.runs import read_run
+from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, Results, StudyRun
+from bapo_openrlhf.workbench.study.definition import Study, read_study
+from bapo_openrlhf.workbench.study.statistics import mean_interval, sign_flip_p
+
+ROOT = RESULTS.parents[1]
+FOLDER = RESULTS / "map"
+PICTURE = ROOT / "docs" / "images" / "map.png"
+SETTINGS = {
+    "map_centre": "centre",
+    "map_large_steps": "larger steps",
+    "map_few_hard": "fewer hard prompts",
+    "map_delay": "more delay",
+    "map_groups": "larger groups",
+    "map_best": "best rates",
+}
+COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
+EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
+TIMED, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
+
+
+def results_of(name: str, folder: Path) -> Results:
+    """The finished runs of a study.
+
+    Args:
+        name: Name of its file in configs/studies, without the ending.
+        folder: The folder with its runs.
+    """
+    study = read_study(ROOT / "configs" / "studies" / f"{name}.yaml")
+    places = {f"{arm.name}-s{seed}": (arm, seed) for arm, seed in study.runs}
+    done = [path.parent for path in sorted(folder.glob(f"*/{record.SUMMARY}")) if path.parent.name in places]
+    return Results(study, [StudyRun(*places[run.name], read_run(run), record.read_evaluations(run)) for run in done])
+
+
+def add_costs(results: Results, units: pd.DataFrame | None) -> None:
+    """Add running totals of tokens and seconds to the steps.
+
+    Args:
+        results: Its table `steps` gets the columns of COSTS.
+        units: Index: the arm. Columns: `response` and `update`, the seconds of one. None if they are not measured.
+    """
+    steps = results.steps
+    steps["cost/tokens"] = steps["tokens/generated_total"] + steps["tokens/trained_total"]
+    if units is not None:
+        of_arm = units.reindex(steps["arm"])
+        steps["cost/seconds"] = (
+            steps[ROLLOUTS] * of_arm["response"].to_numpy() + steps["step"] * of_arm["update"].to_numpy()
+        )
+
+
+def answer(low: float, high: float) -> str:
+    """What an interval of a difference says, as in docs/study_design.md."""
+    if low > 0:
+        return "ahead"
+    if high < 0:
+        return "behind"
+    return "equal" if low >= -EQUAL and high <= EQUAL else "undecided"
+
+
+def gains(results: Results) -> pd.DataFrame:
+    """Mean height of the learning curve of each arm, minus that of the baseline of its path, in points.
+
+    Returns:
+        A row for each arm and cost: label, path, cost, gain, low, high, pairs, p (of sign flips), answer.
+    """
+    rows = []
+    for path in results.paths:
+        baseline, *others = results.of_path(path)
+        for arm in others if baseline.method == PLAIN else ():
+            for cost, column in COSTS.items():
+                if column not in results.steps or results.steps[column].isna().all():
+                    continue
+                sides = results.curve([arm.name, baseline.name], column).unstack("arm").dropna()
+                found = mean_interval(sides[arm.name] - sides[baseline.name])
+                if found is None or found.low is None or found.high is None:
+                    continue
+                about = {"label": results.labels[arm.name], "path": path, "cost": cost, "pairs": found.count}
+                points = {"gain": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high}
+                p = sign_flip_p(sides[arm.name] - sides[baseline.name])
+                rows.append(about | points | {"p": p, "answer": answer(found.low, found.high)})
+    return pd.DataFrame(rows)
+
+
+def picture(table: pd.DataFrame) -> alt.FacetChart:
+    """Gain over the baseline by setting and arm: a column for equal responses, and one for equal seconds."""
+    wanted = table[table["cost"].isin(["responses", "seconds"])]
+    base = alt.Chart(wanted).encode(
+        y=alt.Y("setting:N", title=None, sort=list(SETTINGS.values())),
+        yOffset="label:N",
+        color=alt.Color("label:N", title=None),
+    )
+    spread = base.mark_rule(strokeWidth=2).encode(
+        x=alt.X("low:Q", title="gain over the baseline, points (95 % interval)"), x2="high:Q"
+    )
+    points = base.mark_point(filled=True, size=60).encode(x="gain:Q")
+    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(0))
+    panel = alt.layer(zero, spread, points).properties(width=300, height={"step": 14})
+    return panel.facet(
+        column=alt.Column("cost:N", title=None, header=alt.Header(labelExpr="'at equal ' + datum.value"))
+    )
+
+
+def time_arms(study: Study, out: Path) -> pd.DataFrame:
+    """Unit times of each arm of a study, from a run of its own: see `units_of`."""
+    rows = []
+    for arm in study.arms:
+        words = [*study.words(arm, 1), "--data.max_samples", str(32 * TIMED), "--train.num_episodes", "1"]
+        words += ["--eval.steps", "-1", "--run.dir", str(out), "--run.name", arm.name, "--run.overwrite"]
+        subprocess.run([sys.executable, "-m", "bapo_openrlhf.cli", "train", *words], check=True, cwd=ROOT)
+        rows.append({"arm": arm.name, **units_of(pd.DataFrame(record.read_metrics(out / arm.name)))})
+    return pd.DataFrame(rows).set_index("arm")
+
+
+def units_of(steps: pd.DataFrame) -> dict[str, float]:
+    """Seconds of generating a response, and those of everything else in a step, over the steps after the first ones."""
+    timed = steps[steps["step"] >= FIRST_TIMED]
+    generation = timed["timing/generation"].sum()
+    return {
+        "response": generation / timed["rollouts/step"].sum(),
+        "update": (timed[ALL_SECONDS].sum() - generation) / len(timed),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the studies that there are, write the tables and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--time", action="store_true", help="measure unit times first, on a machine that does nothing else"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the records of the runs")
+    given = parser.parse_args(argv)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    times = FOLDER / "unit_times.csv"
+    if given.time:
+        units = time_arms(read_study(ROOT / "configs" / "studies" / "map_centre.yaml"), ROOT / "runs" / "unit_times")
+        units.to_csv(times)
+    units = pd.read_csv(times, index_col="arm") if times.is_file() else None
+    tables = []
+    for name, setting in SETTINGS.items():
+        runs, records = ROOT / "runs" / "studies" / name / "runs", FOLDER / f"{name}.tar.xz"
+        if given.keep and runs.is_dir():
+            keep(runs, records)
+        with tempfile.TemporaryDirectory() as kept:
+            if not runs.is_dir() and records.is_file():
+                with tarfile.open(records) as file:
+                    file.extractall(kept, filter="data")
+            results = (
+                results_of(name, runs if runs.is_dir() else Path(kept)) if runs.is_dir() or records.is_file() else None
+            )
+            if results is None or not results.runs:
+                continue
+            add_costs(results, units)
+            tables.append(gains(results).assign(setting=setting))
+            curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
+            curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
+    table = pd.concat(tables, ignore_index=True)
+    table.to_parquet(FOLDER / "gains.parquet", index=False)
+    table.round(3).to_csv(FOLDER / "gains.csv", index=False)
+    save_png(picture(table), PICTURE)
+    print(table.round(2).to_markdown(index=False))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,82 @@
+"""The map's numbers: unit times by hand, and gains against areas that are summed up in small pieces."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("scipy")
+replay_map = pytest.importorskip("replay_map")
+
+from bapo_openrlhf.workbench.report.runs import Run, groups_frame  # noqa: E402
+from bapo_openrlhf.workbench.study.data import Results, StudyRun  # noqa: E402
+from bapo_openrlhf.workbench.study.definition import Arm, Study  # noqa: E402
+
+RESPONSES = {"plain": 8, "bapo": 10}  # in a step
+UNITS = pd.DataFrame({"response": [0.5, 0.25], "update": [2.0, 3.0]}, index=["plain-group", "bapo-group"])
+HEIGHTS = {("plain", 1): 0.3, ("plain", 2): 0.4, ("bapo", 1): 0.5, ("bapo", 2): 0.55}  # at the last step
+
+
+def made() -> Results:
+    arms = tuple(Arm(method, "group", method.upper(), {}) for method in RESPONSES)
+    runs = []
+    for arm in arms:
+        for seed in (1, 2):
+            rows = [
+                {"step": step, "rollouts/total": RESPONSES[arm.method] * step, "tokens/generated_total": 100 * step,
+                 "tokens/trained_total": 50 * step, "timing/step_total": 1.0}
+                for step in range(1, 9)
+            ]  # fmt: skip
+            top = HEIGHTS[arm.method, seed]
+            held_out = [{"step": step, "eval_sums_pass1": 0.1 + (top - 0.1) * (step / 8) ** 2} for step in (4, 8)]
+            runs.append(
+                StudyRun(arm, seed, Run("", rows, {"total_steps": 8, "config": {}}, groups_frame([])), held_out)
+            )
+    results = Results(Study("made", arms, (1, 2), evaluations=("sums",), start=0.1), runs)
+    replay_map.add_costs(results, UNITS)
+    return results
+
+
+def height(method: str, seed: int, of_step: float, end: float) -> float:
+    """Mean height of a curve up to a cost, by the midpoints of 100,000 pieces. A step costs `of_step`."""
+    costs = (np.arange(100_000) + 0.5) / 100_000 * end
+    top = HEIGHTS[method, seed]
+    return float(np.interp(costs / of_step, [0, 4, 8], [0.1, 0.1 + (top - 0.1) / 4, top]).mean())
+
+
+@pytest.mark.parametrize(
+    ("cost", "of_step"),
+    [
+        ("responses", {"plain": 8, "bapo": 10}),
+        ("tokens", {"plain": 150, "bapo": 150}),
+        ("seconds", {"plain": 8 * 0.5 + 2, "bapo": 10 * 0.25 + 3}),
+    ],
+)
+def test_gains_at_equal_cost(cost, of_step):
+    [row] = replay_map.gains(made()).query("cost == @cost").to_dict("records")
+    end = 8 * min(of_step.values())
+    first, second = (
+        100 * (height("bapo", seed, of_step["bapo"], end) - height("plain", seed, of_step["plain"], end))
+        for seed in (1, 2)
+    )
+    assert row["gain"] == pytest.approx((first + second) / 2, abs=1e-3)
+    half = 12.7062 * abs(first - second) / 2  # Student's t with one degree of freedom: t s / sqrt(2)
+    assert (row["low"], row["high"]) == pytest.approx((row["gain"] - half, row["gain"] + half), abs=0.01)
+    assert (row["label"], row["pairs"], row["p"]) == ("BAPO", 2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.001, 0.1, "ahead"), (-0.1, -0.001, "behind"), (-0.01, 0.01, "equal"), (-0.02, 0.005, "undecided"),
+     (-0.005, 0.02, "undecided")],
+)  # fmt: skip
+def test_answers_of_the_design(low, high, expected):
+    assert replay_map.answer(low, high) == expected
+
+
+def test_unit_times_leave_out_the_first_steps():
+    """Generation: 4 s for 16 responses; everything else: 3 s and 5 s in two steps."""
+    steps = pd.DataFrame({
+        "step": [1, 4, 5, 6], "rollouts/step": [8, 8, 8, 8],
+        "timing/generation": [90.0, 90.0, 1.0, 3.0], "timing/step_total": [900.0, 900.0, 4.0, 8.0],
+    })  # fmt: skip
+    assert replay_map.units_of(steps) == {"response": 0.25, "update": 4.0}
