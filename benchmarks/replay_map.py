@@ -107,6 +107,28 @@ def gains(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def signal(results: Results) -> pd.DataFrame:
+    """How much the generated responses can teach, and how much of that is used: the mean of m (1 - m) over responses.
+
+    m is the mean reward of a response's group. With rewards of 0 and 1 it is the variance of the group's rewards, and a
+    group without it has no group-relative advantage.
+
+    Returns:
+        A row for each arm: label, responses, generated (over all responses) and used (the same, where what is not
+        trained on in its own step counts as 0).
+    """
+    rows = []
+    for arm in results.arms:
+        groups = pd.concat([found.run.groups for found in results.by_arm[arm.name]])
+        variance, size = groups["mean"] * (1 - groups["mean"]), groups["responses"]
+        used = groups["state"].isin(["fresh", "reevaluated"])
+        rows.append({
+            "label": results.labels[arm.name], "responses": int(size.sum()),
+            "generated": (variance * size).sum() / size.sum(), "used": (variance * size)[used].sum() / size.sum(),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def picture(table: pd.DataFrame) -> alt.FacetChart:
     """Gain over the baseline by setting and arm: a column for equal responses, and one for equal seconds."""
     wanted = table[table["cost"].isin(["responses", "seconds"])]
@@ -161,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         units = time_arms(read_study(ROOT / "configs" / "studies" / "map_centre.yaml"), ROOT / "runs" / "unit_times")
         units.to_csv(times)
     units = pd.read_csv(times, index_col="arm") if times.is_file() else None
-    tables = []
+    tables, signals = [], []
     for name, setting in SETTINGS.items():
         runs, records = ROOT / "runs" / "studies" / name / "runs", FOLDER / f"{name}.tar.xz"
         if given.keep and runs.is_dir():
@@ -177,11 +199,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             add_costs(results, units)
             tables.append(gains(results).assign(setting=setting))
+            signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
     table = pd.concat(tables, ignore_index=True)
     table.to_parquet(FOLDER / "gains.parquet", index=False)
     table.round(3).to_csv(FOLDER / "gains.csv", index=False)
+    pd.concat(signals, ignore_index=True).round(4).to_csv(FOLDER / "signal.csv", index=False)
     save_png(picture(table), PICTURE)
     print(table.round(2).to_markdown(index=False))
     return 0

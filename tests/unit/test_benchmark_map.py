@@ -80,3 +80,20 @@ def test_unit_times_leave_out_the_first_steps():
         "timing/generation": [90.0, 90.0, 1.0, 3.0], "timing/step_total": [900.0, 900.0, 4.0, 8.0],
     })  # fmt: skip
     assert replay_map.units_of(steps) == {"response": 0.25, "update": 4.0}
+
+
+def test_signal_of_the_responses():
+    """8 responses at 1/2 and 8 at 1/4 are used, 8 at 1/8 are not, and 8 at 0 have none: 1/4, 3/16, 7/64 and 0."""
+    groups = [
+        {"step": 1, "uid": uid, "prompt": "p", "source": "fresh", "state": state, "mean": mean, "responses": 8}
+        for uid, (state, mean) in enumerate(
+            [("fresh", 0.5), ("reevaluated", 0.25), ("unimproved", 0.125), ("filtered", 0.0)]
+        )
+    ]
+    arm = Arm("bapo", "group", "BAPO", {})
+    run = StudyRun(arm, 1, Run("", [{"step": 1}], {"config": {}}, groups_frame(groups)))
+    [row] = replay_map.signal(Results(Study("made", (arm,), (1,)), [run])).to_dict("records")
+    assert row == {
+        "label": "BAPO", "responses": 32,
+        "generated": pytest.approx((1 / 4 + 3 / 16 + 7 / 64) / 4), "used": pytest.approx((1 / 4 + 3 / 16) / 4),
+    }  # fmt: skip
