@@ -128,7 +128,6 @@ class Run:
         composition(batch, self.groups * self.world.size, len(again))
         replay_ages(batch, step, PERIOD)
         off_policy(batch, log_ratios, method.constants(), self.eps)
-        method.observe(step, {group.uid: 0.5 for group in trained})
         method.metrics()
         clock.lap("monitor")
         self.ledger.settle(fresh + again, batch)

@@ -163,7 +163,6 @@ def simulate(name: str, prompts: int, passes: float, seed: int, ranks: int) -> d
         batch = method.build_batch(step, fresh, again)
         ledger.settle(fresh + again, batch)
         trained = [group for _, group in batch.with_sources()]
-        method.observe(step, {group.uid: float(group.variance) for group in trained})
         layer += time.perf_counter() - clock
         clock = time.perf_counter()
         counts = shared(batch, ranks)

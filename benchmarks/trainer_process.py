@@ -233,7 +233,6 @@ class Trainer:
                 group.async_run_method_batch(method_name="append", experience=experience.experiences)
         with clock.of("metrics"):
             states = states_of(found.batch)
-            self.method.observe(step, dict(zip(states, experience.errors.tolist(), strict=False)))
             off_policy(found.batch, experience.log_ratios, self.method.constants(), 1e-6)
             first_update(experience.tokens, Clip(0.2, 0.2))
             replay_ages(found.batch, step, DELAY)

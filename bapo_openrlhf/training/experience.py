@@ -33,7 +33,7 @@ from bapo_openrlhf.adapt.vtrace import vtrace
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.dealing import DealtBatch, Places, forward_parts, rows_of, unpacked
 from bapo_openrlhf.training.reference import ReferenceLogProbs
-from bapo_openrlhf.training.related import group_errors, one_by_one, relate
+from bapo_openrlhf.training.related import one_by_one, relate
 from bapo_openrlhf.training.samples import samples_of
 
 
@@ -105,12 +105,10 @@ class MadeExperience(ForwardPass):
 
     Attributes:
         tokens: What the loss takes of each source's tokens.
-        errors: Error of each group, see `group_errors`.
         masked: Share of the tokens that --adapt.max_second_moment leaves out; None without this limit.
     """
 
     tokens: Mapping[str, SourceTokens]
-    errors: np.ndarray
     masked: float | None
 
 
@@ -173,12 +171,11 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             loss_log_ratios.append(self._loss_log_ratio(today, experience))
         self._groups = [origin.group for origin in origins]
         experiences = self.compute_advantages_and_returns(experiences)
-        errors = group_errors(experiences, self._groups)
         log_ratios = passed.log_ratios[list(kept)]
         self._weigh(experiences, origins, log_ratios)
         masked = self._mask_moved(experiences, loss_log_ratios)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
-        return MadeExperience(experiences, origins, log_ratios, passed.reference_kept, tokens, errors, masked)
+        return MadeExperience(experiences, origins, log_ratios, passed.reference_kept, tokens, masked)
 
     @extends(RemoteExperienceMaker)
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:

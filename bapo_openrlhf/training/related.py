@@ -76,23 +76,3 @@ def group_numbers(groups: Sequence[Group]) -> np.ndarray:
     """The number of each sample's group, from 0, shape (N,), from the group of each sample. Equal ones are in a row."""
     uids = np.array([group.uid for group in groups])
     return np.cumsum(np.diff(uids, prepend=uids[:1]) != 0)
-
-
-def group_errors(experiences: Sequence[Experience], groups: Sequence[Group]) -> np.ndarray:
-    """How wrong the model still is about each group, in the order of the groups' samples.
-
-    It is the mean of |value - return| over the tokens of a group if there is a critic, otherwise the mean of |A|.
-
-    Args:
-        experiences: The experience of N samples. Their advantages are not weighed by source yet.
-        groups: The group of each sample, N.
-    """
-    numbers = group_numbers(groups)
-    total, tokens = np.zeros(numbers[-1] + 1), np.zeros(numbers[-1] + 1)
-    for experience in experiences:
-        error = experience.advantages if experience.values is None else experience.values - experience.returns
-        mask = experience.action_mask.bool()
-        places = numbers[experience.index]
-        np.add.at(total, places, torch.where(mask, error.double().abs(), 0.0).sum(-1).numpy())
-        np.add.at(tokens, places, mask.sum(-1).numpy())
-    return total / np.maximum(tokens, 1)

@@ -253,10 +253,8 @@ class AdaptedPPOTrainer(ProbedTrainer):
             logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
             self.broadcast_to_vllm()
             return {"skipped_update": 1}, global_step + 1
-        step, probed, corrected = self.step, self.probe(batch, experience), self._correct(experience)
+        probed, corrected = self.probe(batch, experience), self._correct(experience)
         status, next_step = super().train_step(experience.experiences, global_step)
-        trained = (group.uid for _, group in batch.with_sources())
-        self.method.observe(step, dict(zip(trained, experience.errors.tolist(), strict=True)))
         status["timing/make_experience"] = seconds
         status["tokens/reference_kept"] = experience.reference_kept
         status |= off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)

@@ -71,9 +71,9 @@ def test_every_name_is_a_method_that_can_be_made(name):
 
 STATES = {
     "bapo": "rng thresholds hard replay",
-    "bapo_prioritized": "rng thresholds hard replay errors posteriors",
     "bapo_authors_code": "rng replay again thresholds",
     "bapo_bound": "rng hard replay last sums",
+    "bapo_posterior": "rng hard replay last sums posteriors",
     "mopps": "rng posteriors",
     "dots": "rng predictor replay",
     "repo": "rng cache",
@@ -135,7 +135,6 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
         assert {group.uid for group in fresh if 0 < group.mean < 1} <= kept
         sizes.add(batch.responses)
         method.observe_distances(step, {group: 0.1 for _, group in batch.with_sources()})
-        method.observe(step, {group.uid: 0.5 for _, group in batch.with_sources()})
     assert len(sizes) >= 4 and max(sizes) == room
 
 

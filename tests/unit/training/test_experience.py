@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import statistics
 from contextlib import contextmanager, nullcontext
@@ -39,7 +38,6 @@ from bapo_openrlhf.training.experience import (  # noqa: E402
     row_of,
     token_log_ratios,
 )
-from bapo_openrlhf.training.related import group_errors  # noqa: E402
 
 EPS = 1e-6
 # One row a sample: a whole turn, padding, two turns, one token.
@@ -471,7 +469,6 @@ def whole(made: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(),
     """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
     made.compute_advantages_and_returns = lambda experiences: experiences
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experience_module, "group_errors", lambda *_: np.zeros(0))
         patch.setattr(experience_module, "source_tokens", lambda *_: None)
         patch.setattr(AdaptedExperienceMaker, "_weigh", lambda *_: None)
         passed = made.forward(to_train(samples, origins))
@@ -1196,31 +1193,6 @@ class TestWeights:
         origins = [SampleOrigin("fresh", True, whole_group(n // 4)) for n in range(12)]
         maker(adapt__weigh_replayed_by_ess=True)._weigh([experience], origins, np.zeros(12))
         assert (experience.advantages == 1).all()
-
-    @pytest.mark.parametrize("critic", [True, False])
-    def test_errors_of_groups_are_without_them(self, critic):
-        """Token by token, in groups of any size; samples of a group may be in different experiences."""
-        batches = forward([whole_batch(12)])
-        whole = batches[0]
-        whole.index = list(range(12))
-        whole.advantages = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(1))
-        whole.returns = torch.randn(whole.action_mask.shape, generator=torch.Generator().manual_seed(2))
-        whole.values = whole.returns * 2 + 1 if critic else None
-        wanted = []
-        for rows in (range(4), range(4, 11), range(11, 12)):
-            errors = []
-            for row, place in itertools.product(rows, range(whole.action_mask.shape[1])):
-                if whole.action_mask[row, place]:
-                    error = (
-                        whole.values[row, place] - whole.returns[row, place] if critic else whole.advantages[row, place]
-                    )
-                    errors.append(abs(float(error)))
-            wanted.append(sum(errors) / len(errors))
-        order = [7, 0, 11, 3, 1, 2, 4, 5, 6, 8, 9, 10]
-        rows = [row_of(whole, index) for index in order]
-        groups = [whole_group(uid) for uid in [9] * 4 + [2] * 7 + [5]]
-        assert group_errors([whole], groups) == pytest.approx(wanted, rel=1e-6)
-        assert group_errors(rows, groups) == pytest.approx(wanted, rel=1e-6)
 
     @pytest.mark.parametrize("loss", [{}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"}], ids=str)
     def test_a_factor_on_the_advantages_is_one_on_the_loss(self, loss):

@@ -109,7 +109,7 @@ def test_parts_of_groups_are_trained_on_and_accounted_for(world, algorithm, rank
     made = world(algorithm=algorithm, prompts=8, **{"adapt.batch_size": 6, "actor.num_gpus_per_node": ranks})
     made.trainer.method = Parts(6)
     told = []
-    made.trainer.method.observe = lambda step, errors: told.append((step, len(errors)))
+    made.trainer.method.observe_distances = lambda step, distances: told.append((step, len(distances)))
     if ranks == 3:
         made.args.train.batch_size = 12
     made.trainer.fit()

@@ -473,7 +473,6 @@ class TestCounts:
         extras = EXTRAS | {"info": {"reward": 0.5}}
         batch = Batch(fresh=[make_group(1, size=4, prompt=f"p{n}", extras=extras, uid=n) for n in range(count)])
         made.trainer.method.build_batch = lambda *_: batch
-        made.trainer.method.observe = lambda *_: None
         made.trainer.ledger.settle = lambda *_, **__: (made.trainer.ledger.counts, {"dropped": 0})
         forward = made.trainer.experience_maker.forward
 
