@@ -5,15 +5,13 @@ coefficient), there is no second flag for it.
 """
 
 import argparse
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.group import Range, as_fraction
 from bapo_openrlhf.adapt.thresholds import Interval
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ALLOWED, ConfigError
 from bapo_openrlhf.methods import Method, registry
 
 GROUP_ESTIMATORS = ("group_norm", "dr_grpo", "rloo", "reinforce_baseline")
@@ -35,29 +33,6 @@ ALGORITHMS = {
     "grpo": Algorithm(GROUP_ESTIMATORS, "none", "plain OpenRLHF with group-relative advantages"),
 }
 
-# What a number must be, in the words of the error message.
-ALLOWED: dict[str, Callable[[float], bool]] = {
-    "a number": lambda value: not math.isnan(value),
-    "at least -1": lambda value: value >= -1,
-    "at least 0": lambda value: value >= 0,
-    "at least 1": lambda value: value >= 1,
-    "at least 1, or -1 for never": lambda value: value >= 1 or value == -1,
-    "at least 2": lambda value: value >= 2,
-    "above 0": lambda value: value > 0,
-    "above 1": lambda value: value > 1,
-    "finite and at least 0": lambda value: 0 <= value < math.inf,
-    "finite and above 0": lambda value: 0 < value < math.inf,
-    "finite and at most 1": lambda value: -math.inf < value <= 1,
-    "in [0, 1]": lambda value: 0 <= value <= 1,
-    "in [0, 1)": lambda value: 0 <= value < 1,
-    "in (0, 1]": lambda value: 0 < value <= 1,
-    "in [-1, 1]": lambda value: -1 <= value <= 1,
-    "in [0, 3]": lambda value: 0 <= value <= 3,
-    "in [0, 10]": lambda value: 0 <= value <= 10,
-    "in [0.01, 10]": lambda value: 0.01 <= value <= 10,
-    "in [0, 4294967295]": lambda value: 0 <= value < 2**32,
-}
-
 
 def _flag(
     default: Any, help: str, *, symbol: str = "", source: str = "", allowed: str | None = None, **argument: Any
@@ -69,7 +44,7 @@ def _flag(
         help: Meaning of the flag, for `--help` and the docs.
         symbol: The paper's symbol.
         source: Where the paper, or another one, has it.
-        allowed: A key of `ALLOWED`; None if the value is not a number, or if it is checked elsewhere.
+        allowed: A key of `errors.ALLOWED`; None if the value is not a number, or if it is checked elsewhere.
         argument: Further arguments of `ArgumentParser.add_argument`.
     """
     about = {"help": help, "symbol": symbol, "source": source, "allowed": allowed, "argument": argument}

@@ -1,6 +1,8 @@
-"""The errors that a user sees."""
+"""The errors that a user sees, and what a number must be."""
 
-from typing import NoReturn
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 
 class ConfigError(ValueError):
@@ -22,3 +24,29 @@ def one_line(error: BaseException) -> str:
 def refuse(message: str) -> NoReturn:
     """Raise ConfigError, in the place of a parser's `error`, which would end the process."""
     raise ConfigError(message)
+
+
+# What a number must be, in the words of the error message. Nothing that is no number is allowed.
+ALLOWED: dict[str, Callable[[Any], bool]] = {
+    "a number": lambda value: not math.isnan(value),
+    "at least -1": lambda value: value >= -1,
+    "at least 0": lambda value: value >= 0,
+    "at least 1": lambda value: value >= 1,
+    "at least 1, or -1 for never": lambda value: value >= 1 or value == -1,
+    "at least 2": lambda value: value >= 2,
+    "at most 0": lambda value: value <= 0,
+    "above 0": lambda value: value > 0,
+    "above 1": lambda value: value > 1,
+    "finite and at least 0": lambda value: 0 <= value < math.inf,
+    "finite and above 0": lambda value: 0 < value < math.inf,
+    "finite and at most 1": lambda value: -math.inf < value <= 1,
+    "in [0, 1]": lambda value: 0 <= value <= 1,
+    "in [0, 1)": lambda value: 0 <= value < 1,
+    "in (0, 1)": lambda value: 0 < value < 1,
+    "in (0, 1]": lambda value: 0 < value <= 1,
+    "in [-1, 1]": lambda value: -1 <= value <= 1,
+    "in [0, 3]": lambda value: 0 <= value <= 3,
+    "in [0, 10]": lambda value: 0 <= value <= 10,
+    "in [0.01, 10]": lambda value: 0.01 <= value <= 10,
+    "in [0, 4294967295]": lambda value: 0 <= value < 2**32,
+}

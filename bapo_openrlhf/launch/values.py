@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from bapo_openrlhf.config import ALLOWED
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ALLOWED, ConfigError
 from bapo_openrlhf.launch.attention import packing_flag
 
 MODELS = ("actor", "critic", "ref", "reward")

@@ -43,7 +43,7 @@ class AR3PO(StoredSuccesses):
     asynchronous = False  # the next stage needs the rewards of the one before
     related_to_generated = True
 
-    success_above: Fraction = option(Fraction(1, 2), "at least 0 and below 1")
+    success_above: Fraction = option(Fraction(1, 2), "in [0, 1)")
     stages: int = 2
     train_reused: bool = False
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.filters import make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
 from bapo_openrlhf.adapt.metric import Metric
+from bapo_openrlhf.errors import ALLOWED
 
 
 class Method(ABC):
@@ -142,23 +143,8 @@ class Method(ABC):
         return self.NAME or type(self).__name__
 
 
-# What an option must be, in the words of the error message.
-RANGES: dict[str, Callable[[Any], bool]] = {
-    "at least 0": lambda value: value >= 0,
-    "at least 1": lambda value: value >= 1,
-    "at most 0": lambda value: value <= 0,
-    "above 0": lambda value: value > 0,
-    "a finite number above 0": lambda value: 0 < value < math.inf,
-    "above 0 and at most 1": lambda value: 0 < value <= 1,
-    "above 0 and below 1": lambda value: 0 < value < 1,
-    "at least 0 and below 1": lambda value: 0 <= value < 1,
-    "within [0, 1]": lambda value: 0 <= value <= 1,
-    "within [0, 10]": lambda value: 0 <= value <= 10,
-}
-
-
 def option(default: Any, allowed: str) -> Any:
-    """A field of a `FilteredMethod` with a range, which is a key of RANGES."""
+    """A field of a `FilteredMethod` with a range, which is a key of `errors.ALLOWED`."""
     return field(default=default, metadata={"allowed": allowed})
 
 
@@ -193,7 +179,7 @@ class FilteredMethod(Method):
             if isinstance(item.default, Fraction):
                 value = as_fraction(value)
                 setattr(self, item.name, value)
-            if allowed and not RANGES[allowed](value):
+            if allowed and not ALLOWED[allowed](value):
                 raise ValueError(f"{item.name} is {value}; it must be {allowed}")
         self.room = self.capacity * self.group_size
         self.rng = np.random.Generator(np.random.PCG64(self.seed))

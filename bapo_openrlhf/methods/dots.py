@@ -116,10 +116,10 @@ class DOTS(FilteredMethod):
     METRICS = (CAPACITY, *ReplayBuffer.METRICS, *FORECAST_METRICS)
 
     candidates: int = option(8, "at least 1")
-    temperature: float = option(1e-3, "a finite number above 0")
-    fresh_share: Fraction = option(Fraction(1, 2), "above 0 and at most 1")
+    temperature: float = option(1e-3, "finite and above 0")
+    fresh_share: Fraction = option(Fraction(1, 2), "in (0, 1]")
     buffer_groups: int = option(512, "at least 1")
-    decay: float = option(0.5, "within [0, 1]")
+    decay: float = option(0.5, "in [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

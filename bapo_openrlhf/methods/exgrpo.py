@@ -95,8 +95,8 @@ class ExGRPO(FilteredMethod):
 
     reevaluate_every: int = 1
     max_reevaluated_prompts: int = 128
-    experience_share: Fraction = option(Fraction(1, 2), "within [0, 1]")
-    start_above: Fraction = option(Fraction(7, 20), "within [0, 1]")
+    experience_share: Fraction = option(Fraction(1, 2), "in [0, 1]")
+    start_above: Fraction = option(Fraction(7, 20), "in [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

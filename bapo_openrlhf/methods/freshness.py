@@ -61,10 +61,10 @@ class Freshness(FilteredMethod):
         """),
     )
 
-    tau: float = option(500.0, "a finite number above 0")
-    epsilon: float = option(1e-6, "a finite number above 0")
-    exponent: float = option(0.6, "within [0, 1]")
-    replay_share: Fraction = option(Fraction(1, 2), "within [0, 1]")
+    tau: float = option(500.0, "finite and above 0")
+    epsilon: float = option(1e-6, "finite and above 0")
+    exponent: float = option(0.6, "in [0, 1]")
+    replay_share: Fraction = option(Fraction(1, 2), "in [0, 1]")
     buffer_groups: int = option(512, "at least 1")
 
     def __post_init__(self) -> None:

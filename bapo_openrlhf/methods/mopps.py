@@ -48,10 +48,10 @@ class MoPPS(FilteredMethod):
     METRICS = (CAPACITY, *FORECAST_METRICS)
 
     candidates: int = option(8, "at least 1")
-    decay: float = option(0.5, "within [0, 1]")
-    prior_a: float = option(1.0, "a finite number above 0")
-    prior_b: float = option(1.0, "a finite number above 0")
-    target: float = option(0.5, "within [0, 1]")
+    decay: float = option(0.5, "in [0, 1]")
+    prior_a: float = option(1.0, "finite and above 0")
+    prior_b: float = option(1.0, "finite and above 0")
+    target: float = option(0.5, "in [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

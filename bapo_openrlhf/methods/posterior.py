@@ -38,7 +38,7 @@ class PosteriorBAPO(BoundBAPO):
     METRICS = (*BoundBAPO.METRICS, *FORECAST_METRICS)
 
     candidates: int = option(8, "at least 1")
-    decay: float = option(0.5, "within [0, 1]")
+    decay: float = option(0.5, "in [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

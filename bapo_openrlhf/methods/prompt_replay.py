@@ -79,9 +79,9 @@ class PromptReplay(FilteredMethod):
 
     reevaluate_every: int = 1
     max_reevaluated_prompts: int = 128
-    replay_share: Fraction = option(HALF, "within [0, 1]")
+    replay_share: Fraction = option(HALF, "in [0, 1]")
     lowest: Fraction = Fraction(1, 4)
-    highest: Fraction = option(Fraction(3, 4), "above 0 and below 1")
+    highest: Fraction = option(Fraction(3, 4), "in (0, 1)")
     cooldown: int = option(10, "at least 0")
     most_uses: int = option(15, "at least 0")
 

@@ -59,7 +59,7 @@ class ReMix(FilteredMethod):
     )
 
     replay_steps: int = 2
-    replay_share: Fraction = option(Fraction(2, 5), "at least 0 and below 1")
+    replay_share: Fraction = option(Fraction(2, 5), "in [0, 1)")
     buffer_groups: int = option(512, "at least 1")
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class RolloutReplay(FilteredMethod):
     )
 
     replay_share: Fraction = option(Fraction(1, 2), "at least 0")
-    exponent: float = option(0.5, "within [0, 10]")
+    exponent: float = option(0.5, "in [0, 10]")
     oldest: int = option(10, "at least 1")
     warm_up: int = option(20, "at least 0")
     buffer_responses: int = 30_000

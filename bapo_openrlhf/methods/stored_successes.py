@@ -39,7 +39,7 @@ class StoredSuccesses(FilteredMethod):
     )
 
     successes: int = option(8, "at least 1")
-    success_above: Fraction = option(Fraction(1, 10), "at least 0 and below 1")
+    success_above: Fraction = option(Fraction(1, 10), "in [0, 1)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

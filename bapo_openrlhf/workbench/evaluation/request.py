@@ -7,7 +7,7 @@ from pathlib import Path
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.values import check_ranges
 
-# The ranges of values, in the words of `config.ALLOWED`.
+# The ranges of values, in the words of `errors.ALLOWED`.
 RANGES = {
     "at least 1": "runs max_new_tokens limit max_num_seqs tensor_parallel_size",
     "at least 2": "max_model_len",

@@ -14,6 +14,7 @@ from transformers.trainer_utils import SchedulerType
 
 from bapo_openrlhf import config
 from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.errors import ALLOWED
 from bapo_openrlhf.launch.values import RULES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -380,7 +381,7 @@ class TestTable:
     def test_its_flags_and_words_are_there(self):
         known = {action.dest for action in arguments.build_parser("")._actions}
         assert RULES.keys() <= known
-        assert {rule.split(": ")[0] for rule in RULES.values() if isinstance(rule, str)} <= config.ALLOWED.keys()
+        assert {rule.split(": ")[0] for rule in RULES.values() if isinstance(rule, str)} <= ALLOWED.keys()
 
     @pytest.mark.parametrize("name", [kind.value for kind in SchedulerType])
     def test_a_schedule_is_allowed_if_openrlhf_can_use_it(self, name):

@@ -269,8 +269,8 @@ class TestOptions:
         ("options", "message"),
         [
             ({"successes": 0}, "successes is 0; it must be at least 1"),
-            ({"success_above": F(1)}, "success_above is 1; it must be at least 0 and below 1"),
-            ({"success_above": F(-1, 10)}, "success_above is -1/10; it must be at least 0 and below 1"),
+            ({"success_above": F(1)}, "success_above is 1; it must be in [0, 1)"),
+            ({"success_above": F(-1, 10)}, "success_above is -1/10; it must be in [0, 1)"),
             ({"success_above": "much"}, "'much' is not a number or a fraction such as 1/8"),
         ],
     )

@@ -61,14 +61,14 @@ class TestOptions:
         [
             ("candidates", 0, "at least 1"),
             ("buffer_groups", 0, "at least 1"),
-            ("temperature", 0.0, "a finite number above 0"),
-            ("temperature", -1.0, "a finite number above 0"),
-            ("temperature", float("inf"), "a finite number above 0"),
-            ("temperature", float("nan"), "a finite number above 0"),
-            ("fresh_share", F(0), "above 0 and at most 1"),
-            ("fresh_share", F(9, 8), "above 0 and at most 1"),
-            ("decay", -0.5, r"within \[0, 1\]"),
-            ("decay", 2.0, r"within \[0, 1\]"),
+            ("temperature", 0.0, "finite and above 0"),
+            ("temperature", -1.0, "finite and above 0"),
+            ("temperature", float("inf"), "finite and above 0"),
+            ("temperature", float("nan"), "finite and above 0"),
+            ("fresh_share", F(0), r"in \(0, 1\]"),
+            ("fresh_share", F(9, 8), r"in \(0, 1\]"),
+            ("decay", -0.5, r"in \[0, 1\]"),
+            ("decay", 2.0, r"in \[0, 1\]"),
         ],
     )
     def test_out_of_range(self, name, value, allowed):

@@ -284,9 +284,9 @@ class TestBatch:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"experience_share": F(-1, 2)}, "experience_share is -1/2; it must be within [0, 1]"),
-        ({"experience_share": F(3, 2)}, "experience_share is 3/2; it must be within [0, 1]"),
-        ({"start_above": F(2)}, "start_above is 2; it must be within [0, 1]"),
+        ({"experience_share": F(-1, 2)}, "experience_share is -1/2; it must be in [0, 1]"),
+        ({"experience_share": F(3, 2)}, "experience_share is 3/2; it must be in [0, 1]"),
+        ({"start_above": F(2)}, "start_above is 2; it must be in [0, 1]"),
     ],
 )
 def test_options_out_of_range(options, message):

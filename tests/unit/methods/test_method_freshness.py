@@ -44,10 +44,10 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("name", "value", "allowed"),
         [
-            *(("tau", value, "a finite number above 0") for value in (0.0, -1.0, math.inf, math.nan)),
-            *(("epsilon", value, "a finite number above 0") for value in (0.0, -1e-6, math.inf, math.nan)),
-            *(("exponent", value, r"within \[0, 1\]") for value in (-0.1, 1.1, math.nan)),
-            *(("replay_share", value, r"within \[0, 1\]") for value in (F(-1, 9), F(10, 9))),
+            *(("tau", value, "finite and above 0") for value in (0.0, -1.0, math.inf, math.nan)),
+            *(("epsilon", value, "finite and above 0") for value in (0.0, -1e-6, math.inf, math.nan)),
+            *(("exponent", value, r"in \[0, 1\]") for value in (-0.1, 1.1, math.nan)),
+            *(("replay_share", value, r"in \[0, 1\]") for value in (F(-1, 9), F(10, 9))),
             ("buffer_groups", 0, "at least 1"),
         ],
     )

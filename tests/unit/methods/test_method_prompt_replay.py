@@ -50,10 +50,10 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"replay_share": F(-1, 5)}, r"replay_share is -1/5; it must be within \[0, 1\]"),
-            ({"replay_share": F(6, 5)}, r"replay_share is 6/5; it must be within \[0, 1\]"),
-            ({"highest": F(0)}, "highest is 0; it must be above 0 and below 1"),
-            ({"highest": F(1)}, "highest is 1; it must be above 0 and below 1"),
+            ({"replay_share": F(-1, 5)}, r"replay_share is -1/5; it must be in \[0, 1\]"),
+            ({"replay_share": F(6, 5)}, r"replay_share is 6/5; it must be in \[0, 1\]"),
+            ({"highest": F(0)}, r"highest is 0; it must be in \(0, 1\)"),
+            ({"highest": F(1)}, r"highest is 1; it must be in \(0, 1\)"),
             ({"lowest": F(0)}, "lowest is 0; it must be above 0 and at most highest, 3/4"),
             ({"lowest": F(7, 8)}, "lowest is 7/8; it must be above 0 and at most highest, 3/4"),
             ({"cooldown": -1}, "cooldown is -1; it must be at least 0"),

@@ -212,8 +212,8 @@ def test_metrics_by_hand(make_group):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"replay_share": F(1)}, "replay_share is 1; it must be at least 0 and below 1"),
-        ({"replay_share": F(-1, 10)}, "replay_share is -1/10; it must be at least 0 and below 1"),
+        ({"replay_share": F(1)}, r"replay_share is 1; it must be in \[0, 1\)"),
+        ({"replay_share": F(-1, 10)}, r"replay_share is -1/10; it must be in \[0, 1\)"),
         ({"buffer_groups": 0}, "buffer_groups is 0; it must be at least 1"),
     ],
 )

@@ -57,7 +57,7 @@ class TestOptions:
         ("name", "value", "allowed"),
         [
             *(("replay_share", value, "at least 0") for value in (F(-1, 9), F(-3))),
-            *(("exponent", value, "within [0, 10]") for value in (-0.1, 10.1, math.inf, math.nan)),
+            *(("exponent", value, "in [0, 10]") for value in (-0.1, 10.1, math.inf, math.nan)),
             *(("oldest", value, "at least 1") for value in (0, -1)),
             ("warm_up", -1, "at least 0"),
             *(("buffer_responses", value, "at least 8, the size of a group") for value in (7, 0, -8)),
