@@ -1,7 +1,8 @@
-"""How `make test` shares the tests out to its processes, and that no test of hypothesis is timed."""
+"""How `make test` shares the tests out to its processes, and what every test finds: no time limits, and Ctrl-C works."""
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)  # on a busy machine a test would fail for being slow
 settings.load_profile("untimed")
+
+# A background job of a shell ignores Ctrl-C, and the processes that tests start and interrupt would do so as well.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # They start a Ray for each run. The other tests of the stack share one.
 OWN_RAY = ("test_faults.py", "test_first_hour.py", "test_smoke.py", "test_vision.py")
