@@ -1,4 +1,4 @@
-"""How `make test` shares the tests out to its processes, and what every test finds: no time limits, and Ctrl-C works."""
+"""How `make test` shares the tests out to its processes, and what each test finds: no time limits, and Ctrl-C works."""
 
 from __future__ import annotations
 
