@@ -17,9 +17,9 @@ class PosteriorBAPO(BoundBAPO):
     """BAPO that spends responses on the prompts that are most likely to teach something.
 
     Each prompt's success probability has a posterior Beta(a, b) (`adapt.difficulty`, prior 1 and 1), which all groups
-    of the prompt update. Fresh prompts (X1) and hard prompts (X2) are chosen by the same rule, MoPPS's Thompson
-    sampling: a probability is drawn from each posterior, and the prompts with a draw nearest 0.5 are generated for.
-    Groups are replayed (X3) as in bapo_bound, by the terms of Theorem 3.2 with measured TV distances.
+    of the prompt update. Fresh prompts (X1) and hard prompts (X2) are chosen by the same rule, the Thompson sampling of
+    MoPPS (arXiv 2507.04632): a probability is drawn from each posterior, and the prompts with a draw nearest 0.5 are
+    generated for. Groups are replayed (X3) as in bapo_bound, by the terms of Theorem 3.2 with measured TV distances.
 
     Args:
         candidates: Prompts drawn from the data for each fresh prompt that is generated for.
@@ -33,7 +33,7 @@ class PosteriorBAPO(BoundBAPO):
     NAME = "bapo_posterior"
     SENTENCE = "BAPO that chooses fresh and hard prompts by their posterior of success, and replays by TV distance."
     USE = "Use it if many prompts are solved always or never."
-    SOURCE = "this project, after arXiv 2507.04632, 2602.20722"
+    SOURCE = "this project, after arXiv 2507.04632 and bapo_bound"
     STATE = (*BoundBAPO.STATE, "posteriors")
     METRICS = (*BoundBAPO.METRICS, *FORECAST_METRICS)
 
