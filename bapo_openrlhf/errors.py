@@ -26,7 +26,7 @@ def refuse(message: str) -> NoReturn:
     raise ConfigError(message)
 
 
-# What a number must be, in the words of the error message. Nothing that is no number is allowed.
+# What a number must be, in the words of the error message. NaN is never allowed.
 ALLOWED: dict[str, Callable[[Any], bool]] = {
     "a number": lambda value: not math.isnan(value),
     "at least -1": lambda value: value >= -1,

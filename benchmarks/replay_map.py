@@ -27,6 +27,7 @@ from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.report.runs import read_run
 from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Study, read_study
+from bapo_openrlhf.workbench.study.runner import RUNS, plan
 from bapo_openrlhf.workbench.study.statistics import mean_interval, sign_flip_p
 
 ROOT = RESULTS.parents[1]
@@ -38,7 +39,6 @@ SETTINGS = {
     "map_few_hard": "fewer hard prompts",
     "map_delay": "more delay",
     "map_groups": "larger groups",
-    "map_best": "best rates",
 }
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
@@ -50,12 +50,13 @@ def results_of(name: str, folder: Path) -> Results:
 
     Args:
         name: Name of its file in configs/studies, without the ending.
-        folder: The folder with its runs.
+        folder: The study's folder, which has its runs in `runs`.
     """
     study = read_study(ROOT / "configs" / "studies" / f"{name}.yaml")
-    places = {f"{arm.name}-s{seed}": (arm, seed) for arm, seed in study.runs}
-    done = [path.parent for path in sorted(folder.glob(f"*/{record.SUMMARY}")) if path.parent.name in places]
-    return Results(study, [StudyRun(*places[run.name], read_run(run), record.read_evaluations(run)) for run in done])
+    done = [run for run in plan(study, folder) if run.done]
+    return Results(
+        study, [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in done]
+    )
 
 
 def add_costs(results: Results, units: pd.DataFrame | None) -> None:
@@ -97,13 +98,14 @@ def gains(results: Results) -> pd.DataFrame:
                 if column not in results.steps or results.steps[column].isna().all():
                     continue
                 sides = results.curve([arm.name, baseline.name], column).unstack("arm").dropna()
-                found = mean_interval(sides[arm.name] - sides[baseline.name])
+                differences = sides[arm.name] - sides[baseline.name]
+                found = mean_interval(differences)
                 if found is None or found.low is None or found.high is None:
                     continue
                 about = {"label": results.labels[arm.name], "path": path, "cost": cost, "pairs": found.count}
                 points = {"gain": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high}
-                p = sign_flip_p(sides[arm.name] - sides[baseline.name])
-                rows.append(about | points | {"p": p, "answer": answer(found.low, found.high)})
+                verdict = {"p": sign_flip_p(differences), "answer": answer(found.low, found.high)}
+                rows.append(about | points | verdict)
     return pd.DataFrame(rows)
 
 
@@ -185,17 +187,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     units = pd.read_csv(times, index_col="arm") if times.is_file() else None
     tables, signals = [], []
     for name, setting in SETTINGS.items():
-        runs, records = ROOT / "runs" / "studies" / name / "runs", FOLDER / f"{name}.tar.xz"
-        if given.keep and runs.is_dir():
-            keep(runs, records)
+        folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
+        if given.keep and folder.is_dir():
+            keep(folder / RUNS, records)
         with tempfile.TemporaryDirectory() as kept:
-            if not runs.is_dir() and records.is_file():
+            if not folder.is_dir() and records.is_file():
+                folder = Path(kept)
                 with tarfile.open(records) as file:
-                    file.extractall(kept, filter="data")
-            results = (
-                results_of(name, runs if runs.is_dir() else Path(kept)) if runs.is_dir() or records.is_file() else None
-            )
-            if results is None or not results.runs:
+                    file.extractall(folder / RUNS, filter="data")
+            results = results_of(name, folder)
+            if not results.runs:
                 continue
             add_costs(results, units)
             tables.append(gains(results).assign(setting=setting))

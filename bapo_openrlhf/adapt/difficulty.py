@@ -63,6 +63,11 @@ class SuccessCounts:
             seen = np.array([right, group.size - right])
             self._counts[row] = self.decay * self._counts[row] + (1 - self.decay) * self.prior + seen
 
+    def forecast(self, groups: Sequence[Group]) -> dict[str, float]:
+        """How well the posteriors' means predict fresh groups that are not counted yet: see `forecast_metrics`."""
+        counts, known = self.of([group.prompt for group in groups])
+        return forecast_metrics(groups, counts[:, 0] / counts.sum(axis=1), known)
+
     def nearest(self, prompts: Sequence[Prompt], count: int, target: float, rng: np.random.Generator) -> list[int]:
         """Thompson sampling: positions of up to `count` prompts, ascending.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, forecast_metrics
+from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.methods.base import option
 from bapo_openrlhf.methods.bound import BoundBAPO
@@ -55,13 +55,8 @@ class PosteriorBAPO(BoundBAPO):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """The batch of bapo_bound. Everything that was generated updates the posteriors."""
-        counts, known = self.posteriors.of([group.prompt for group in fresh])
-        predicted = counts[:, 0] / counts.sum(axis=1)  # the posterior's mean
+        forecast = self.posteriors.forecast(fresh)
         self.posteriors.update([*fresh, *reevaluated])
         batch = super().build_batch(step, fresh, reevaluated)
-        self.measured = {
-            **self.measured,
-            "prompts/known": len(self.posteriors),
-            **forecast_metrics(fresh, predicted, known),
-        }
+        self.measured = {**self.measured, "prompts/known": len(self.posteriors), **forecast}
         return batch

@@ -22,7 +22,7 @@ def relate(experiences: Sequence[Experience], groups: Sequence[Group], args: Sim
 
     Args:
         experiences: The experience of N samples, with the rewards after OpenRLHF's length penalties.
-        groups: The group of each sample, N.
+        groups: The group of each sample, N. Equal ones are in a row.
         args: OpenRLHF's (nested) arguments.
 
     Raises:
@@ -32,7 +32,7 @@ def relate(experiences: Sequence[Experience], groups: Sequence[Group], args: Sim
     order = np.concatenate([experience.index for experience in experiences])
     rewards, spread = np.empty(len(order)), np.empty(len(order))
     rewards[order] = torch.cat([experience.rewards for experience in experiences]).double().numpy()
-    edges = np.flatnonzero(np.diff(group_numbers(groups), prepend=-1, append=-1)).tolist()
+    edges = np.flatnonzero(np.diff([group.uid for group in groups], prepend=-1, append=-1)).tolist()
     for start, end in itertools.pairwise(edges):
         own, group = rewards[start:end], groups[start]
         if group.relative_to == "kept" or len(group.generated) == group.size:
@@ -70,9 +70,3 @@ def one_by_one(args: SimpleNamespace) -> SimpleNamespace:
         reward=changed(args.reward, overlong_buffer_len=None, stop_properly_penalty_coef=None),
         algo=changed(args.algo, advantage=changed(args.algo.advantage, estimator=estimator)),
     )
-
-
-def group_numbers(groups: Sequence[Group]) -> np.ndarray:
-    """The number of each sample's group, from 0, shape (N,), from the group of each sample. Equal ones are in a row."""
-    uids = np.array([group.uid for group in groups])
-    return np.cumsum(np.diff(uids, prepend=uids[:1]) != 0)

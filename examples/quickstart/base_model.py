@@ -183,7 +183,7 @@ class StepsModelSettings(Recipe):
         return prompt, solution if clean else with_slips(solution, self.miscounted, rng)
 
 
-STEP = re.compile(r"(-?\d+) ([+-]) (\d+) = (-?\d+)")
+STEP = re.compile(r"(-?\d+) ([+-]) (\d+) =")
 
 
 def with_slips(solution: str, probability: float, rng: random.Random) -> str:
@@ -194,7 +194,7 @@ def with_slips(solution: str, probability: float, rng: random.Random) -> str:
     crosses.
     """
     numbers, steps = [], []
-    for first, sign, second, _ in STEP.findall(solution):
+    for first, sign, second in STEP.findall(solution):
         before = numbers[-1] if numbers else int(first)
         after = before + int(sign + second)
         if before // 10 != after // 10 and rng.random() < probability:
