@@ -1,0 +1,123 @@
+"""From which TV distance on replayed groups stop pointing the right way: docs/study_design.md, "Why: the probe".
+
+bapo-openrlhf study --config configs/studies/map_probes.yaml
+python benchmarks/replay_probe.py  # reads runs/studies/map_probes; writes results/map/ and docs/images/probes.png
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import altair as alt
+import numpy as np
+import pandas as pd
+from report import RESULTS
+
+from bapo_openrlhf.adapt.theory import bound_term, stability_constant
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.pages.figure import save_png
+from bapo_openrlhf.workbench.study.definition import read_study
+from bapo_openrlhf.workbench.study.runner import plan
+
+ROOT = RESULTS.parents[1]
+FOLDER = RESULTS / "map"
+EDGES = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0)  # of the bins of the TV distance
+FEWEST = 30  # groups of a bin that is shown
+DRAWS = 1000  # of the bootstrap
+
+
+def ratios(rows: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
+    """Mean projection of older groups, divided by that of fresh groups with the same mean rewards, by TV distance.
+
+    The projection of a group is the length of its gradient times the cosine with the reference. The interval is that of
+    a bootstrap over steps, because all groups of a step share one reference.
+
+    Args:
+        rows: Lines of probes.jsonl: `step`, `source`, `tv`, `mean`, `cosine`, `norm`. Those without a cosine are left
+            out, and so are older groups with a mean that no fresh group has.
+
+    Returns:
+        A row for each bin with at least FEWEST groups: low_tv, high_tv, groups, tv (mean), age (mean), ratio, low, high
+        (95 %), bound (mean term of Theorem 3.2 with S = 0).
+    """
+    rows = rows.dropna(subset=["cosine", "tv"])
+    rows = rows.assign(
+        projection=rows["cosine"] * rows["norm"],
+        bound=[
+            bound_term(0.0, stability_constant(mean * (1 - mean)), tv)
+            for mean, tv in zip(rows["mean"], rows["tv"], strict=True)
+        ],
+    )
+    fresh, replayed = (rows[rows["source"] == source] for source in ("fresh", "replayed"))
+    steps = rows["step"].nunique()
+    weights = np.vstack([np.ones(steps), rng.multinomial(steps, np.full(steps, 1 / steps), DRAWS)])
+    found = []
+    for low, high in pairwise(EDGES):
+        older = replayed[(replayed["tv"] >= low) & (replayed["tv"] < high) & replayed["mean"].isin(fresh["mean"])]
+        if len(older) < FEWEST:
+            continue
+        whole, *draws = ratio(fresh, older, sorted(rows["step"].unique()), weights)
+        spread = np.nanpercentile(draws, [2.5, 97.5])
+        found.append({
+            "low_tv": low, "high_tv": high, "groups": len(older), "tv": older["tv"].mean(), "age": older["age"].mean(),
+            "ratio": whole, "low": spread[0], "high": spread[1], "bound": older["bound"].mean(),
+        })  # fmt: skip
+    return pd.DataFrame(found)
+
+
+def ratio(fresh: pd.DataFrame, older: pd.DataFrame, steps: Sequence[int], weights: np.ndarray) -> np.ndarray:
+    """Projection of the older groups over that of fresh groups with the same means.
+
+    Args:
+        steps: The steps in which there are probes.
+        weights: How often each step counts, shape (D, steps).
+
+    Returns:
+        The ratio for each row of weights, shape (D,). nan if an older group then has a mean that no fresh group has.
+    """
+    means = sorted(fresh["mean"].unique())
+
+    def table(rows: pd.DataFrame, what: str) -> np.ndarray:
+        """`what` of the projections by step and mean, weighted: shape (D, means)."""
+        found = rows.pivot_table(index="step", columns="mean", values="projection", aggfunc=what)
+        return weights @ found.reindex(index=steps, columns=means).fillna(0).to_numpy()
+
+    counts = table(older, "count")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        expected = np.where(counts > 0, counts * table(fresh, "sum") / table(fresh, "count"), 0).sum(1)
+        return table(older, "sum").sum(1) / expected
+
+
+def picture(table: pd.DataFrame) -> alt.LayerChart:
+    """The ratio over the TV distance (logarithmic), with its interval: a line for each setting."""
+    base = alt.Chart(table).encode(
+        x=alt.X("tv:Q", title="TV distance of replayed groups", scale=alt.Scale(type="log")),
+        color=alt.Color("setting:N", title=None),
+    )
+    spread = base.mark_rule().encode(y=alt.Y("low:Q", title="projection, as a share of fresh groups'"), y2="high:Q")
+    line = base.mark_line(point=True).encode(y="ratio:Q")
+    marks = alt.Chart(pd.DataFrame({"y": [0, 0.5, 1]})).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y="y:Q")
+    return alt.layer(marks, spread, line).properties(width=420, height=260)
+
+
+def main() -> int:
+    """Read the probes of all finished runs, write the table and the figure."""
+    study = read_study(ROOT / "configs" / "studies" / "map_probes.yaml")
+    tables = []
+    for run in plan(study, ROOT / "runs" / "studies" / study.name):
+        if run.done:
+            rows = pd.read_json(run.folder / record.PROBES, lines=True)
+            rows.round(5).to_parquet(FOLDER / f"probes_{run.name}.parquet", index=False)
+            found = ratios(rows, np.random.default_rng(0))
+            halves = pd.DataFrame(record.read_metrics(run.folder))["probe/halves"].mean()
+            tables.append(found.assign(setting=run.arm.label, halves=halves))
+    table = pd.concat(tables, ignore_index=True)
+    table.round(4).to_csv(FOLDER / "probes.csv", index=False)
+    save_png(picture(table), ROOT / "docs" / "images" / "probes.png")
+    print(table.round(3).to_markdown(index=False))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

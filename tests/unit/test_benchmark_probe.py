@@ -1,0 +1,48 @@
+"""Projections of made-up probes, whose ratio is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+replay_probe = pytest.importorskip("replay_probe")
+
+
+def probes(*, helps: float, noise: float = 0, steps: int = 40, seed: int = 0) -> pd.DataFrame:
+    """Groups whose projection is mean / 2 on average if fresh, and `helps` times that if replayed."""
+    rng, rows = np.random.default_rng(seed), []
+    for step in range(steps):
+        for source, share, tv in (("fresh", 1.0, 0.01), ("replayed", helps, 0.05)):
+            for mean in (0.25, 0.5) if source == "replayed" else (0.25, 0.25, 0.25, 0.5, 0.75):
+                norm = rng.uniform(1, 3)
+                projection = share * mean / 2 + noise * rng.normal()
+                rows.append({"step": step, "source": source, "age": 2, "tv": tv, "mean": mean,
+                             "cosine": projection / norm, "norm": norm})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("helps", [1.0, 0.4, -0.5])
+def test_the_ratio_is_that_of_groups_with_the_same_mean(helps):
+    [row] = replay_probe.ratios(probes(helps=helps), np.random.default_rng(0)).to_dict("records")
+    assert (row["low_tv"], row["high_tv"], row["groups"]) == (0.04, 0.08, 80)
+    assert [row["ratio"], row["low"], row["high"]] == pytest.approx([helps] * 3)
+
+
+def test_the_interval_covers_the_ratio_in_about_95_of_100_cases():
+    rng, covered = np.random.default_rng(0), 0
+    for seed in range(100):
+        [row] = replay_probe.ratios(probes(helps=0.4, noise=0.1, seed=seed), rng).to_dict("records")
+        covered += row["low"] < 0.4 < row["high"]
+    assert 88 <= covered <= 99
+
+
+def test_the_bound_is_that_of_equation_36_without_the_surrogate():
+    [row] = replay_probe.ratios(probes(helps=1), np.random.default_rng(0)).to_dict("records")
+    sigma = np.sqrt(np.array([0.25 * 0.75, 0.25]))
+    assert row["bound"] == pytest.approx(np.mean(-2 * 0.05 / sigma), rel=1e-4)
+
+
+def test_groups_without_a_gradient_and_small_bins_are_left_out():
+    rows = probes(helps=1, steps=replay_probe.FEWEST // 2)
+    assert len(replay_probe.ratios(rows, np.random.default_rng(0))) == 1
+    rows.loc[rows.index[-1], "cosine"] = None
+    assert replay_probe.ratios(rows, np.random.default_rng(0)).empty
