@@ -16,6 +16,10 @@ from bapo_openrlhf.user_file import read_yaml
 
 ALGORITHMS = {"group": ("bapo_grpo", "grpo"), "critic": ("ba_ppo", "ppo")}  # with batch adaptation, without
 MEASURES = ("accuracy", "curve", "rollouts", "solved")
+FIELDS = (
+    "name", "config", "prepare", "flags", "seeds", "evaluations", "start", "targets", "parallel", "methods", "claims",
+    "smoke",
+)  # fmt: skip
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
@@ -139,8 +143,8 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
     Raises:
         ConfigError: The file is not valid. The message names the file, the field, the value and what is allowed.
     """
-    content = read_yaml("study", path)
     try:
+        content = _content(path)
         study = _study(content, path)
         return _smoke(study, content.get("smoke")) if smoke else study
     except ConfigError as error:
@@ -150,9 +154,26 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
 # ── the content of the file, checked field by field ──
 
 
+def _content(path: Path) -> Any:
+    """The fields of the file, and those that it takes from the file that it names in `like`."""
+    content = read_yaml("study", path)
+    if not isinstance(content, dict) or "like" not in content:
+        return content
+    like = str(content.pop("like"))
+    if Path(like).name != like:
+        raise ConfigError(f"like is {like!r}; it must be the name of a file in the same folder")
+    base = _fields(like, read_yaml("study", path.parent / like), set(FIELDS))
+    _study(base, path)
+    if isinstance(names := content.get("methods"), list):
+        if missing := [str(name) for name in names if name not in base["methods"]]:
+            raise ConfigError(f"methods has {', '.join(missing)}; {like} has {', '.join(base['methods'])}")
+        content["methods"] = {name: base["methods"][name] for name in names}
+    flags = {**_flags("flags", base.get("flags")), **_flags("flags", content.get("flags"))}
+    return {**base, **content, "flags": flags}
+
+
 def _study(content: Any, path: Path) -> Study:
-    known = {"name", "config", "prepare", "flags", "seeds", "evaluations", "start", "targets", "parallel", "methods"}
-    given = _fields("the file", content, known | {"claims", "smoke"}, required=("name", "seeds", "methods"))
+    given = _fields("the file", content, {*FIELDS, "like"}, required=("name", "seeds", "methods"))
     if not NAME.fullmatch(str(given["name"])):
         raise ConfigError(f"name is {given['name']!r}; it must be made of letters, digits, _ and .")
     methods = given["methods"]

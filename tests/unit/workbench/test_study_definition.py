@@ -1,5 +1,6 @@
 """A study's YAML file: what it becomes, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,38 @@ def write(tmp_path):
         return path
 
     return made
+
+
+def test_a_study_that_is_like_another(write, tmp_path):
+    """It has the other's fields, but those of its own. Flags are added, and methods may be chosen by name."""
+    base = read_study(write())
+    more = tmp_path / "more_steps.yaml"
+    more.write_text(
+        "{like: study.yaml, name: longer, flags: {train: {num_episodes: 9}, eval.steps: 2}, methods: [plain]}"
+    )
+    with pytest.raises(
+        ConfigError, match="claims: better is 'bapo-group'; it must be one of plain-group, plain-critic"
+    ):
+        read_study(more)
+    more.write_text(more.read_text().replace("}, methods", "}, claims: [], methods"))
+    flags = {"eval.steps": 2, "train.num_episodes": 9, "train.micro_batch_size": 8}
+    assert read_study(more) == replace(base, name="longer", flags=flags, claims=(), arms=base.arms[:2])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("like: ../study.yaml", "like is '../study.yaml'; it must be the name of a file in the same folder"),
+        ("{like: study.yaml, methods: [plane]}", "methods has plane; study.yaml has plain, bapo"),
+        ("like: like.yaml", "like.yaml has like; it takes claims, config"),
+        ("like: gone.yaml", "gone.yaml cannot be read"),
+    ],
+)
+def test_what_a_study_cannot_be_like(write, tmp_path, text, message):
+    write()
+    (tmp_path / "like.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_study(tmp_path / "like.yaml")
 
 
 def test_a_whole_file(write, tmp_path):
