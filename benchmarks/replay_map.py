@@ -35,7 +35,7 @@ FOLDER = RESULTS / "map"
 PICTURE = ROOT / "docs" / "images" / "map.png"
 SETTINGS = {
     "map_centre": "centre",
-    "map_large_steps": "larger steps",
+    "map_tuned": "tuned",
     "map_few_hard": "fewer hard prompts",
     "map_delay": "more delay",
     "map_groups": "larger groups",
