@@ -22,6 +22,8 @@ import pandas as pd
 from report import RESULTS
 from smollm2 import keep
 
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
+from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.report.runs import read_run
@@ -40,6 +42,7 @@ SETTINGS = {
     "map_delay": "more delay",
     "map_groups": "larger groups",
 }
+TIMED_STUDIES = ("map_centre", "map_tuned")  # the other settings have the steps of the last one
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 TIMED, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
@@ -151,14 +154,19 @@ def picture(table: pd.DataFrame) -> alt.FacetChart:
 
 
 def time_arms(study: Study, out: Path) -> pd.DataFrame:
-    """Unit times of each arm of a study, from a run of its own: see `units_of`."""
+    """Unit times of each arm of a study, from a run of its own with up to TIMED steps: see `units_of`."""
     rows = []
     for arm in study.arms:
-        words = [*study.words(arm, 1), "--data.max_samples", str(32 * TIMED), "--train.num_episodes", "1"]
+        args = arguments.parse(study.words(arm, 1))
+        candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if args.adapt.enabled else 1
+        prompts = args.rollout.batch_size * TIMED
+        words = [*study.words(arm, 1), "--data.max_samples", str(prompts), "--train.num_episodes", str(candidates)]
         words += ["--eval.steps", "-1", "--run.dir", str(out), "--run.name", arm.name, "--run.overwrite"]
         subprocess.run([sys.executable, "-m", "bapo_openrlhf.cli", "train", *words], check=True, cwd=ROOT)
-        rows.append({"arm": arm.name, **units_of(pd.DataFrame(record.read_metrics(out / arm.name)))})
-    return pd.DataFrame(rows).set_index("arm")
+        rows.append(
+            {"study": study.name, "arm": arm.name, **units_of(pd.DataFrame(record.read_metrics(out / arm.name)))}
+        )
+    return pd.DataFrame(rows)
 
 
 def units_of(steps: pd.DataFrame) -> dict[str, float]:
@@ -182,9 +190,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     times = FOLDER / "unit_times.csv"
     if given.time:
-        units = time_arms(read_study(ROOT / "configs" / "studies" / "map_centre.yaml"), ROOT / "runs" / "unit_times")
-        units.to_csv(times)
-    units = pd.read_csv(times, index_col="arm") if times.is_file() else None
+        studies = [read_study(ROOT / "configs" / "studies" / f"{name}.yaml") for name in TIMED_STUDIES]
+        units = [time_arms(study, ROOT / "runs" / "unit_times" / study.name) for study in studies]
+        pd.concat(units).to_csv(times, index=False)
+    units = pd.read_csv(times, index_col=["study", "arm"]) if times.is_file() else None
     tables, signals = [], []
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
@@ -198,7 +207,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = results_of(name, folder)
             if not results.runs:
                 continue
-            add_costs(results, units)
+            timed = name if name in TIMED_STUDIES else TIMED_STUDIES[-1]
+            add_costs(results, None if units is None else units.loc[timed])
             tables.append(gains(results).assign(setting=setting))
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
