@@ -253,11 +253,18 @@ def test_a_synchronous_run_goes_on_ahead(world, tmp_path):
     assert [row["staleness/rollout_policy"] for row in again.metrics()] == [0] * 4 + [0, 1] + [2] * 6
 
 
-@pytest.mark.parametrize(("queue", "steps"), [(1, "4"), (2, "[34]")])
-def test_a_rollout_that_fails_stops_the_run_with_its_reason(world, queue, steps):
-    """With two rollouts ahead, the fourth may fail before or after the sync of step 3."""
+@pytest.mark.parametrize("queue", [1, 2])
+def test_a_rollout_that_fails_stops_the_run_with_its_reason(world, queue):
+    """The weights say which rollout fails. The trainer's step does not, because it changes while a rollout goes on."""
     made = world(**ahead(queue, 1))
-    made.faults["generate"] = 3, ValueError("the engine is gone")
-    text = f"^step {steps}, syncing weights: ValueError: the engine is gone$"
+    rewards = made.reward
+
+    def reward(prompt, weights, sample):
+        if weights == 3:
+            raise ValueError("the engine is gone")
+        return rewards(prompt, weights, sample)
+
+    made.reward = reward
+    text = "^step 4, syncing weights: ValueError: the engine is gone$"
     with pytest.raises(RuntimeError, match=text):
         made.trainer.fit()
