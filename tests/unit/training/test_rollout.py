@@ -697,6 +697,12 @@ class TestEvaluation:
     def test_all_rewards(self):
         assert self.metrics(lambda prompt, sample: float(sample))["eval_num_samples"] == 10
 
+    def test_all_prompts_are_asked_at_once(self, monkeypatch):
+        waiting = []
+        monkeypatch.setattr(ray, "wait", lambda refs, **_: (waiting.append(len(refs)) or refs[-1:], refs[:-1]))
+        self.metrics(lambda prompt, sample: 1.0)  # a training step has 3 prompts
+        assert waiting == [5, 4, 3, 2, 1]
+
     def test_no_reward_at_all(self):
         assert self.metrics(lambda prompt, sample: None) == {}
 
