@@ -121,8 +121,9 @@ class AdaptConfig:
     reevaluate_every: int = _flag(5,
         "hard prompts are generated again with today's weights once in this many steps; 0 turns X2 off",
         symbol="m", source="Algorithm 1, line 13", allowed="at least 0", type=int)
-    max_reevaluated_prompts: int = _flag(128,
-        "largest number of hard prompts that are generated again at a time, oldest first",
+    max_reevaluated_prompts: int | None = _flag(None,
+        "largest number of hard prompts that are generated again at a time, oldest first; default: half of "
+        "--rollout.batch_size",
         source="Table 3", allowed="at least 1", type=int)
     max_tv_fresh: float | None = _flag(None,
         "a fresh group of an earlier policy is not trained on if its sampled total variation distance to today's "
@@ -224,6 +225,10 @@ class AdaptConfig:
         queue = train.async_queue_size if train.async_enable else 0
         return queue if self.max_staleness is None else min(queue, self.max_staleness)
 
+    def most_reevaluated(self, prompts: int) -> int:
+        """Largest number of prompts of a re-evaluation (X2), if a rollout batch has this many prompts."""
+        return self.max_reevaluated_prompts or max(prompts // 2, 1)
+
     def make_method(self, arithmetic: BatchArithmetic, seed: int) -> Method:
         """The batch adaptation method of this configuration.
 
@@ -239,6 +244,7 @@ class AdaptConfig:
             "c2": c2,
             "c3": c3,
             "replay_buffer_size": self.replay_buffer_size or self.buffer_size,
+            "max_reevaluated_prompts": self.most_reevaluated(arithmetic.rollout_groups),
         }
         return registry.build(registry.method_class(self.method), given, self.options or [])
 

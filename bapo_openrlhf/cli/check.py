@@ -132,10 +132,8 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     response = args.rollout.max_new_tokens or args.data.max_len
     prompt = max(args.data.max_len - response, 0)
     most = replay_bytes(Workload(args), prompt, response, groups)
-    again = (
-        f"every m {adapt.reevaluate_every} steps, at most {adapt.max_reevaluated_prompts} prompts; "
-        f"hard at mean reward <= c1 {c1}"
-    )
+    hard = f"at most {adapt.most_reevaluated(args.rollout.batch_size)} prompts; hard at mean reward <= c1 {c1}"
+    again = f"every m {adapt.reevaluate_every} steps, {hard}"
     replay = f"{adapt.replay_steps} steps, c2 in [{c2.low}, {c2.high}], c3 in [{c3.low}, {c3.high}]"
     size = f"{most / 2**20:.1f} MiB at {response} response and {prompt} prompt tokens"
     limits = [

@@ -48,11 +48,11 @@ def hard_prompts(workload: Workload, constants: Constants) -> float:
     In m steps, n * m * hard_share prompts come in, and leaving_share of the tried prompts go out. If more come in than
     can go out, the buffer fills up and each re-evaluation tries as many prompts as it may.
     """
-    adapt = workload.args.adapt
+    adapt, prompts = workload.args.adapt, workload.args.rollout.batch_size
     if not adapt.reevaluate_every:
         return 0.0
-    most = float(min(adapt.max_reevaluated_prompts, adapt.buffer_size))
-    coming = workload.args.rollout.batch_size * adapt.reevaluate_every * constants.hard_share
+    most = float(min(adapt.most_reevaluated(prompts), adapt.buffer_size))
+    coming = prompts * adapt.reevaluate_every * constants.hard_share
     if constants.leaving_share <= 0:
         return most if coming else 0.0
     return min(most, coming / constants.leaving_share)

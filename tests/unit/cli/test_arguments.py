@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from fractions import Fraction as F
 from pathlib import Path
@@ -503,7 +503,7 @@ RANGES = [
     ("replay_steps", [0, 3], [-1], "at least 0"),
     ("rollout_delay", [1, 5], [0, -5], "at least 1"),
     ("reevaluate_every", [0, 5], [-1], "at least 0"),
-    ("max_reevaluated_prompts", [1], [0, -1], "at least 1"),
+    ("max_reevaluated_prompts", [None, 1], [0, -1], "at least 1"),
     ("batch_size", [None, 1], [0, -1], "at least 1"),
     ("replay_buffer_size", [None, 1], [0, -1], "at least 1"),
     ("gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")], "above 0"),
@@ -620,6 +620,13 @@ class TestMakeMethod:
         method = AdaptConfig(method="bapo", buffer_size=11).make_method(self.ARITHMETIC, seed=0)
         assert (method.buffer_size, method.replay_buffer_size) == (11, 11)
 
+    @pytest.mark.parametrize(("prompts", "most"), [(256, 128), (9, 4), (1, 1)])
+    def test_a_reevaluation_has_half_of_a_rollout_batch_unless_said_otherwise(self, prompts, most):
+        arithmetic = replace(self.ARITHMETIC, rollout_groups=prompts)
+        made = AdaptConfig(method="bapo").make_method(arithmetic, seed=0)
+        said = AdaptConfig(method="bapo", max_reevaluated_prompts=7).make_method(arithmetic, seed=0)
+        assert (made.max_reevaluated_prompts, said.max_reevaluated_prompts) == (most, 7)
+
     def test_mini_test(self):
         made = AdaptConfig(method="bapo_mini_test").make_method(self.ARITHMETIC, seed=0)
         assert (made.c1, made.c2, made.c3) == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
@@ -629,7 +636,7 @@ def test_defaults_are_table_3():
     adapt = parse().adapt
     assert (adapt.c1, adapt.c2, adapt.c3) == ("1/8", None, None)  # None: TestThresholds
     assert (adapt.buffer_size, adapt.rollout_delay, adapt.reevaluate_every, adapt.replay_steps) == (256, 5, 5, 3)
-    assert (adapt.max_reevaluated_prompts, adapt.gaussian_mean, adapt.gaussian_std) == (128, 0.5, 0.2)
+    assert (adapt.max_reevaluated_prompts, adapt.gaussian_mean, adapt.gaussian_std) == (None, 0.5, 0.2)
     assert (adapt.filter, adapt.uniform_fraction, adapt.threshold_direction) == ("range", 0.6, "eq8")
     assert (adapt.ratio, adapt.kl_target, adapt.method) == ("behaviour", "reference", "none")
     assert (adapt.batch_size, adapt.replay_buffer_size) == (None, None)
@@ -903,7 +910,8 @@ class TestPresets:
         assert {name: values[name] for name in TABLE_3} == wanted
         adapt = args.adapt
         assert adapt.thresholds() == (F(1, 8), Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8)))
-        assert (adapt.rollout_delay, adapt.reevaluate_every, adapt.max_reevaluated_prompts) == (5, 5, 128)
+        assert (adapt.rollout_delay, adapt.reevaluate_every) == (5, 5)
+        assert adapt.most_reevaluated(args.rollout.batch_size) == 128
         assert (adapt.gaussian_mean, adapt.gaussian_std, adapt.filter) == (0.5, 0.2, "range")
         longest_prompt = 512 if countdown else 2048  # Qwen2.5-Math takes 4096 tokens in all
         assert args.data.max_len - args.rollout.max_new_tokens == longest_prompt
