@@ -58,6 +58,11 @@ def check_inputs(
         missing = [] if prepared else _unprepared(flag, dataset)
         warnings += missing
         row, prompts = (None, None) if missing else check_dataset(flag, dataset, args)
+        if flag == "eval.dataset" and (prompts or 0) > args.data.max_samples:
+            warnings.append(
+                f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
+                f"evaluation: only the first of the {prompts} rows of eval.dataset are evaluated"
+            )
     check_reward(args, row if call_reward else None)
     check_checkpoints(args)
     return Checked(

@@ -86,6 +86,13 @@ def test_max_samples_caps_the_prompts(run):
     assert run.check(data__max_samples=2).prompts == 2
 
 
+def test_max_samples_that_cut_the_evaluation_are_said(run):
+    rows = run.write("held_out.jsonl", '{"q": "1", "a": "1"}\n' * 5)
+    cut = run.check(eval__dataset=rows, eval__steps=1, data__max_samples=4).warnings
+    assert len(cut) == 1 and cut[0].startswith("data.max_samples is 4, ") and "the first of the 5 rows" in cut[0]
+    assert run.check(eval__dataset=rows, eval__steps=1, data__max_samples=5).warnings == ()
+
+
 class TestModel:
     def test_unset(self, run):
         text = run.refusal(actor__model_name_or_path=None, algorithm="grpo")
