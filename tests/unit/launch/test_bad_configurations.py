@@ -286,7 +286,8 @@ def test_a_merged_key_may_be_overruled_in_one_file(capsys, folder):
 GOOD = [
     "rollout.temperature=0.01", "rollout.temperature=2", "rollout.top_p=1", "rollout.max_new_tokens=47",
     "rollout.max_new_tokens=1", "data.max_len=64", "train.batch_size=256", "train.batch_size=2",
-    "train.batch_size=512 adapt.batch_size=64",
+    "train.batch_size=512 adapt.batch_size=64", "adapt.reevaluate_every=4 adapt.max_reevaluated_prompts=64",
+    "adapt.reevaluate_every=0 adapt.max_reevaluated_prompts=99",
     "actor.adam.lr=0.01", "actor.adam.eps=1", "critic.adam.lr=1e-12", "actor.adam.betas=0,0.999", "actor.eps_clip=1",
     "actor.eps_clip_low_high=0.2,5", "actor.eps_clip=3e-4", "actor.dual_clip=3", "actor.entropy_coef=0",
     "actor.entropy_coef=1", "critic.value_clip=inf", "actor.max_norm=inf", "actor.lr_warmup_ratio=0",
@@ -330,6 +331,10 @@ MEANT = [
     ("algorithm=grpo rollout.top_p=0.9 algo.advantage.is_correction_level=token", "pi/alpha starts between 0.9 and 1"),
     ("algorithm=ppo critic.freezing_steps=3", "critic.freezing_steps is 3: without batch adaptation, OpenRLHF keeps "),
     ("algorithm=ppo critic.freezing_steps=0", "the actor's first update is on 2 batches"),
+    (
+        "adapt.reevaluate_every=4 adapt.max_reevaluated_prompts=65",
+        "adapt.max_reevaluated_prompts is 65: X2 may generate 51% as many responses as the rollouts",
+    ),
     ("eval.dataset=train.jsonl", "eval.dataset is train.jsonl, but eval.steps is -1: it is never evaluated"),
 ]
 
