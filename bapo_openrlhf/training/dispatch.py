@@ -27,6 +27,17 @@ class DispatchingGenerator(SamplesGenerator):
         return {}
 
     @extends(SamplesGenerator)
+    def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
+        """Generate as OpenRLHF does, but ask for all prompts of an evaluation at once.
+
+        OpenRLHF asks for as many as a training step has, and waits for them.
+        """
+        evaluated = getattr(self, "_eval_dataloader_iter", None)
+        if evaluated is not None and dataloader_iter is evaluated:
+            num_prompts = len(self.eval_dataloader)  # OpenRLHF makes it with one prompt in each batch
+        return super()._generate_vllm(dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs)
+
+    @extends(SamplesGenerator)
     def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list, **kwargs: Any) -> list:
         """Send prompts to the engines. Returns Ray's reference to the responses of each."""
         engines, places = self.vllm_engines, itertools.count()

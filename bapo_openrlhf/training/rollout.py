@@ -229,11 +229,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         """Generate for prompts of the data, which are chosen first if there are more, and collect the hard samples.
 
         The samples are in the order of their requests. OpenRLHF has them in the order in which they were finished.
-        An evaluation asks for all its prompts at once. OpenRLHF asks for as many as a training step has, and waits.
         """
         passed_over = 0
-        if self._kind == "evaluation":
-            num_prompts = len(self.eval_dataloader)  # OpenRLHF makes it with one prompt in each batch
         if self._kind == "fresh" and self.candidates > 1:
             dataloader_iter, passed_over = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
             self._passed_over = passed_over

@@ -97,3 +97,22 @@ def test_engines_come_back_after_an_error(monkeypatch):
     with pytest.raises(AttributeError):
         generator._dispatch_prompts_to_vllm(["p"], ["l"])
     assert generator.vllm_engines == ["engine"]
+
+
+def test_only_an_evaluation_asks_for_all_prompts_at_once(monkeypatch):
+    asked = []
+
+    def generate(self, dataloader_iter, num_prompts, **kwargs):
+        asked.append((next(dataloader_iter), num_prompts))
+        return [], num_prompts, True
+
+    monkeypatch.setattr(SamplesGenerator, "_generate_vllm", generate)
+    args = SimpleNamespace(
+        rollout=SimpleNamespace(batch_size=3, n_samples_per_prompt=4),
+        algo=SimpleNamespace(dynamic_filtering_enable=False),
+        vllm=SimpleNamespace(enable_sleep=False),
+    )
+    generator = DispatchingGenerator(SimpleNamespace(args=args), ["trained"] * 9, ["evaluated"] * 5, "t", ["engine"])
+    for call in (generator.generate_samples, generator.generate_eval_samples) * 2:
+        call()
+    assert asked == [("trained", 3), ("evaluated", 5)] * 2
