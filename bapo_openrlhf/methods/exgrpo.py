@@ -65,8 +65,7 @@ class ExGRPO(FilteredMethod):
 
     Args:
         group_size: G.
-        reevaluate_every, max_reevaluated_prompts: How often prompts of the store are generated again, and how many at
-            most, as the --adapt flags.
+        reevaluate_every: How often prompts of the store are generated again, as the --adapt flag.
         experience_share: rho, share of the batch that these are, within [0, 1].
         start_above: Pass@1, within [0, 1], above which successes are stored and used. 0 starts after the first one.
 
@@ -94,13 +93,12 @@ class ExGRPO(FilteredMethod):
     )
 
     reevaluate_every: int = 1
-    max_reevaluated_prompts: int = 128
     experience_share: Fraction = option(Fraction(1, 2), "in [0, 1]")
     start_above: Fraction = option(Fraction(7, 20), "in [0, 1]")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.places = min(math.floor(self.experience_share * self.capacity), self.max_reevaluated_prompts)
+        self.places = math.floor(self.experience_share * self.capacity)
         self.started = False
         self.store: dict[str, StoredSuccess] = {}  # by prompt id
         self.nbytes = 0  # bytes of the store, updated with every change: the store may hold all prompts of the data

@@ -53,7 +53,7 @@ class PromptReplay(FilteredMethod):
     window, the cooldown, the uses (the code has 0.24 to 0.7, 5, 20), and a share of 3/4, but the code allows 1/2.
 
     Args:
-        reevaluate_every, max_reevaluated_prompts: As the --adapt flags, here for stored prompts.
+        reevaluate_every: As the --adapt flag, here for stored prompts.
         replay_share: Greatest share of the capacity that is generated again, within [0, 1].
         lowest, highest: Pass rates of stored prompts, above 0 and below 1.
         cooldown: Least number of steps from a prompt's last group to the step that names it.
@@ -78,7 +78,6 @@ class PromptReplay(FilteredMethod):
     )
 
     reevaluate_every: int = 1
-    max_reevaluated_prompts: int = 128
     replay_share: Fraction = option(HALF, "in [0, 1]")
     lowest: Fraction = Fraction(1, 4)
     highest: Fraction = option(Fraction(3, 4), "in (0, 1)")
@@ -89,7 +88,7 @@ class PromptReplay(FilteredMethod):
         super().__post_init__()
         if not 0 < self.lowest <= self.highest:
             raise ValueError(f"lowest is {self.lowest}; it must be above 0 and at most highest, {self.highest}")
-        self.places = min(math.floor(self.replay_share * self.capacity), self.max_reevaluated_prompts)
+        self.places = math.floor(self.replay_share * self.capacity)
         self.limit = self.most_uses or math.inf
         self.known: dict[str, KnownPrompt] = {}  # by prompt id: those in the window, and all that were named before
         self._unanswered: Sequence[Prompt] = ()

@@ -193,7 +193,6 @@ class TestDraw:
             ({"experience_share": F(0)}, [0, 0, 0, 0]),
             ({"reevaluate_every": 2}, [0, 0, 4, 0]),
             ({"reevaluate_every": 0}, [0, 0, 0, 0]),
-            ({"max_reevaluated_prompts": 3}, [0, 3, 3, 3]),
             ({"capacity": 7}, [0, 3, 3, 3]),  # half of 7, rounded down
         ],
     )

@@ -72,7 +72,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("capacity", "options", "places"),
         [(8, {}, 4), (9, {}, 4), (9, {"replay_share": F(3, 4)}, 6), (10, {"replay_share": 0.3}, 3),
-         (8, {"max_reevaluated_prompts": 3}, 3), (1, {}, 0), (8, {"replay_share": F(1)}, 8)],
+         (1, {}, 0), (8, {"replay_share": F(1)}, 8)],
     )  # fmt: skip
     def test_how_many_are_named(self, make_group, capacity, options, places):
         method = prompt_replay(capacity, cooldown=0, **options)
