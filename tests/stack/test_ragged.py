@@ -172,6 +172,7 @@ def watched(request, train, workspace):
         adapt__replay_steps=1,
         adapt__rollout_delay=2,
         adapt__reevaluate_every=3,
+        adapt__max_reevaluated_prompts=CAPACITY,  # all that are hard
         train__batch_size=case.window,
         train__micro_batch_size=case.micro,
         train__max_epochs=EPOCHS,
