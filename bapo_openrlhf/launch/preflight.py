@@ -18,6 +18,7 @@ from bapo_openrlhf.launch.values import warnings_of
 from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.training.reward_worker import Invalid, checked
 
+MOST_X2 = 0.5  # responses of X2 for each response of the rollouts, above which there is a warning
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -50,6 +51,8 @@ def check_inputs(
         )
     if method is not None and method.related_to_generated and args.algo.advantage.estimator != "gae":
         check_no_penalties(args)
+    if hasattr(method, "max_reevaluated_prompts"):
+        warnings += _large_x2(args)
     _check_models(args)
     row, prompts = None, None
     for flag, dataset in (("eval.dataset", args.eval.dataset), ("data.prompt_dataset", args.data.prompt_dataset)):
@@ -88,6 +91,18 @@ def check_no_penalties(args: SimpleNamespace) -> None:
                 f"reward.{name} is {value}; with adapt.method {args.adapt.method} it must not be set, because "
                 "advantages are relative to responses that are not trained on, and their penalties are not known"
             )
+
+
+def _large_x2(args: SimpleNamespace) -> list[str]:
+    """A warning if more hard prompts may be generated again than has paid in a study."""
+    most, fresh = args.adapt.max_reevaluated_prompts or 0, args.adapt.reevaluate_every * args.rollout.batch_size
+    if not fresh or most <= MOST_X2 * fresh:
+        return []
+    return [
+        f"adapt.max_reevaluated_prompts is {most}: X2 may generate {most / fresh:.0%} as many responses as the "
+        "rollouts. In our study this cost accuracy for the same number of responses, so half of a rollout batch is the "
+        "default"
+    ]
 
 
 def check_batch(args: SimpleNamespace) -> BatchArithmetic:

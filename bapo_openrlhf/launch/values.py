@@ -13,7 +13,6 @@ from bapo_openrlhf.launch.attention import packing_flag
 
 MODELS = ("actor", "critic", "ref", "reward")
 NEEDS_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
-MOST_X2 = 0.5  # responses of X2 for each response of the rollouts, above which `check` warns
 FILTERING = "algo.dynamic_filtering_enable"
 
 # The ranges of flags: words of `ALLOWED`, with a reason after a colon if they are not plain.
@@ -276,13 +275,6 @@ def warnings_of(f: Mapping[str, Any]) -> list[str]:
         found.append(
             f"critic.freezing_steps is {frozen}: without batch adaptation, OpenRLHF keeps the batches of the frozen "
             f"steps, so the actor's first update is on {frozen + 2} batches"
-        )
-    most, fresh = f["adapt.max_reevaluated_prompts"] or 0, f["adapt.reevaluate_every"] * f["rollout.batch_size"]
-    if adapted and fresh and most > MOST_X2 * fresh:
-        found.append(
-            f"adapt.max_reevaluated_prompts is {most}: X2 may generate {most / fresh:.0%} as many responses as the "
-            "rollouts. In our study this cost accuracy for the same number of responses, so half of a rollout batch is "
-            "the default"
         )
     if f["eval.dataset"] and f["eval.steps"] == -1:
         found.append(f"eval.dataset is {f['eval.dataset']}, but eval.steps is -1: it is never evaluated")
