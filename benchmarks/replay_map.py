@@ -39,10 +39,13 @@ SETTINGS = {
     "map_centre": "centre",
     "map_tuned": "tuned",
     "map_few_hard": "fewer hard prompts",
+    "map_hard": "more hard prompts",
     "map_delay": "more delay",
     "map_groups": "larger groups",
+    "map_critic": "tuned",
+    "map_neighbours": "tuned",
 }
-TIMED_STUDIES = ("map_centre", "map_tuned")  # the other settings have the steps of the last one
+TIMED_STUDIES = ("map_centre", "map_tuned", "map_hard", "map_critic")  # the others have the unit times of map_tuned
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 TIMED, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
@@ -207,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = results_of(name, folder)
             if not results.runs:
                 continue
-            timed = name if name in TIMED_STUDIES else TIMED_STUDIES[-1]
+            timed = name if name in TIMED_STUDIES else "map_tuned"
             add_costs(results, None if units is None else units.loc[timed])
             tables.append(gains(results).assign(setting=setting))
             signals.append(signal(results).assign(setting=setting))

@@ -214,9 +214,9 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_studies_that_come_with_the_project(path):
     """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps."""
-    others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60)}
-    tuned = ("map_tuned", "map_rates", "map_few_hard", "map_delay", "map_groups")
-    prompts, expected = (others | dict.fromkeys(tuned, (1536, 112))).get(path.stem, (1536, 96))
+    others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_groups": (256, 64)}
+    tuned = ("map_tuned", "map_few_hard", "map_hard", "map_delay", "map_neighbours", "map_critic")
+    prompts, expected = (dict.fromkeys(tuned, (512, 64)) | others).get(path.stem, (1536, 96))
     study, steps = read_study(path), {}
     assert read_study(path, smoke=True).arms
     for arm in study.arms:
