@@ -140,7 +140,7 @@ class TestPosterior:
         counts.update([Group(0, prompts[7_777], last, 0, 0)])
         state = counts.state_dict()
         assert sum(array.nbytes for array in state.values()) == 16 * 10_000
-        assert (state["counts"].dtype, state["counts"].shape, len(counts)) == (np.float32, (10_000, 2), 10_000)
+        assert (state["rows"].dtype, state["rows"].shape, len(counts)) == (np.float32, (10_000, 2), 10_000)
         found, known = counts.of([prompts[0], prompts[7_777], prompts[9_999], A])
         assert found.tolist() == [[2, 2], [3.5, 1.5], [2, 2], [1, 1]]
         assert known.tolist() == [True, True, True, False]
@@ -292,7 +292,7 @@ class TestState:
         seen(method, make_group, A=[1.0, 1.0])
         assert posterior(other, A) == [2, 2]
         seen(other, make_group, A=[0.0, 0.0])
-        assert state["posteriors"]["counts"].tolist() == [[2, 2]]
+        assert state["posteriors"]["rows"].tolist() == [[2, 2]]
 
     @pytest.mark.parametrize("wrong", [{"method": "bapo"}, {"version": 2}])
     def test_of_another_method_or_version(self, wrong):
