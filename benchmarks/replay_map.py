@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -30,7 +31,7 @@ from bapo_openrlhf.workbench.report.runs import read_run
 from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Study, read_study
 from bapo_openrlhf.workbench.study.runner import RUNS, plan
-from bapo_openrlhf.workbench.study.statistics import mean_interval, sign_flip_p
+from bapo_openrlhf.workbench.study.statistics import holm, mean_interval, sign_flip_p
 
 ROOT = RESULTS.parents[1]
 FOLDER = RESULTS / "map"
@@ -46,6 +47,7 @@ SETTINGS = {
     "map_neighbours": "tuned",
 }
 TIMED_STUDIES = ("map_centre", "map_tuned", "map_hard", "map_critic")  # the others have the unit times of map_tuned
+RECIPE = "recipe"  # the method that the confirmation compares
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 TIMED, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
@@ -90,29 +92,63 @@ def answer(low: float, high: float) -> str:
     return "equal" if low >= -EQUAL and high <= EQUAL else "undecided"
 
 
-def gains(results: Results) -> pd.DataFrame:
-    """Mean height of the learning curve of each arm, minus that of the baseline of its path, in points.
+def difference(results: Results, arm: str, other: str, cost: str) -> dict[str, Any] | None:
+    """Mean height of the learning curve of an arm, minus that of another arm, over pairs of runs with the same seed.
+
+    Args:
+        cost: A key of COSTS: what both may spend.
 
     Returns:
-        A row for each arm and cost: label, path, cost, gain, low, high, pairs, p (of sign flips), answer.
+        gain, low and high (points), pairs, p (of sign flips), answer. None with fewer than two pairs, or if no cost was
+        measured.
+    """
+    column = COSTS[cost]
+    if column not in results.steps or results.steps[column].isna().all():
+        return None
+    sides = results.curve([arm, other], column).unstack("arm").dropna()
+    if len(sides) < 2:
+        return None
+    differences = sides[arm] - sides[other]
+    found = mean_interval(differences)
+    points = {"gain": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high}
+    verdict = {"p": sign_flip_p(differences), "answer": answer(found.low, found.high)}
+    return {"cost": cost, "pairs": found.count, **points, **verdict}
+
+
+def gains(results: Results) -> pd.DataFrame:
+    """The difference of each arm to the baseline of its path, at each cost.
+
+    Returns:
+        A row for each arm and cost that `difference` has an answer for: its fields, label and path.
     """
     rows = []
     for path in results.paths:
         baseline, *others = results.of_path(path)
         for arm in others if baseline.method == PLAIN else ():
-            for cost, column in COSTS.items():
-                if column not in results.steps or results.steps[column].isna().all():
-                    continue
-                sides = results.curve([arm.name, baseline.name], column).unstack("arm").dropna()
-                differences = sides[arm.name] - sides[baseline.name]
-                found = mean_interval(differences)
-                if found is None or found.low is None or found.high is None:
-                    continue
-                about = {"label": results.labels[arm.name], "path": path, "cost": cost, "pairs": found.count}
-                points = {"gain": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high}
-                verdict = {"p": sign_flip_p(differences), "answer": answer(found.low, found.high)}
-                rows.append(about | points | verdict)
+            found = [difference(results, arm.name, baseline.name, cost) for cost in COSTS]
+            rows += [{"label": results.labels[arm.name], "path": path, **row} for row in found if row]
     return pd.DataFrame(rows)
+
+
+def confirmation(studies: Mapping[str, Results]) -> pd.DataFrame:
+    """The recipe against plain OpenRLHF and DAPO at equal responses, in each study and on each path.
+
+    Args:
+        studies: Their results by name.
+
+    Returns:
+        A row for each comparison: study, path, against, the fields of `difference`, and p_holm, which is p with
+        Holm's correction over all rows.
+    """
+    rows = []
+    for study, results in studies.items():
+        names = {(arm.method, arm.path): arm.name for arm in results.arms}
+        for (method, path), name in names.items():
+            if method in (PLAIN, "dapo") and (RECIPE, path) in names:
+                found = difference(results, names[RECIPE, path], name, "responses")
+                rows += [{"study": study, "path": path, "against": results.labels[name], **found}] if found else []
+    table = pd.DataFrame(rows)
+    return table.assign(p_holm=holm(table["p"])) if rows else table
 
 
 def signal(results: Results) -> pd.DataFrame:
@@ -197,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         units = [time_arms(study, ROOT / "runs" / "unit_times" / study.name) for study in studies]
         pd.concat(units).to_csv(times, index=False)
     units = pd.read_csv(times, index_col=["study", "arm"]) if times.is_file() else None
-    tables, signals = [], []
+    tables, signals, confirmed = [], [], {}
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
         if given.keep and folder.is_dir():
@@ -213,6 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             timed = name if name in TIMED_STUDIES else "map_tuned"
             add_costs(results, None if units is None else units.loc[timed])
             tables.append(gains(results).assign(setting=setting))
+            confirmed[name] = results
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
@@ -220,8 +257,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     table.to_parquet(FOLDER / "gains.parquet", index=False)
     table.round(3).to_csv(FOLDER / "gains.csv", index=False)
     pd.concat(signals, ignore_index=True).round(4).to_csv(FOLDER / "signal.csv", index=False)
+    compared = confirmation(confirmed)
+    compared.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     save_png(picture(table), PICTURE)
-    print(table.round(2).to_markdown(index=False))
+    print(table.round(2).to_markdown(index=False), compared.round(4).to_markdown(index=False), sep="\n\n")
     return 0
 
 

@@ -11,13 +11,16 @@ from bapo_openrlhf.workbench.report.runs import Run, groups_frame  # noqa: E402
 from bapo_openrlhf.workbench.study.data import Results, StudyRun  # noqa: E402
 from bapo_openrlhf.workbench.study.definition import Arm, Study  # noqa: E402
 
-RESPONSES = {"plain": 8, "bapo": 10}  # in a step
+RESPONSES = {"plain": 8, "bapo": 10, "dapo": 16, "recipe": 8}  # in a step
 UNITS = pd.DataFrame({"response": [0.5, 0.25], "update": [2.0, 3.0]}, index=["plain-group", "bapo-group"])
-HEIGHTS = {("plain", 1): 0.3, ("plain", 2): 0.4, ("bapo", 1): 0.5, ("bapo", 2): 0.55}  # at the last step
+HEIGHTS = {
+    ("plain", 1): 0.3, ("plain", 2): 0.4, ("bapo", 1): 0.5, ("bapo", 2): 0.55,
+    ("dapo", 1): 0.6, ("dapo", 2): 0.5, ("recipe", 1): 0.7, ("recipe", 2): 0.65,
+}  # at the last step  # fmt: skip
 
 
-def made() -> Results:
-    arms = tuple(Arm(method, "group", method.upper(), {}) for method in RESPONSES)
+def made(*methods: str) -> Results:
+    arms = tuple(Arm(method, "group", method.upper(), {}) for method in methods)
     runs = []
     for arm in arms:
         for seed in (1, 2):
@@ -52,7 +55,7 @@ def height(method: str, seed: int, of_step: float, end: float) -> float:
     ],
 )
 def test_gains_at_equal_cost(cost, of_step):
-    [row] = replay_map.gains(made()).query("cost == @cost").to_dict("records")
+    [row] = replay_map.gains(made("plain", "bapo")).query("cost == @cost").to_dict("records")
     end = 8 * min(of_step.values())
     first, second = (
         100 * (height("bapo", seed, of_step["bapo"], end) - height("plain", seed, of_step["plain"], end))
@@ -62,6 +65,29 @@ def test_gains_at_equal_cost(cost, of_step):
     half = 12.7062 * abs(first - second) / 2  # Student's t with one degree of freedom: t s / sqrt(2)
     assert (row["low"], row["high"]) == pytest.approx((row["gain"] - half, row["gain"] + half), abs=0.01)
     assert (row["label"], row["pairs"], row["p"]) == ("BAPO", 2, 0.5)
+
+
+def test_the_recipe_is_compared_in_each_study():
+    """With two pairs of the same sign, p is 1/2, and 1 after Holm's correction for three comparisons."""
+    studies = {
+        "first": made("plain", "bapo", "dapo", "recipe"),
+        "second": made("plain", "recipe"),
+        "third": made("plain"),
+    }
+    rows = replay_map.confirmation(studies).to_dict("records")
+    assert [(row["study"], row["against"]) for row in rows] == [
+        ("first", "PLAIN"), ("first", "DAPO"), ("second", "PLAIN")]  # fmt: skip
+    for row, other in zip(rows, ("plain", "dapo", "plain"), strict=True):
+        wanted = [height("recipe", seed, 8, 64) - height(other, seed, RESPONSES[other], 64) for seed in (1, 2)]
+        assert row["gain"] == pytest.approx(100 * sum(wanted) / 2, abs=1e-3)
+        assert (row["p"], row["p_holm"]) == (0.5, 1.0)
+
+
+def test_one_pair_is_no_answer():
+    both = made("plain", "recipe")
+    one = Results(both.study, [run for run in both.runs if run.seed == 1])
+    replay_map.add_costs(one, None)
+    assert replay_map.gains(one).empty and replay_map.confirmation({"study": one}).empty
 
 
 @pytest.mark.parametrize(

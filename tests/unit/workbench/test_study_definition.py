@@ -213,9 +213,21 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_studies_that_come_with_the_project(path):
-    """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps."""
+    """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps.
+
+    The recipe has half as many prompts in a step, and takes twice as many steps.
+    """
     others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_groups": (256, 64)}
-    tuned = ("map_tuned", "map_few_hard", "map_hard", "map_delay", "map_neighbours", "map_critic")
+    tuned = (
+        "map_tuned",
+        "map_few_hard",
+        "map_hard",
+        "map_delay",
+        "map_neighbours",
+        "map_critic",
+        "map_hard_critic",
+        "map_probes",
+    )
     prompts, expected = (dict.fromkeys(tuned, (512, 64)) | others).get(path.stem, (1536, 96))
     study, steps = read_study(path), {}
     assert read_study(path, smoke=True).arms
@@ -226,5 +238,6 @@ def test_the_studies_that_come_with_the_project(path):
         candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if adapted else 1
         if not args.algo.dynamic_filtering_enable and "rollout.batch_size" not in arm.flags:
             used = min(prompts, args.data.max_samples)
-            steps[arm.name] = epoch_steps(args, used, candidates) * args.train.num_episodes
+            whole = epoch_steps(args, used, candidates) * args.train.num_episodes
+            steps[arm.name] = whole / 2 if arm.method == "recipe" else whole
     assert set(steps.values()) == {expected}, steps
