@@ -44,13 +44,15 @@ SETTINGS = {
     "map_delay": "more delay",
     "map_groups": "larger groups",
     "map_critic": "tuned",
+    "map_hard_critic": "more hard prompts",
+    "map_recipe": "more hard prompts",
     "map_neighbours": "tuned",
 }
-TIMED_STUDIES = ("map_centre", "map_tuned", "map_hard", "map_critic")  # the others have the unit times of map_tuned
+TIMED = {"map_centre": "map_centre", "map_critic": "map_critic", "map_hard_critic": "map_critic"}  # otherwise map_tuned
 RECIPE = "recipe"  # the method that the confirmation compares
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
-TIMED, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
+STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
 
 
 def results_of(name: str, folder: Path) -> Results:
@@ -102,8 +104,8 @@ def difference(results: Results, arm: str, other: str, cost: str) -> dict[str, A
         gain, low and high (points), pairs, p (of sign flips), answer. None with fewer than two pairs, or if no cost was
         measured.
     """
-    column = COSTS[cost]
-    if column not in results.steps or results.steps[column].isna().all():
+    column, steps = COSTS[cost], results.steps
+    if column not in steps or steps.loc[steps["arm"].isin([arm, other]), column].isna().any():
         return None
     sides = results.curve([arm, other], column).unstack("arm").dropna()
     if len(sides) < 2:
@@ -193,12 +195,12 @@ def picture(table: pd.DataFrame) -> alt.FacetChart:
 
 
 def time_arms(study: Study, out: Path) -> pd.DataFrame:
-    """Unit times of each arm of a study, from a run of its own with up to TIMED steps: see `units_of`."""
+    """Unit times of each arm of a study, from a run of its own with up to STEPS steps: see `units_of`."""
     rows = []
     for arm in study.arms:
         args = arguments.parse(study.words(arm, 1))
         candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if args.adapt.enabled else 1
-        prompts = args.rollout.batch_size * TIMED
+        prompts = args.rollout.batch_size * STEPS
         words = [*study.words(arm, 1), "--data.max_samples", str(prompts), "--train.num_episodes", str(candidates)]
         words += ["--eval.steps", "-1", "--run.dir", str(out), "--run.name", arm.name, "--run.overwrite"]
         subprocess.run([sys.executable, "-m", "bapo_openrlhf.cli", "train", *words], check=True, cwd=ROOT)
@@ -229,7 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     times = FOLDER / "unit_times.csv"
     if given.time:
-        studies = [read_study(ROOT / "configs" / "studies" / f"{name}.yaml") for name in TIMED_STUDIES]
+        names = dict.fromkeys(["map_tuned", *TIMED.values()])
+        studies = [read_study(ROOT / "configs" / "studies" / f"{name}.yaml") for name in names]
         units = [time_arms(study, ROOT / "runs" / "unit_times" / study.name) for study in studies]
         pd.concat(units).to_csv(times, index=False)
     units = pd.read_csv(times, index_col=["study", "arm"]) if times.is_file() else None
@@ -246,8 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = results_of(name, folder)
             if not results.runs:
                 continue
-            timed = name if name in TIMED_STUDIES else "map_tuned"
-            add_costs(results, None if units is None else units.loc[timed])
+            add_costs(results, None if units is None else units.loc[TIMED.get(name, "map_tuned")])
             tables.append(gains(results).assign(setting=setting))
             confirmed[name] = results
             signals.append(signal(results).assign(setting=setting))

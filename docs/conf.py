@@ -31,6 +31,7 @@ CONTENTS = {
         "docs/report",
         "docs/studies",
         "docs/study_design",
+        "docs/first_study",
         "docs/faq",
     ],
     "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],

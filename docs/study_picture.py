@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/results.md. Each is readable at a width of 400 pixels.
+"""Draws the pictures of docs/first_study.md. Each is readable at a width of 400 pixels.
 
 python docs/study_picture.py                 the final accuracies, from the tables in benchmarks/results
 python docs/study_picture.py runs/studies    before that, the tables and the curves, from two studies that have run

@@ -83,6 +83,13 @@ def test_the_recipe_is_compared_in_each_study():
         assert (row["p"], row["p_holm"]) == (0.5, 1.0)
 
 
+def test_an_arm_without_unit_times_has_no_answer_at_equal_seconds():
+    results = made("plain", "bapo", "recipe")
+    rows = replay_map.gains(results)
+    assert set(rows.query("label == 'RECIPE'")["cost"]) == {"responses", "tokens"}
+    assert set(rows.query("label == 'BAPO'")["cost"]) == {"responses", "tokens", "seconds"}
+
+
 def test_one_pair_is_no_answer():
     both = made("plain", "recipe")
     one = Results(both.study, [run for run in both.runs if run.seed == 1])

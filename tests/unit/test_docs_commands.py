@@ -383,7 +383,7 @@ def test_the_script_of_the_table_does_what_its_page_shows(commands, tmp_path):
     """examples/countdown_table.sh, with the same stand-ins."""
     script = (ROOT / "examples" / "countdown_table.sh").read_text()
     ran = shell(re.sub(r"^cd .*$", "", script, flags=re.M), tmp_path)
-    text = (ROOT / "docs" / "results.md").read_text().split("## Two methods on benchmarks")[1].split("\n## ")[0]
+    text = (ROOT / "docs" / "first_study.md").read_text().split("## Two methods on benchmarks")[1].split("\n## ")[0]
     (block,) = re.findall(r"```bash\n(.*?)```", text, re.S)
     folder = tmp_path / "readme"
     folder.mkdir()
