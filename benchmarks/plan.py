@@ -172,8 +172,8 @@ def markdown(result: Mapping[str, Any]) -> str:
 ABOUT = (
     "Cells are predicted / measured (relative error). The measurements are records of the Countdown study "
     "([the first study](../../docs/first_study.md#methods-against-each-other)), with a model of 0.8M parameters: the "
-    "mean over a run's steps, then the median over seeds. Shares of groups and lengths are those of the runs of GRPO and PPO. The "
-    "functions of `bapo-openrlhf plan` predict everything else."
+    "mean over a run's steps, then the median over seeds. Shares of groups and lengths are those of the runs of GRPO "
+    "and PPO. The functions of `bapo-openrlhf plan` predict everything else."
 )
 REMARKS = """\
 - **DAPO generates more than predicted.** Its ratio is 1 / signal_share with GRPO's share. DAPO passes over the data

@@ -215,7 +215,7 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 def test_the_studies_that_come_with_the_project(path):
     """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps.
 
-    The recipe has half as many prompts in a step, and takes twice as many steps.
+    Those with configs/steps/recipe.yaml have half as many prompts in a step, and take twice as many steps.
     """
     others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_groups": (256, 64)}
     tuned = (
@@ -227,6 +227,7 @@ def test_the_studies_that_come_with_the_project(path):
         "map_critic",
         "map_hard_critic",
         "map_probes",
+        "map_recipe",
     )
     prompts, expected = (dict.fromkeys(tuned, (512, 64)) | others).get(path.stem, (1536, 96))
     study, steps = read_study(path), {}
@@ -239,5 +240,5 @@ def test_the_studies_that_come_with_the_project(path):
         if not args.algo.dynamic_filtering_enable and "rollout.batch_size" not in arm.flags:
             used = min(prompts, args.data.max_samples)
             whole = epoch_steps(args, used, candidates) * args.train.num_episodes
-            steps[arm.name] = whole / 2 if arm.method == "recipe" else whole
+            steps[arm.name] = whole / 2 if any(file.endswith("recipe.yaml") for file in arm.config) else whole
     assert set(steps.values()) == {expected}, steps
