@@ -36,7 +36,7 @@ class PosteriorBAPO(BAPO):
     NAME = "bapo_posterior"
     SENTENCE = "BAPO that generates for prompts that should be solved half of the time, by ratings as in chess."
     USE = "Use it if many prompts are solved always or never."
-    SOURCE = "this project, after arXiv 2602.20722, 2507.04632"
+    SOURCE = "this project, after MoPPS, arXiv 2507.04632"
     STATE = (*BAPO.STATE, "ratings")
     METRICS = (*BAPO.METRICS, *FORECAST_METRICS)
 
