@@ -101,17 +101,28 @@ def picture(table: pd.DataFrame) -> alt.LayerChart:
     return alt.layer(marks, spread, line).properties(width=420, height=260)
 
 
-def main() -> int:
-    """Read the probes of all finished runs, write the table and the figure."""
+def read_probes() -> pd.DataFrame:
+    """The lines of probes.jsonl of all finished runs, with `setting`, `seed`, and `halves` of their step."""
     study = read_study(ROOT / "configs" / "studies" / "map_probes.yaml")
-    tables = []
+    found = []
     for run in plan(study, ROOT / "runs" / "studies" / study.name):
         if run.done:
-            rows = pd.read_json(run.folder / record.PROBES, lines=True)
-            rows.round(5).to_parquet(FOLDER / f"probes_{run.name}.parquet", index=False)
-            found = ratios(rows, np.random.default_rng(0))
-            halves = pd.DataFrame(record.read_metrics(run.folder))["probe/halves"].mean()
-            tables.append(found.assign(setting=run.arm.label, halves=halves))
+            steps = pd.DataFrame(record.read_metrics(run.folder))[["step", "probe/halves"]]
+            rows = pd.read_json(run.folder / record.PROBES, lines=True).merge(steps, on="step")
+            found.append(rows.rename(columns={"probe/halves": "halves"}).assign(setting=run.arm.label, seed=run.seed))
+    return pd.concat(found, ignore_index=True)
+
+
+def main() -> int:
+    """Read the probes, or those that were kept, and write the tables and the figure."""
+    kept = FOLDER / "probes.parquet"
+    if (ROOT / "runs" / "studies" / "map_probes").is_dir():
+        read_probes().to_parquet(kept, index=False)
+    tables = []
+    for setting, rows in pd.read_parquet(kept).groupby("setting"):
+        each = rows.assign(step=rows.groupby(["seed", "step"]).ngroup())  # steps of two runs are different steps
+        halves = each.groupby("step")["halves"].first().mean()
+        tables.append(ratios(each, np.random.default_rng(0)).assign(setting=setting, halves=halves))
     table = pd.concat(tables, ignore_index=True)
     table.round(4).to_csv(FOLDER / "probes.csv", index=False)
     save_png(picture(table), ROOT / "docs" / "images" / "probes.png")
