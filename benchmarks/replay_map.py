@@ -15,6 +15,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,11 @@ def confirmation(studies: Mapping[str, Results]) -> pd.DataFrame:
     rows = []
     for study, results in studies.items():
         names = {(arm.method, arm.path): arm.name for arm in results.arms}
-        for (method, path), name in names.items():
-            if method in (PLAIN, "dapo") and (RECIPE, path) in names:
-                found = difference(results, names[RECIPE, path], name, "responses")
-                rows += [{"study": study, "path": path, "against": results.labels[name], **found}] if found else []
+        for method, path in product((PLAIN, "dapo"), results.paths):
+            arm, other = names.get((RECIPE, path)), names.get((method, path))
+            found = difference(results, arm, other, "responses") if arm and other else None
+            if found:
+                rows.append({"study": study, "path": path, "against": results.labels[other], **found})
     table = pd.DataFrame(rows)
     return table.assign(p_holm=holm(table["p"])) if rows else table
 

@@ -154,15 +154,22 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
 # ── the content of the file, checked field by field ──
 
 
-def _content(path: Path) -> Any:
-    """The fields of the file, and those that it takes from the file that it names in `like`."""
+def _content(path: Path, users: tuple[str, ...] = ()) -> Any:
+    """The fields of the file, and those that it takes from the file that it names in `like`, which may be like another.
+
+    Args:
+        users: Names of the files that are like this one.
+    """
     content = read_yaml("study", path)
     if not isinstance(content, dict) or "like" not in content:
         return content
     like = str(content.pop("like"))
     if Path(like).name != like:
         raise ConfigError(f"like is {like!r}; it must be the name of a file in the same folder")
-    base = _fields(like, read_yaml("study", path.parent / like), set(FIELDS))
+    users = (*users, path.name)
+    if like in users:
+        raise ConfigError(f"like is {like!r}; it must be a file that is not like this one")
+    base = _fields(like, _content(path.parent / like, users), set(FIELDS))
     _study(base, path)
     if isinstance(names := content.get("methods"), list):
         if missing := [str(name) for name in names if name not in base["methods"]]:

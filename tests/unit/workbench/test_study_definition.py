@@ -59,7 +59,11 @@ def test_a_study_that_is_like_another(write, tmp_path):
         read_study(more)
     more.write_text(more.read_text().replace("}, methods", "}, claims: [], methods"))
     flags = {"eval.steps": 2, "train.num_episodes": 9, "train.micro_batch_size": 8}
-    assert read_study(more) == replace(base, name="longer", flags=flags, claims=(), arms=base.arms[:2])
+    longer = replace(base, name="longer", flags=flags, claims=(), arms=base.arms[:2])
+    assert read_study(more) == longer
+    again = tmp_path / "once_more.yaml"  # like a file that is itself like another
+    again.write_text("{like: more_steps.yaml, name: again, flags: {eval.steps: 3}}")
+    assert read_study(again) == replace(longer, name="again", flags=flags | {"eval.steps": 3})
 
 
 @pytest.mark.parametrize(
@@ -67,13 +71,15 @@ def test_a_study_that_is_like_another(write, tmp_path):
     [
         ("like: ../study.yaml", "like is '../study.yaml'; it must be the name of a file in the same folder"),
         ("{like: study.yaml, methods: [plane]}", "methods has plane; study.yaml has plain, bapo"),
-        ("like: like.yaml", "like.yaml has like; it takes claims, config"),
+        ("like: like.yaml", "like is 'like.yaml'; it must be a file that is not like this one"),
+        ("like: other.yaml", "like is 'like.yaml'; it must be a file that is not like this one"),
         ("like: gone.yaml", "gone.yaml cannot be read"),
     ],
 )
 def test_what_a_study_cannot_be_like(write, tmp_path, text, message):
     write()
     (tmp_path / "like.yaml").write_text(text)
+    (tmp_path / "other.yaml").write_text("like: like.yaml")
     with pytest.raises(ConfigError, match=message):
         read_study(tmp_path / "like.yaml")
 
