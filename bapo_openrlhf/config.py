@@ -155,7 +155,7 @@ class AdaptConfig:
         symbol="M2", source="arXiv 2510.01161", allowed="finite and above 0", type=float)
     scale_learning_rate: bool = _flag(False,
         "multiply the actor's learning rate by the root of the effective sample size of the batch's weights pi/alpha, "
-        "as a share of its responses", symbol="ESS", source="arXiv 2602.17616", action="store_true")
+        "as a share of a full batch", symbol="ESS", source="arXiv 2602.17616", action="store_true")
     reevaluated_weight: float = _flag(1.0,
         "factor on the advantages of re-evaluated samples, and so on their part of the policy loss",
         allowed="finite and above 0", type=float)

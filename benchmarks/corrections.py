@@ -92,8 +92,9 @@ def gradient_of(args: SimpleNamespace, theta: torch.Tensor, old: torch.Tensor, t
     batch = {"dp_size": 1, "batch_num_tokens": float(tokens.numel()), "global_batch_size": float(len(tokens))}
     value, *_ = loss(own, before, advantages, torch.ones_like(tokens), behaviour, **batch)
     (gradient,) = torch.autograd.grad(-value, variable)
-    factor = learning_rate_factor((today - behaviour).sum(-1).numpy()) if args.adapt.scale_learning_rate else 1.0
-    return factor * gradient
+    if args.adapt.scale_learning_rate:
+        gradient = learning_rate_factor((today - behaviour).sum(-1).numpy(), full=len(tokens)) * gradient
+    return gradient
 
 
 def arms() -> dict[str, SimpleNamespace]:

@@ -48,8 +48,14 @@ SETTINGS = {
     "map_hard_critic": "more hard prompts",
     "map_recipe": "more hard prompts",
     "map_neighbours": "tuned",
+    "map_confirm": "test of the recipe",
+    "map_confirm_critic": "test of the recipe",
 }
-TIMED = {"map_centre": "map_centre", "map_critic": "map_critic", "map_hard_critic": "map_critic"}  # otherwise map_tuned
+TESTS = ("map_confirm", "map_confirm_critic")  # what the confirmation compares
+TIMED = {  # the study whose unit times count; otherwise map_tuned
+    "map_centre": "map_centre",
+    **dict.fromkeys(["map_critic", "map_hard_critic", "map_confirm_critic"], "map_critic"),
+}
 RECIPE = "recipe"  # the method that the confirmation compares
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
@@ -253,7 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             add_costs(results, None if units is None else units.loc[TIMED.get(name, "map_tuned")])
             tables.append(gains(results).assign(setting=setting))
-            confirmed[name] = results
+            if name in TESTS:
+                confirmed[name] = results
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)

@@ -48,6 +48,10 @@ class BatchArithmetic:
         """Optimizer steps for a full batch and one epoch. The last one may be smaller."""
         return math.ceil(self.most_samples / self.train_batch)
 
+    def full_samples(self, samples: int) -> int:
+        """Samples that the optimizer steps for a batch of `samples` would hold if they were full."""
+        return min(len(step_totals(samples, self.train_batch)) * self.train_batch, self.most_samples)
+
     def left_over(self, samples: int, *, dynamic: bool) -> int:
         """Samples of a batch that plain OpenRLHF does not train on.
 

@@ -30,13 +30,15 @@ def second_moment_mask(log_ratios: np.ndarray, advantages: np.ndarray, limit: fl
     return stays
 
 
-def learning_rate_factor(log_ratios: np.ndarray) -> float:
-    """Factor on the actor's learning rate by VCPO (arXiv 2602.17616): the root of the effective share of the responses.
+def learning_rate_factor(log_ratios: np.ndarray, full: int) -> float:
+    """Factor on the actor's learning rate: the root of the effective sample size, as a share of a full batch.
 
-    It is sqrt((sum w)^2 / (N sum w^2)) with w = pi(y|x) / alpha(y|x), in [1 / sqrt(N), 1]. A batch in which a few
-    responses outweigh the others makes a smaller step.
+    It is sqrt((sum w)^2 / (F sum w^2)) with w = pi(y|x) / alpha(y|x), in [1 / sqrt(F), 1]. For a full batch it is the
+    factor of VCPO (arXiv 2602.17616), so a batch in which a few responses outweigh the others makes a smaller step.
+    Here, so does a batch that has few responses, because Adam's steps are as long for noise as for a signal.
 
     Args:
         log_ratios: log pi(y|x) - log alpha(y|x) of each response, shape (N,), N at least 1.
+        full: F, the responses that the batch's optimizer steps would hold if they were full, at least N.
     """
-    return math.sqrt(importance_summary(log_ratios)["effective_share"])
+    return math.sqrt(importance_summary(log_ratios)["effective_share"] * len(log_ratios) / full)

@@ -267,7 +267,8 @@ class AdaptedPPOTrainer(ProbedTrainer):
         done = {} if experience.masked is None else {"importance/masked_share": experience.masked}
         if self.args.adapt.scale_learning_rate:
             on_policy = [origin.on_policy for origin in experience.origins]  # their ratio starts at 1
-            factor = learning_rate_factor(np.where(on_policy, 0.0, experience.log_ratios))
+            full = self.arithmetic.full_samples(len(on_policy))
+            factor = learning_rate_factor(np.where(on_policy, 0.0, experience.log_ratios), full)
             ray.get(self.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
             done["importance/learning_rate_factor"] = factor
         return done

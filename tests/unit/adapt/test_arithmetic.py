@@ -56,6 +56,24 @@ class TestLeftOver:
         assert arithmetic({"actor": 2}, train_batch=128).left_over(samples, dynamic=True) == left
 
 
+@pytest.mark.parametrize(
+    ("samples", "train_batch", "full"),
+    [
+        (8, 64, 64),
+        (64, 64, 64),
+        (72, 64, 128),
+        (512, 64, 512),
+        (8, 24, 24),
+        (500, 24, 504),
+        (512, 24, 512),
+        (8, 1024, 512),
+    ],
+)
+def test_samples_of_full_optimizer_steps_by_hand(samples, train_batch, full):
+    """The batch holds 512 at most: the last of 22 steps of 24 holds 8."""
+    assert arithmetic({"actor": 1}, train_batch=train_batch).full_samples(samples) == full
+
+
 class TestDeal:
     @given(lengths=st.lists(st.integers(1, 5000), max_size=60), ranks=st.integers(1, 70))
     @many

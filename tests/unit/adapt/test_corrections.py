@@ -56,13 +56,20 @@ def test_a_limit_that_is_reached_leaves_nothing_out():
 
 
 @pytest.mark.parametrize(
-    ("weights", "share"),
-    [([1, 1, 1, 1], 1), ([7], 1), ([1, 3], Fraction(16, 20)), ([1, 1, 1, 5], Fraction(64, 112))],
+    ("weights", "full", "share"),
+    [
+        ([1, 1, 1, 1], 4, 1),
+        ([7], 1, 1),
+        ([1, 3], 2, Fraction(16, 20)),
+        ([1, 1, 1, 5], 4, Fraction(64, 112)),
+        ([2, 2], 8, Fraction(1, 4)),  # two of eight responses
+        ([1, 1, 1, 5], 16, Fraction(64, 448)),
+    ],
 )
-def test_factor_is_the_root_of_kishs_share(weights, share):
-    found = learning_rate_factor(np.log(np.array(weights, dtype=float)))
+def test_factor_is_the_root_of_kishs_sample_size_as_a_share_of_a_full_batch(weights, full, share):
+    found = learning_rate_factor(np.log(np.array(weights, dtype=float)), full)
     assert found == pytest.approx(math.sqrt(share), rel=1e-12)
 
 
 def test_one_response_that_outweighs_all_gives_the_least_factor():
-    assert learning_rate_factor(np.array([900.0, 0.0, -900.0, 0.0])) == pytest.approx(0.5, rel=1e-12)
+    assert learning_rate_factor(np.array([900.0, 0.0, -900.0, 0.0]), 4) == pytest.approx(0.5, rel=1e-12)

@@ -223,19 +223,9 @@ def test_the_studies_that_come_with_the_project(path):
 
     Those with configs/steps/recipe.yaml have half as many prompts in a step, and take twice as many steps.
     """
-    others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_groups": (256, 64)}
-    tuned = (
-        "map_tuned",
-        "map_few_hard",
-        "map_hard",
-        "map_delay",
-        "map_neighbours",
-        "map_critic",
-        "map_hard_critic",
-        "map_probes",
-        "map_recipe",
-    )
-    prompts, expected = (dict.fromkeys(tuned, (512, 64)) | others).get(path.stem, (1536, 96))
+    others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_centre": (768, 96), "map_groups": (256, 64)}
+    usual = (512, 64) if path.stem.startswith("map_") else (1536, 96)
+    prompts, expected = others.get(path.stem, usual)
     study, steps = read_study(path), {}
     assert read_study(path, smoke=True).arms
     for arm in study.arms:
