@@ -23,7 +23,7 @@ from bapo_openrlhf.workbench.study.runner import plan
 ROOT = RESULTS.parents[1]
 FOLDER = RESULTS / "map"
 EDGES = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0)  # of the bins of the TV distance
-FEWEST = 30  # groups of a bin that is shown
+FEWEST = 20  # groups of a bin that is shown
 DRAWS = 1000  # of the bootstrap
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
+from bapo_openrlhf.adapt.findings import MOST_X2
 from bapo_openrlhf.config import Checked, flags_of
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch import attention, vision
@@ -18,7 +19,6 @@ from bapo_openrlhf.launch.values import warnings_of
 from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.training.reward_worker import Invalid, checked
 
-MOST_X2 = 0.5  # responses of X2 for each response of the rollouts, above which there is a warning
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
+from bapo_openrlhf.adapt.findings import FARTHEST_TV
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD
@@ -63,7 +64,22 @@ def warnings(seen: Seen) -> list[str]:
         if count:
             steps = many(len(seen.recent), "step")
             found.append(f"{many(count, 'group')} left out in the last {steps}: {why}")
-    return found
+    return found + _far(seen)
+
+
+def _far(seen: Seen) -> list[str]:
+    """A warning if the groups that were replayed in recent steps are too far from today's policy to help."""
+    known = [row for row in seen.recent if row.get("groups/replayed") and row.get("tv/replayed") is not None]
+    groups = _sum(known, "groups/replayed")
+    if not groups:
+        return []
+    distance = sum(row["groups/replayed"] * row["tv/replayed"] for row in known) / groups
+    if distance <= FARTHEST_TV:
+        return []
+    return [
+        f"replayed groups are at a TV distance of {distance:.2f}; in our study they stopped helping at "
+        f"{FARTHEST_TV:g}. --adapt.max_tv_replayed leaves such groups out. A smaller learning rate brings them nearer"
+    ]
 
 
 # ── Sections, each a list of lines ──

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bapo_openrlhf.adapt.findings import FARTHEST_TV
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.follow import Seen
@@ -66,7 +67,7 @@ def make_rows(count, **extra):
                 "importance/fresh_mean": 1.012,
                 "importance/fresh_max": 1.13,
                 "clip/fresh": 0.016,
-                "tv/replayed": 0.109,
+                "tv/replayed": 0.029,
                 "importance/replayed_mean": 0.939,
                 "importance/replayed_max": 1.19,
                 **extra,
@@ -119,7 +120,7 @@ def test_everything_is_said_at_every_width(width):
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("source")) :]
     assert table[0].split() == ["source", "groups", "TV", "weight", "max", "clipped", "step"]
     assert table[1].split() == ["fresh", "8", "0.013", "1.012", "1.13", "1.6%", "24"]
-    assert table[2].split() == ["replayed", "12", "0.109", "0.939", "1.19", "-", "24"]
+    assert table[2].split() == ["replayed", "12", "0.029", "0.939", "1.19", "-", "24"]
     assert len(table) == 3
 
 
@@ -181,6 +182,18 @@ def test_state(seen, state):
     assert seen.ended == (state == "finished")
     silent = [text for text in warnings(seen) if "may have stopped" in text]
     assert bool(silent) == (state == "silent")
+
+
+def test_it_says_when_replayed_groups_are_too_far_to_help():
+    """The distance is that of the recent groups, not the mean over steps."""
+    rows = make_rows(30, **{"groups/replayed": 0, "tv/replayed": None})
+    rows[5] |= {"groups/replayed": 50, "tv/replayed": 1.0}  # too long ago
+    rows[20] |= {"groups/replayed": 1, "tv/replayed": 3 * FARTHEST_TV}
+    rows[21] |= {"groups/replayed": 3, "tv/replayed": FARTHEST_TV / 3 + 1e-4}
+    [text] = warnings(Seen("x", rows, RUN, {}, 1.0))
+    assert text.startswith(f"replayed groups are at a TV distance of {FARTHEST_TV + 7.5e-5:.2f}; in our study")
+    rows[21]["tv/replayed"] = FARTHEST_TV / 3
+    assert warnings(Seen("x", rows, RUN, {}, 1.0)) == []
 
 
 def test_a_finished_run_of_before_run_json():
