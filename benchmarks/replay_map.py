@@ -1,6 +1,6 @@
 """Where replay pays: the studies of docs/study_design.md as one table and one figure.
 
-    python benchmarks/replay_map.py --time  # seconds of a response and of an update for each arm; nothing else may run
+    python benchmarks/replay_map.py --time  # seconds of a response and of an update for each arm, on an idle machine
     python benchmarks/replay_map.py         # reads runs/studies/map_*; writes results/map/ and docs/images/map.png
     python benchmarks/replay_map.py --keep  # the same, and keeps the records of the runs
 
@@ -56,6 +56,7 @@ TIMED = {  # the study whose unit times count; otherwise map_tuned
     "map_centre": "map_centre",
     **dict.fromkeys(["map_critic", "map_hard_critic", "map_confirm_critic"], "map_critic"),
 }
+TIMED_STUDIES = ["map_tuned", *dict.fromkeys(TIMED.values())]
 RECIPE = "recipe"  # the method that the confirmation compares
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
@@ -232,18 +233,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the studies that there are, write the tables and the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--time", action="store_true", help="measure unit times first, on a machine that does nothing else"
-    )
+        "--time", nargs="*", choices=TIMED_STUDIES, metavar="STUDY",
+        help="measure unit times of these studies first (default: all that are needed), on an idle machine",
+    )  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="keep the records of the runs")
     given = parser.parse_args(argv)
     FOLDER.mkdir(parents=True, exist_ok=True)
     times = FOLDER / "unit_times.csv"
-    if given.time:
-        names = dict.fromkeys(["map_tuned", *TIMED.values()])
-        studies = [read_study(ROOT / "configs" / "studies" / f"{name}.yaml") for name in names]
-        units = [time_arms(study, ROOT / "runs" / "unit_times" / study.name) for study in studies]
-        pd.concat(units).to_csv(times, index=False)
-    units = pd.read_csv(times, index_col=["study", "arm"]) if times.is_file() else None
+    units = pd.read_csv(times) if times.is_file() else pd.DataFrame(columns=["study"])
+    for name in () if given.time is None else given.time or TIMED_STUDIES:
+        study = read_study(ROOT / "configs" / "studies" / f"{name}.yaml")
+        measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
+        units = pd.concat([units[units["study"] != name], measured])
+        units.to_csv(times, index=False)
     tables, signals, confirmed = [], [], {}
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
@@ -257,7 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = results_of(name, folder)
             if not results.runs:
                 continue
-            add_costs(results, None if units is None else units.loc[TIMED.get(name, "map_tuned")])
+            timed = units[units["study"] == TIMED.get(name, "map_tuned")]
+            add_costs(results, None if timed.empty else timed.set_index("arm"))
             tables.append(gains(results).assign(setting=setting))
             if name in TESTS:
                 confirmed[name] = results
