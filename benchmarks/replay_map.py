@@ -46,7 +46,6 @@ SETTINGS = {
     "map_groups": "larger groups",
     "map_critic": "tuned",
     "map_hard_critic": "more hard prompts",
-    "map_recipe": "more hard prompts",
     "map_neighbours": "tuned",
     "map_confirm": "test of the recipe",
     "map_confirm_critic": "test of the recipe",

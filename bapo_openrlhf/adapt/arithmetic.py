@@ -50,7 +50,7 @@ class BatchArithmetic:
 
     def full_samples(self, samples: int) -> int:
         """Samples that the optimizer steps for a batch of `samples` would hold if they were full."""
-        return min(len(step_totals(samples, self.train_batch)) * self.train_batch, self.most_samples)
+        return min(math.ceil(samples / self.train_batch) * self.train_batch, self.most_samples)
 
     def left_over(self, samples: int, *, dynamic: bool) -> int:
         """Samples of a batch that plain OpenRLHF does not train on.

@@ -71,9 +71,7 @@ def _far(seen: Seen) -> list[str]:
     """A warning if the groups that were replayed in recent steps are too far from today's policy to help."""
     known = [row for row in seen.recent if row.get("groups/replayed") and row.get("tv/replayed") is not None]
     groups = _sum(known, "groups/replayed")
-    if not groups:
-        return []
-    distance = sum(row["groups/replayed"] * row["tv/replayed"] for row in known) / groups
+    distance = sum(row["groups/replayed"] * row["tv/replayed"] for row in known) / max(groups, 1)
     if distance <= FARTHEST_TV:
         return []
     return [
