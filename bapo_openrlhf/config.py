@@ -160,9 +160,6 @@ class AdaptConfig:
         "factor on the advantages of re-evaluated samples, and so on their part of the policy loss",
         allowed="finite and above 0", type=float)
     replayed_weight: float = _flag(1.0, "the same for replayed samples", allowed="finite and above 0", type=float)
-    weigh_replayed_by_ess: bool = _flag(False,
-        "another factor on the advantages of replayed samples: the effective sample size of their weights pi/alpha as "
-        "a share of the replayed responses", symbol="ESS", source="beyond the paper", action="store_true")
     kl_target: str = _flag("reference",
         "policy to which --algo.kl.init_coef pulls: reference, or behaviour (Eq. 3; no reference model is loaded)",
         symbol="beta D_KL", source="Eq. 1, 3", choices=["reference", "behaviour"])

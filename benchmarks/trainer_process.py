@@ -111,7 +111,7 @@ def arguments(name: str, micro: int) -> SimpleNamespace:
     one = SimpleNamespace
     estimator = "gae" if CRITIC[name] else "group_norm"
     advantage = one(estimator=estimator, gamma=1.0, lambd=0.95, no_std_norm=False, is_correction_level="off")
-    weights = one(max_second_moment=None, reevaluated_weight=1.0, replayed_weight=1.0, weigh_replayed_by_ess=False)
+    weights = one(max_second_moment=None, reevaluated_weight=1.0, replayed_weight=1.0)
     return one(
         adapt=one(eps=1e-6, ratio="behaviour", kl_target="reference", returns="gae", **vars(weights)),
         algo=one(advantage=advantage, kl=one(use_loss=False, estimator="k1")),

@@ -41,8 +41,6 @@ VARIANTS = """
     bapo_without_x3 | BAPO that replays nothing. | Use it to see what replay is worth. | arXiv 2602.20722, Table 1b
     bapo_fixed_thresholds | BAPO whose c2 and c3 do not move. | Use it to see what moving them is worth. | \
         arXiv 2602.20722, Fig. 6
-    bapo_measured | The method bapo_bound, with v, weights and the learning rate by measurement too. | \
-        Use it to see what measuring is worth. | this project, after arXiv 2602.20722, 2602.17616
     grpo_delayed | GRPO on every fresh group, with responses of weights that are up to 4 steps old. | \
         Use it as a baseline with BAPO's delay. | arXiv 2505.22257
     gspo | One importance ratio for each response instead of each token, with any algorithm and method. | \

@@ -27,7 +27,6 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import second_moment_mask
 from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.group import Group, Response
-from bapo_openrlhf.adapt.staleness import importance_summary
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.adapt.vtrace import vtrace
 from bapo_openrlhf.training.contract import extends
@@ -172,7 +171,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         self._groups = [origin.group for origin in origins]
         experiences = self.compute_advantages_and_returns(experiences)
         log_ratios = passed.log_ratios[list(kept)]
-        self._weigh(experiences, origins, log_ratios)
+        self._weigh(experiences, origins)
         masked = self._mask_moved(experiences, loss_log_ratios)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
         return MadeExperience(experiences, origins, log_ratios, passed.reference_kept, tokens, masked)
@@ -258,12 +257,9 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
         return log_ratio
 
-    def _weigh(self, experiences: Sequence[Experience], origins: Sequence[SampleOrigin], log_ratio: np.ndarray) -> None:
+    def _weigh(self, experiences: Sequence[Experience], origins: Sequence[SampleOrigin]) -> None:
         """Scale the advantages of a source by its weight, after they were computed and whitened (docs/decisions.md)."""
         weights = {"reevaluated": self.args.adapt.reevaluated_weight, "replayed": self.args.adapt.replayed_weight}
-        if self.args.adapt.weigh_replayed_by_ess:
-            replayed = [origin.source == "replayed" for origin in origins]
-            weights["replayed"] *= importance_summary(log_ratio[replayed])["effective_share"]
         for experience in experiences:
             factors = torch.tensor([weights.get(origins[place].source, 1.0) for place in experience.index])
             if (factors != 1).any():

@@ -20,7 +20,6 @@ OPTIONS = {
     "bapo_bound": "least=-inf",
     "bapo_authors_code": "moving=true",
 }
-MEASURED = ("adapt.weigh_replayed_by_ess", "adapt.scale_learning_rate")  # with them it is bapo_measured.yaml
 BOTH = [(method, algorithm) for method in OPTIONS for algorithm in ("bapo_grpo", "ba_ppo")]
 ALWAYS = [("rollout_replay", "bapo_grpo"), ("ar3po", "ba_ppo")]  # the others take minutes and show the same paths
 
@@ -39,7 +38,7 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
             run__name=f"{method}_{algorithm}",
             adapt__method=method,
             adapt__options=OPTIONS[method],
-            switches=MEASURED if method == "bapo_bound" else (),
+            switches=["adapt.scale_learning_rate"] if method == "bapo_bound" else (),
             adapt__max_tv_rollout=0.02 if method == "bapo_bound" else None,
             adapt__rollout_delay=2 if method == "bapo_bound" else 1,
             adapt__reevaluate_every=1,

@@ -643,7 +643,7 @@ def test_defaults_are_table_3():
     # nothing is dropped and nothing is corrected unless asked for
     assert (adapt.max_tv_fresh, adapt.max_tv_replayed) == (None, None)
     assert (adapt.returns, adapt.max_second_moment, adapt.scale_learning_rate) == ("gae", None, False)
-    assert (adapt.replayed_weight, adapt.weigh_replayed_by_ess) == (1.0, False)
+    assert adapt.replayed_weight == 1.0
     assert adapt.max_failed_share == 0.5
     assert VerifierConfig() == VerifierConfig(processes=4, timeout=60.0, memory_gib=4.0)
     assert RunConfig() == RunConfig(name="default", dir="runs", logs="full")
@@ -680,7 +680,6 @@ MARKS = {
     "ratio": "rho, Eq. 3",
     "max_second_moment": "M2, arXiv 2510.01161",
     "scale_learning_rate": "ESS, arXiv 2602.17616",
-    "weigh_replayed_by_ess": "ESS, beyond the paper",
     "kl_target": "beta D_KL, Eq. 1, 3",
     "eps": "epsilon, Eq. 2",
 }

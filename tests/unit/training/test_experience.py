@@ -93,7 +93,6 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
             max_second_moment=None,
             reevaluated_weight=1.0,
             replayed_weight=1.0,
-            weigh_replayed_by_ess=False,
         ),
         algo=SimpleNamespace(
             advantage=SimpleNamespace(
@@ -1140,10 +1139,9 @@ class TestTokensOfTheLoss:
 class TestWeights:
     """`adapt.reevaluated_weight` and `adapt.replayed_weight`, against the same batch without them."""
 
-    @pytest.mark.parametrize("ess", [False, True])
     @pytest.mark.parametrize("estimator", ["group_norm", "gae", "rloo"])
     @pytest.mark.parametrize("dynamic", [False, True])
-    def test_scale_advantages_of_their_source_and_nothing_else(self, estimator, dynamic, ess):
+    def test_scale_advantages_of_their_source_and_nothing_else(self, estimator, dynamic):
         parts = [[0, 7, 9], [1, 2, 3, 4], [5, 6, 8, 10, 11]] if dynamic else [list(range(12))]
 
         def made(**changed):
@@ -1169,30 +1167,17 @@ class TestWeights:
                 return experience, experience.experiences
 
         weights = {"adapt__reevaluated_weight": 2.0, "adapt__replayed_weight": 0.5}
-        (plain, wanted), (weighed, found) = made(), made(**weights, adapt__weigh_replayed_by_ess=ess)
+        (plain, wanted), (weighed, found) = made(), made(**weights)
         factors = {"fresh": 1.0, "reevaluated": 2.0, "replayed": 0.5}
-        if ess:  # Kish's effective sample size of the replayed responses, over their number
-            replayed = [origin.source == "replayed" for origin in plain.origins]
-            w = np.exp(plain.log_ratios[replayed])
-            share = w.sum() ** 2 / (len(w) * (w**2).sum())
-            assert 1 / len(w) < share < 0.99 and len(w) == 4 and not np.allclose(w, np.exp(plain.log_ratios[:4]))
-            factors["replayed"] *= share
         before, after = by_sample(wanted, "advantages"), by_sample(found, "advantages")
         assert len(after) == 12
         for index, advantages in before.items():
             factor = factors[plain.origins[index].source]
             wanted_now = [factor * advantage for advantage in advantages]
-            assert any(advantages) and after[index] == (pytest.approx(wanted_now, rel=1e-6) if ess else wanted_now)
+            assert any(advantages) and after[index] == wanted_now
         assert by_sample(found, "returns") == by_sample(wanted, "returns")
         for source, factor in factors.items():
             assert weighed.tokens[source].advantages == pytest.approx(factor * plain.tokens[source].advantages)
-
-    def test_nothing_replayed_has_no_effective_share(self):
-        experience = forward([whole_batch(12)])[0]
-        experience.index, experience.advantages = list(range(12)), torch.ones(experience.action_mask.shape)
-        origins = [SampleOrigin("fresh", True, whole_group(n // 4)) for n in range(12)]
-        maker(adapt__weigh_replayed_by_ess=True)._weigh([experience], origins, np.zeros(12))
-        assert (experience.advantages == 1).all()
 
     @pytest.mark.parametrize("loss", [{}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"}], ids=str)
     def test_a_factor_on_the_advantages_is_one_on_the_loss(self, loss):

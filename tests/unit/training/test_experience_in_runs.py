@@ -51,7 +51,7 @@ class TestObserve:
         assert (dropped > 0) is (limit < 1)
 
     def test_a_run_replays_by_measured_distances(self, world):
-        words = {"adapt.method": "bapo_bound", "adapt.weigh_replayed_by_ess": True, "adapt.replay_steps": 4}
+        words = {"adapt.method": "bapo_bound", "adapt.replay_steps": 4}
         made = world(prompts=40, **words)
         made.trainer.fit()
         method, rows = made.trainer.method, made.metrics()

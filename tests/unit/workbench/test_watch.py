@@ -184,15 +184,19 @@ def test_state(seen, state):
     assert bool(silent) == (state == "silent")
 
 
-def test_it_says_when_replayed_groups_are_too_far_to_help():
-    """The distance is that of the recent groups, not the mean over steps."""
-    rows = make_rows(30, **{"groups/replayed": 0, "tv/replayed": None})
-    rows[5] |= {"groups/replayed": 50, "tv/replayed": 1.0}  # too long ago
-    rows[20] |= {"groups/replayed": 1, "tv/replayed": 3 * FARTHEST_TV}
-    rows[21] |= {"groups/replayed": 3, "tv/replayed": FARTHEST_TV / 3 + 1e-4}
+@pytest.mark.parametrize("source", ["fresh", "reevaluated"])
+def test_it_says_when_replayed_groups_are_too_far_to_help(source):
+    """The distance is that of the recent groups, not the mean over steps, and rounding does not count."""
+    rounding = 0.3
+    rows = make_rows(30, **{"groups/replayed": 0, "tv/replayed": None, "tv/fresh": 0.9})
+    rows[5] |= {"groups/replayed": 50, "tv/replayed": 1.0, "tv/fresh": 0.0}  # too long ago
+    rows[20] |= {"groups/replayed": 1, "tv/replayed": rounding + 0.31}
+    rows[21] |= {"groups/replayed": 3, "tv/replayed": rounding + (4 * FARTHEST_TV - 0.31) / 3 + 1e-4}
+    rows[22][f"tv/{source}"] = rounding
     [text] = warnings(Seen("x", rows, RUN, {}, 1.0))
-    assert text.startswith(f"replayed groups are at a TV distance of {FARTHEST_TV + 7.5e-5:.2f}; in our study")
-    rows[21]["tv/replayed"] = FARTHEST_TV / 3
+    distance = rounding + FARTHEST_TV + 7.5e-5
+    assert text.startswith(f"replayed groups are at a TV distance of {distance:.2f}, of which 0.30 may be rounding; in")
+    rows[21]["tv/replayed"] -= 2e-4
     assert warnings(Seen("x", rows, RUN, {}, 1.0)) == []
 
 
