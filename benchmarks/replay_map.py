@@ -58,6 +58,7 @@ TIMED = {  # the study whose unit times count; otherwise map_tuned
 TIMED_STUDIES = ["map_tuned", *dict.fromkeys(TIMED.values())]
 RECIPE = "recipe"  # the method that the confirmation compares
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
+ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
 
@@ -184,19 +185,19 @@ def signal(results: Results) -> pd.DataFrame:
 
 
 def picture(table: pd.DataFrame) -> alt.FacetChart:
-    """Gain over the baseline by setting and arm: a column for equal responses, and one for equal seconds."""
+    """Gain over the baseline: a line for each arm and setting, columns for equal responses and equal seconds."""
     wanted = table[table["cost"].isin(["responses", "seconds"])]
+    wanted = wanted.assign(line=wanted["setting"] + ": " + wanted["label"])
     base = alt.Chart(wanted).encode(
-        y=alt.Y("setting:N", title=None, sort=list(SETTINGS.values())),
-        yOffset="label:N",
-        color=alt.Color("label:N", title=None),
+        y=alt.Y("line:N", title=None, sort=list(dict.fromkeys(wanted["line"])), axis=alt.Axis(labelLimit=400)),
+        color=alt.Color("answer:N", title=None, scale=alt.Scale(domain=list(ANSWERS), range=list(ANSWERS.values()))),
     )
     spread = base.mark_rule(strokeWidth=2).encode(
         x=alt.X("low:Q", title="gain over the baseline, points (95 % interval)"), x2="high:Q"
     )
-    points = base.mark_point(filled=True, size=60).encode(x="gain:Q")
+    points = base.mark_point(filled=True, size=60, opacity=1).encode(x="gain:Q")
     zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(0))
-    panel = alt.layer(zero, spread, points).properties(width=300, height={"step": 14})
+    panel = alt.layer(zero, spread, points).properties(width=300, height={"step": 18})
     return panel.facet(
         column=alt.Column("cost:N", title=None, header=alt.Header(labelExpr="'at equal ' + datum.value"))
     )
