@@ -25,17 +25,19 @@ FOLDER = RESULTS / "map"
 EDGES = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32, 1.0)  # of the bins of the TV distance
 FEWEST = 20  # groups of a bin that is shown
 DRAWS = 1000  # of the bootstrap
+ALL = "all settings"
 
 
 def ratios(rows: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     """Mean projection of older groups, divided by that of fresh groups with the same mean rewards, by TV distance.
 
-    The projection of a group is the length of its gradient times the cosine with the reference. The interval is that of
-    a bootstrap over steps, because all groups of a step share one reference.
+    The projection of a group is the length of its gradient times the cosine with the reference, in units of the mean
+    projection of its setting's fresh groups. The interval is that of a bootstrap over steps, because all groups of a
+    step share one reference.
 
     Args:
-        rows: Lines of probes.jsonl: `step`, `source`, `tv`, `mean`, `cosine`, `norm`. Those without a cosine are left
-            out, and so are older groups with a mean that no fresh group has.
+        rows: Lines of probes.jsonl: `step`, `source`, `tv`, `mean`, `cosine`, `norm`, and the run's `setting`. Those
+            without a cosine are left out, and so are older groups with a mean that no fresh group of their setting has.
 
     Returns:
         A row for each bin with at least FEWEST groups: low_tv, high_tv, groups, tv (mean), age (mean), ratio, low, high
@@ -44,17 +46,20 @@ def ratios(rows: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     rows = rows.dropna(subset=["cosine", "tv"])
     rows = rows.assign(
         projection=rows["cosine"] * rows["norm"],
+        kind=rows.groupby(["setting", "mean"]).ngroup(),
         bound=[
             bound_term(0.0, stability_constant(mean * (1 - mean)), tv)
             for mean, tv in zip(rows["mean"], rows["tv"], strict=True)
         ],
     )
+    unit = rows[rows["source"] == "fresh"].groupby("setting")["projection"].mean()
+    rows["projection"] /= rows["setting"].map(unit)
     fresh, replayed = (rows[rows["source"] == source] for source in ("fresh", "replayed"))
     steps = rows["step"].nunique()
     weights = np.vstack([np.ones(steps), rng.multinomial(steps, np.full(steps, 1 / steps), DRAWS)])
     found = []
     for low, high in pairwise(EDGES):
-        older = replayed[(replayed["tv"] >= low) & (replayed["tv"] < high) & replayed["mean"].isin(fresh["mean"])]
+        older = replayed[(replayed["tv"] >= low) & (replayed["tv"] < high) & replayed["kind"].isin(fresh["kind"])]
         if len(older) < FEWEST:
             continue
         whole, *draws = ratio(fresh, older, sorted(rows["step"].unique()), weights)
@@ -67,21 +72,21 @@ def ratios(rows: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
 
 
 def ratio(fresh: pd.DataFrame, older: pd.DataFrame, steps: Sequence[int], weights: np.ndarray) -> np.ndarray:
-    """Projection of the older groups over that of fresh groups with the same means.
+    """Projection of the older groups over that of fresh groups of the same kinds, which are a setting and a mean.
 
     Args:
         steps: The steps in which there are probes.
         weights: How often each step counts, shape (D, steps).
 
     Returns:
-        The ratio for each row of weights, shape (D,). nan if an older group then has a mean that no fresh group has.
+        The ratio for each row of weights, shape (D,). nan if an older group then has a kind that no fresh group has.
     """
-    means = sorted(fresh["mean"].unique())
+    kinds = sorted(fresh["kind"].unique())
 
     def table(rows: pd.DataFrame, what: str) -> np.ndarray:
-        """`what` of the projections by step and mean, weighted: shape (D, means)."""
-        found = rows.pivot_table(index="step", columns="mean", values="projection", aggfunc=what)
-        return weights @ found.reindex(index=steps, columns=means).fillna(0).to_numpy()
+        """`what` of the projections by step and kind, weighted: shape (D, kinds)."""
+        found = rows.pivot_table(index="step", columns="kind", values="projection", aggfunc=what)
+        return weights @ found.reindex(index=steps, columns=kinds).fillna(0).to_numpy()
 
     counts = table(older, "count")
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -93,7 +98,8 @@ def picture(table: pd.DataFrame) -> alt.LayerChart:
     """The ratio over the TV distance (logarithmic), with its interval: a line for each setting."""
     base = alt.Chart(table).encode(
         x=alt.X("tv:Q", title="TV distance of replayed groups", scale=alt.Scale(type="log")),
-        color=alt.Color("setting:N", title=None),
+        color=alt.Color("setting:N", title=None, sort=[ALL]),
+        strokeWidth=alt.condition(alt.datum.setting == ALL, alt.value(4), alt.value(1)),
     )
     spread = base.mark_rule().encode(y=alt.Y("low:Q", title="projection, as a share of fresh groups'"), y2="high:Q")
     line = base.mark_line(point=True).encode(y="ratio:Q")
@@ -118,9 +124,10 @@ def main() -> int:
     kept = FOLDER / "probes.parquet"
     if (ROOT / "runs" / "studies" / "map_probes").is_dir():
         read_probes().to_parquet(kept, index=False)
+    rows = pd.read_parquet(kept)
+    rows = rows.assign(step=rows.groupby(["setting", "seed", "step"]).ngroup())  # steps of two runs are different steps
     tables = []
-    for setting, rows in pd.read_parquet(kept).groupby("setting"):
-        each = rows.assign(step=rows.groupby(["seed", "step"]).ngroup())  # steps of two runs are different steps
+    for setting, each in [(ALL, rows), *rows.groupby("setting")]:
         halves = each.groupby("step")["halves"].first().mean()
         tables.append(ratios(each, np.random.default_rng(0)).assign(setting=setting, halves=halves))
     table = pd.concat(tables, ignore_index=True)

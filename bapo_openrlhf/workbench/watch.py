@@ -82,8 +82,8 @@ def _far(seen: Seen) -> list[str]:
         return []
     return [
         f"replayed groups are at a TV distance of {distance:.2f}, of which {rounding:.2f} may be rounding; in our "
-        f"study they stopped helping at {FARTHEST_TV:g}. --adapt.max_tv_replayed leaves such groups out. A smaller "
-        "learning rate brings them nearer"
+        f"study such groups were worth less than half a fresh one from {FARTHEST_TV:g} on. --adapt.max_tv_replayed "
+        "leaves them out. A smaller learning rate brings them nearer"
     ]
 
 

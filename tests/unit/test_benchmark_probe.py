@@ -7,15 +7,15 @@ import pytest
 replay_probe = pytest.importorskip("replay_probe")
 
 
-def probes(*, helps: float, noise: float = 0, steps: int = 40, seed: int = 0) -> pd.DataFrame:
-    """Groups whose projection is mean / 2 on average if fresh, and `helps` times that if replayed."""
+def probes(*, helps: float, noise: float = 0, steps: int = 40, seed: int = 0, unit: float = 0.5) -> pd.DataFrame:
+    """Groups whose projection is `unit` times their mean on average if fresh, and `helps` times that if replayed."""
     rng, rows = np.random.default_rng(seed), []
     for step in range(steps):
         for source, share, tv in (("fresh", 1.0, 0.01), ("replayed", helps, 0.05)):
             for mean in (0.25, 0.5) if source == "replayed" else (0.25, 0.25, 0.25, 0.5, 0.75):
                 norm = rng.uniform(1, 3)
-                projection = share * mean / 2 + noise * rng.normal()
-                rows.append({"step": step, "source": source, "age": 2, "tv": tv, "mean": mean,
+                projection = unit * share * mean + noise * rng.normal()
+                rows.append({"setting": "one", "step": step, "source": source, "age": 2, "tv": tv, "mean": mean,
                              "cosine": projection / norm, "norm": norm})  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -25,6 +25,13 @@ def test_the_ratio_is_that_of_groups_with_the_same_mean(helps):
     [row] = replay_probe.ratios(probes(helps=helps), np.random.default_rng(0)).to_dict("records")
     assert (row["low_tv"], row["high_tv"], row["groups"]) == (0.04, 0.08, 80)
     assert [row["ratio"], row["low"], row["high"]] == pytest.approx([helps] * 3)
+
+
+def test_each_setting_counts_by_its_groups_and_not_by_the_length_of_its_gradients():
+    long = probes(helps=-0.5, unit=50).assign(setting="other", step=range(40, 320))
+    rows = pd.concat([probes(helps=1.0), long[long["source"] == "fresh"], long[long["source"] == "replayed"][:40]])
+    [row] = replay_probe.ratios(rows, np.random.default_rng(0)).to_dict("records")
+    assert row["ratio"] == pytest.approx((80 * 1.0 - 40 * 0.5) / 120)
 
 
 def test_the_interval_covers_the_ratio_in_about_95_of_100_cases():
