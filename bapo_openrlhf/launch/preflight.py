@@ -52,7 +52,7 @@ def check_inputs(
     if method is not None and method.related_to_generated and args.algo.advantage.estimator != "gae":
         check_no_penalties(args)
     if hasattr(method, "max_reevaluated_prompts"):
-        warnings += _large_x2(args)
+        warnings += _large_x2(method.max_reevaluated_prompts, args)
     _check_models(args)
     row, prompts = None, None
     for flag, dataset in (("eval.dataset", args.eval.dataset), ("data.prompt_dataset", args.data.prompt_dataset)):
@@ -93,15 +93,15 @@ def check_no_penalties(args: SimpleNamespace) -> None:
             )
 
 
-def _large_x2(args: SimpleNamespace) -> list[str]:
+def _large_x2(most: int, args: SimpleNamespace) -> list[str]:
     """A warning if more hard prompts may be generated again than has paid in a study."""
-    most, fresh = args.adapt.max_reevaluated_prompts or 0, args.adapt.reevaluate_every * args.rollout.batch_size
+    every, fresh = args.adapt.reevaluate_every, args.adapt.reevaluate_every * args.rollout.batch_size
     if not fresh or most <= MOST_X2 * fresh:
         return []
     return [
-        f"adapt.max_reevaluated_prompts is {most}: X2 may generate {most / fresh:.0%} as many responses as the "
-        "rollouts. In our study this cost accuracy for the same number of responses, so half of a rollout batch is the "
-        "default"
+        f"adapt.max_reevaluated_prompts is {most} and adapt.reevaluate_every is {every}: X2 may generate "
+        f"{most / fresh:.0%} as many responses as the rollouts. In our study 25% cost 2.6 points of accuracy for the "
+        f"same number of responses; up to {MOST_X2:.0%} give no warning"
     ]
 
 

@@ -55,7 +55,7 @@ def words(tmp_path) -> list[str]:
         "adapt.replay_buffer_size": 5,
         "adapt.rollout_delay": 5,
         "adapt.reevaluate_every": 2,
-        "adapt.max_reevaluated_prompts": 7,
+        "adapt.max_reevaluated_prompts": 3,
     }
     return [f"--{name}={value}" for name, value in flags.items()]
 
@@ -89,7 +89,7 @@ class TestNumbers:
         assert facts["actor micro-batches"] == "6 per rank and full batch, of at most 2 samples"  # 24 / (2 ranks x 2)
         assert facts["critic micro-batches"] == "12 per rank and full batch, of at most 2 samples"
         assert facts["fresh filter (X1)"] == "range"
-        assert facts["re-evaluation (X2)"] == "every m 2 steps, at most 7 prompts; hard at mean reward <= c1 1/8"
+        assert facts["re-evaluation (X2)"] == "every m 2 steps, at most 3 prompts; hard at mean reward <= c1 1/8"
         assert facts["replay (X3)"] == "3 steps, c2 in [1/8, 1/2], c3 in [1/4, 5/8]"
         assert facts["importance ratio"] == "behaviour"
         assert facts["returns"] == "gae"

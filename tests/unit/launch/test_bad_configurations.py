@@ -286,7 +286,8 @@ def test_a_merged_key_may_be_overruled_in_one_file(capsys, folder):
 GOOD = [
     "rollout.temperature=0.01", "rollout.temperature=2", "rollout.top_p=1", "rollout.max_new_tokens=47",
     "rollout.max_new_tokens=1", "data.max_len=64", "train.batch_size=256", "train.batch_size=2",
-    "train.batch_size=512 adapt.batch_size=64", "adapt.reevaluate_every=4 adapt.max_reevaluated_prompts=64",
+    "train.batch_size=512 adapt.batch_size=64", "adapt.reevaluate_every=5 adapt.max_reevaluated_prompts=32",
+    "adapt.reevaluate_every=3",
     "adapt.reevaluate_every=0 adapt.max_reevaluated_prompts=99",
     "adapt.method=exgrpo adapt.reevaluate_every=1 adapt.max_reevaluated_prompts=32",  # it has a share of its own
     "actor.adam.lr=0.01", "actor.adam.eps=1", "critic.adam.lr=1e-12", "actor.adam.betas=0,0.999", "actor.eps_clip=1",
@@ -333,9 +334,10 @@ MEANT = [
     ("algorithm=ppo critic.freezing_steps=3", "critic.freezing_steps is 3: without batch adaptation, OpenRLHF keeps "),
     ("algorithm=ppo critic.freezing_steps=0", "the actor's first update is on 2 batches"),
     (
-        "adapt.reevaluate_every=4 adapt.max_reevaluated_prompts=65",
-        "adapt.max_reevaluated_prompts is 65: X2 may generate 51% as many responses as the rollouts",
+        "adapt.reevaluate_every=5 adapt.max_reevaluated_prompts=34",
+        "adapt.max_reevaluated_prompts is 34 and adapt.reevaluate_every is 5: X2 may generate 21% as many responses",
     ),
+    ("adapt.reevaluate_every=2", "adapt.max_reevaluated_prompts is 16 and adapt.reevaluate_every is 2: X2 may gen"),
     ("eval.dataset=train.jsonl", "eval.dataset is train.jsonl, but eval.steps is -1: it is never evaluated"),
 ]
 
