@@ -47,13 +47,20 @@ SETTINGS = {
     "map_critic": "tuned",
     "map_hard_critic": "more hard prompts",
     "map_neighbours": "tuned",
-    "map_confirm": "test of the recipe",
-    "map_confirm_critic": "test of the recipe",
+    "map_confirm": "test of the second recipe",
+    "map_confirm_critic": "test of the second recipe",
+    "map_near": "small steps",
+    "map_near_critic": "small steps",
+    "map_near_small": "small steps and batches",
 }
-TESTS = ("map_confirm", "map_confirm_critic")  # what the confirmation compares
+TESTS = {  # the recipes, and the studies that compare each with its baselines
+    "second": ("map_confirm", "map_confirm_critic"),
+    "third": ("map_near", "map_near_small", "map_near_critic"),
+}
 TIMED = {  # the study whose unit times count; otherwise map_tuned
     "map_centre": "map_centre",
     **dict.fromkeys(["map_critic", "map_hard_critic", "map_confirm_critic"], "map_critic"),
+    **{name: name for name in TESTS["third"]},
 }
 TIMED_STUDIES = ["map_tuned", *dict.fromkeys(TIMED.values())]
 RECIPE = "recipe"  # the method that the confirmation compares
@@ -246,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
         units = pd.concat([units[units["study"] != name], measured])
         units.to_csv(times, index=False)
-    tables, signals, confirmed = [], [], {}
+    tables, signals, studies = [], [], {}
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
         if given.keep and folder.is_dir():
@@ -262,8 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             timed = units[units["study"] == TIMED.get(name, "map_tuned")]
             add_costs(results, None if timed.empty else timed.set_index("arm"))
             tables.append(gains(results).assign(setting=setting))
-            if name in TESTS:
-                confirmed[name] = results
+            studies[name] = results
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
@@ -271,7 +277,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table.to_parquet(FOLDER / "gains.parquet", index=False)
     table.round(3).to_csv(FOLDER / "gains.csv", index=False)
     pd.concat(signals, ignore_index=True).round(4).to_csv(FOLDER / "signal.csv", index=False)
-    compared = confirmation(confirmed)
+    tests = {recipe: {name: studies[name] for name in names if name in studies} for recipe, names in TESTS.items()}
+    compared = pd.concat([confirmation(found).assign(recipe=recipe) for recipe, found in tests.items()])
     compared.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     save_png(picture(table), PICTURE)
     print(table.round(2).to_markdown(index=False), compared.round(4).to_markdown(index=False), sep="\n\n")

@@ -39,6 +39,8 @@ VARIANTS = """
     bapo_mini_test | BAPO with c1 = 0 and c2 = c3 = 1/2. | Use it to have no thresholds to tune. | arXiv 2602.20722
     bapo_without_x2 | BAPO that never generates again. | Use it to see what this is worth. | arXiv 2602.20722, Table 1b
     bapo_without_x3 | BAPO that replays nothing. | Use it to see what replay is worth. | arXiv 2602.20722, Table 1b
+    bapo_replay_all | BAPO without X2 that replays all recent groups with a signal. | \
+        Use it if the policy moves slowly. | this project, after arXiv 2602.20722
     bapo_fixed_thresholds | BAPO whose c2 and c3 do not move. | Use it to see what moving them is worth. | \
         arXiv 2602.20722, Fig. 6
     grpo_delayed | GRPO on every fresh group, with responses of weights that are up to 4 steps old. | \
