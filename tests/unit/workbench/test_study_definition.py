@@ -224,6 +224,7 @@ def test_the_studies_that_come_with_the_project(path):
     Those with configs/steps/recipe.yaml have half as many prompts in a step, and take twice as many steps.
     """
     others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_centre": (768, 96), "map_groups": (256, 64)}
+    others |= dict.fromkeys(["map_near", "map_near_critic"], (768, 48))
     usual = (512, 64) if path.stem.startswith("map_") else (1536, 96)
     prompts, expected = others.get(path.stem, usual)
     study, steps = read_study(path), {}
