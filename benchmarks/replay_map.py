@@ -268,7 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             timed = units[units["study"] == TIMED.get(name, "map_tuned")]
             add_costs(results, None if timed.empty else timed.set_index("arm"))
-            tables.append(gains(results).assign(setting=setting))
+            if not (found := gains(results)).empty:  # an empty one would make the pairs of all others floats
+                tables.append(found.assign(setting=setting))
             studies[name] = results
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
