@@ -169,6 +169,12 @@ def confirmation(studies: Mapping[str, Results]) -> pd.DataFrame:
     return table.assign(p_holm=holm(table["p"])) if rows else table
 
 
+def together(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The tables below each other. Empty ones are left out, because they would turn whole numbers to floats."""
+    filled = [table for table in tables if not table.empty]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
+
+
 def signal(results: Results) -> pd.DataFrame:
     """How much the generated responses can teach, and how much of that is used: the mean of m (1 - m) over responses.
 
@@ -268,18 +274,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             timed = units[units["study"] == TIMED.get(name, "map_tuned")]
             add_costs(results, None if timed.empty else timed.set_index("arm"))
-            if not (found := gains(results)).empty:  # an empty one would make the pairs of all others floats
-                tables.append(found.assign(setting=setting))
+            tables.append(gains(results).assign(setting=setting))
             studies[name] = results
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
-    table = pd.concat(tables, ignore_index=True)
+    table = together(tables)
     table.to_parquet(FOLDER / "gains.parquet", index=False)
     table.round(3).to_csv(FOLDER / "gains.csv", index=False)
     pd.concat(signals, ignore_index=True).round(4).to_csv(FOLDER / "signal.csv", index=False)
     tests = {recipe: {name: studies[name] for name in names if name in studies} for recipe, names in TESTS.items()}
-    compared = pd.concat([confirmation(found).assign(recipe=recipe) for recipe, found in tests.items()])
+    compared = together([confirmation(found).assign(recipe=recipe) for recipe, found in tests.items()])
     compared.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     save_png(picture(table), PICTURE)
     print(table.round(2).to_markdown(index=False), compared.round(4).to_markdown(index=False), sep="\n\n")

@@ -70,8 +70,8 @@ def warnings(seen: Seen) -> list[str]:
 def _far(seen: Seen) -> list[str]:
     """A warning if the groups that were replayed in recent steps are too far from today's policy to help.
 
-    Engine and actor round differently, more so in long responses. The nearest groups that were generated show how much.
-    By the triangle inequality, the policy has moved by at least the rest.
+    Engine and actor round differently, and the difference grows with a response. The nearest groups that were generated
+    show at most how large it is. The policy has moved by at least the rest, because of the triangle inequality.
     """
     known = [row for row in seen.recent if row.get("groups/replayed") and row.get("tv/replayed") is not None]
     groups = _sum(known, "groups/replayed")
@@ -81,9 +81,9 @@ def _far(seen: Seen) -> list[str]:
     if distance - rounding <= FARTHEST_TV:
         return []
     return [
-        f"replayed groups are at a TV distance of {distance:.2f}, of which {rounding:.2f} may be rounding; in our "
-        f"study such groups were worth less than half a fresh one from {FARTHEST_TV:g} on. --adapt.max_tv_replayed "
-        "leaves them out. A smaller learning rate brings them nearer"
+        f"replayed groups are at a TV distance of {distance:.2f}. Rounding explains at most {rounding:.2f} of it. In "
+        f"our study a group beyond {FARTHEST_TV:g} was worth less than half a fresh one. --adapt.max_tv_replayed "
+        "leaves such groups out, and a smaller learning rate brings them nearer"
     ]
 
 

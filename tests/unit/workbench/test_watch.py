@@ -195,7 +195,7 @@ def test_it_says_when_replayed_groups_are_too_far_to_help(source):
     rows[22][f"tv/{source}"] = rounding
     [text] = warnings(Seen("x", rows, RUN, {}, 1.0))
     distance = rounding + FARTHEST_TV + 7.5e-5
-    assert text.startswith(f"replayed groups are at a TV distance of {distance:.2f}, of which 0.30 may be rounding; in")
+    assert text.startswith(f"replayed groups are at a TV distance of {distance:.2f}. Rounding explains at most 0.30 of")
     rows[21]["tv/replayed"] -= 2e-4
     assert warnings(Seen("x", rows, RUN, {}, 1.0)) == []
 
