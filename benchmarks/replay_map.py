@@ -45,24 +45,13 @@ SETTINGS = {
     "map_delay": "more delay",
     "map_groups": "larger groups",
     "map_critic": "tuned",
-    "map_hard_critic": "more hard prompts",
     "map_neighbours": "tuned",
-    "map_confirm": "test of the second recipe",
-    "map_confirm_critic": "test of the second recipe",
     "map_near": "small steps",
     "map_near_critic": "small steps",
     "map_near_small": "small steps and batches",
 }
-TESTS = {  # the recipes, and the studies that compare each with its baselines
-    "second": ("map_confirm", "map_confirm_critic"),
-    "third": ("map_near", "map_near_small", "map_near_critic"),
-}
-TIMED = {  # the study whose unit times count; otherwise map_tuned
-    "map_centre": "map_centre",
-    **dict.fromkeys(["map_critic", "map_hard_critic", "map_confirm_critic"], "map_critic"),
-    **{name: name for name in TESTS["third"]},
-}
-TIMED_STUDIES = ["map_tuned", *dict.fromkeys(TIMED.values())]
+USUAL = "map_tuned"  # its unit times count for the studies that are not TIMED
+TIMED = (USUAL, "map_centre", "map_critic", "map_near", "map_near_small", "map_near_critic")
 RECIPE = "recipe"  # the method that the confirmation compares
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
@@ -169,12 +158,6 @@ def confirmation(studies: Mapping[str, Results]) -> pd.DataFrame:
     return table.assign(p_holm=holm(table["p"])) if rows else table
 
 
-def together(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The tables below each other. Empty ones are left out, because they would turn whole numbers to floats."""
-    filled = [table for table in tables if not table.empty]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
-
-
 def signal(results: Results) -> pd.DataFrame:
     """How much the generated responses can teach, and how much of that is used: the mean of m (1 - m) over responses.
 
@@ -246,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the studies that there are, write the tables and the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--time", nargs="*", choices=TIMED_STUDIES, metavar="STUDY",
+        "--time", nargs="*", choices=TIMED, metavar="STUDY",
         help="measure unit times of these studies first (default: all that are needed), on an idle machine",
     )  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="keep the records of the runs")
@@ -254,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     times = FOLDER / "unit_times.csv"
     units = pd.read_csv(times) if times.is_file() else pd.DataFrame(columns=["study"])
-    for name in () if given.time is None else given.time or TIMED_STUDIES:
+    for name in () if given.time is None else given.time or TIMED:
         study = read_study(ROOT / "configs" / "studies" / f"{name}.yaml")
         measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
         units = pd.concat([units[units["study"] != name], measured])
@@ -272,19 +255,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = results_of(name, folder)
             if not results.runs:
                 continue
-            timed = units[units["study"] == TIMED.get(name, "map_tuned")]
+            timed = units[units["study"] == (name if name in TIMED else USUAL)]
             add_costs(results, None if timed.empty else timed.set_index("arm"))
             tables.append(gains(results).assign(setting=setting))
             studies[name] = results
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
-    table = together(tables)
+    table = pd.concat([one for one in tables if not one.empty], ignore_index=True)
     table.to_parquet(FOLDER / "gains.parquet", index=False)
     table.round(3).to_csv(FOLDER / "gains.csv", index=False)
     pd.concat(signals, ignore_index=True).round(4).to_csv(FOLDER / "signal.csv", index=False)
-    tests = {recipe: {name: studies[name] for name in names if name in studies} for recipe, names in TESTS.items()}
-    compared = together([confirmation(found).assign(recipe=recipe) for recipe, found in tests.items()])
+    compared = confirmation(studies)
     compared.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     save_png(picture(table), PICTURE)
     print(table.round(2).to_markdown(index=False), compared.round(4).to_markdown(index=False), sep="\n\n")

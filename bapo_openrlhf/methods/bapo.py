@@ -59,13 +59,10 @@ class BAPO(FilteredMethod):
     def begin_step(self, step: int) -> list[Prompt]:
         """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
         self.replay.expire(step)
-        named = self.draw_hard(self.max_reevaluated_prompts if due(step, self.reevaluate_every) else 0)
+        count = self.max_reevaluated_prompts if due(step, self.reevaluate_every) else 0
+        named = [entry.prompt for entry in self.hard.oldest(count)]
         self.hard.send(named)
         return named
-
-    def draw_hard(self, count: int) -> list[Prompt]:
-        """Up to `count` hard prompts to generate again: the oldest."""
-        return [entry.prompt for entry in self.hard.oldest(count)]
 
     def draw_replay(self, count: int, accept: Callable[[Group], bool]) -> list[Group]:
         """Up to `count` of the stored groups that are accepted, drawn uniformly (Eq. 7)."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bapo_openrlhf.adapt.batch import Batch, fill
-from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts
+from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, forecast_metrics
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import CAPACITY
 from bapo_openrlhf.methods.base import FilteredMethod, option
@@ -63,11 +63,11 @@ class MoPPS(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """The fresh groups that the filter keeps, at most as many as fit."""
-        forecast = self.posteriors.forecast(fresh)
+        counts, known = self.posteriors.of([group.prompt for group in fresh])
         self.posteriors.update(fresh)
         self.measured = {
             "groups/capacity": self.capacity,
             "prompts/known": len(self.posteriors),
-            **forecast,
+            **forecast_metrics(fresh, counts[:, 0] / counts.sum(axis=1), known),
         }
         return fill(self.room, fresh, self.passes(fresh))

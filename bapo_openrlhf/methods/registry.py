@@ -21,7 +21,6 @@ METHODS = {
     "bapo_mini_test": "bapo_openrlhf.methods.bapo:BAPO",
     "bapo_authors_code": "bapo_openrlhf.methods.authors_code:AuthorsCode",
     "bapo_bound": "bapo_openrlhf.methods.bound:BoundBAPO",
-    "bapo_posterior": "bapo_openrlhf.methods.posterior:PosteriorBAPO",
     "mopps": "bapo_openrlhf.methods.mopps:MoPPS",
     "dots": "bapo_openrlhf.methods.dots:DOTS",
     "repo": "bapo_openrlhf.methods.repo:RePO",

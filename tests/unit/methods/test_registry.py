@@ -73,7 +73,6 @@ STATES = {
     "bapo": "rng thresholds hard replay",
     "bapo_authors_code": "rng replay again thresholds",
     "bapo_bound": "rng hard replay last sums",
-    "bapo_posterior": "rng thresholds hard replay ratings",
     "mopps": "rng posteriors",
     "dots": "rng predictor replay",
     "repo": "rng cache",

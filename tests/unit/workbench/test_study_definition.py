@@ -219,10 +219,7 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_studies_that_come_with_the_project(path):
-    """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps.
-
-    Those with configs/steps/recipe.yaml have half as many prompts in a step, and take twice as many steps.
-    """
+    """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps."""
     others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_centre": (768, 96), "map_groups": (256, 64)}
     others |= dict.fromkeys(["map_near", "map_near_critic"], (768, 48))
     usual = (512, 64) if path.stem.startswith("map_") else (1536, 96)
@@ -236,6 +233,5 @@ def test_the_studies_that_come_with_the_project(path):
         candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if adapted else 1
         if not args.algo.dynamic_filtering_enable and "rollout.batch_size" not in arm.flags:
             used = min(prompts, args.data.max_samples)
-            whole = epoch_steps(args, used, candidates) * args.train.num_episodes
-            steps[arm.name] = whole / 2 if any(file.endswith("recipe.yaml") for file in arm.config) else whole
+            steps[arm.name] = epoch_steps(args, used, candidates) * args.train.num_episodes
     assert set(steps.values()) == {expected}, steps
