@@ -44,14 +44,14 @@ SETTINGS = {
     "map_hard": "more hard prompts",
     "map_delay": "more delay",
     "map_groups": "larger groups",
-    "map_critic": "tuned",
-    "map_neighbours": "tuned",
+    "map_critic": "small batches",
+    "map_neighbours": "small batches",
     "map_near": "small steps",
-    "map_near_critic": "small steps",
-    "map_near_small": "small steps and batches",
+    "map_near_critic": "small batches",
+    "map_near_small": "small batches",
 }
-USUAL = "map_tuned"  # its unit times count for the studies that are not TIMED
-TIMED = (USUAL, "map_centre", "map_critic", "map_near", "map_near_small", "map_near_critic")
+TIMED_AS = {"map_hard": "map_tuned", "map_delay": "map_few_hard", "map_groups": "map_few_hard"}
+TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take the unit times of another study
 RECIPE = "recipe"  # the method that the confirmation compares
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
@@ -255,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = results_of(name, folder)
             if not results.runs:
                 continue
-            timed = units[units["study"] == (name if name in TIMED else USUAL)]
+            timed = units[units["study"] == TIMED_AS.get(name, name)]
             add_costs(results, None if timed.empty else timed.set_index("arm"))
             tables.append(gains(results).assign(setting=setting))
             studies[name] = results

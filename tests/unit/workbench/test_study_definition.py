@@ -221,7 +221,7 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 def test_the_studies_that_come_with_the_project(path):
     """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps."""
     others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_centre": (768, 96), "map_groups": (256, 64)}
-    others |= dict.fromkeys(["map_near", "map_near_critic"], (768, 48))
+    others["map_near"] = (768, 48)
     usual = (512, 64) if path.stem.startswith("map_") else (1536, 96)
     prompts, expected = others.get(path.stem, usual)
     study, steps = read_study(path), {}
