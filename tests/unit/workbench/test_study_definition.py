@@ -220,7 +220,13 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_studies_that_come_with_the_project(path):
     """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps."""
-    others = {"countdown_gpu": (10_000, 120), "smollm2": (960, 60), "map_centre": (768, 96), "map_groups": (256, 64)}
+    others = {
+        "countdown_gpu": (10_000, 120),
+        "smollm2": (960, 60),
+        "smollm2_map": (960, 60),
+        "map_centre": (768, 96),
+        "map_groups": (256, 64),
+    }
     others["map_near"] = (768, 48)
     usual = (512, 64) if path.stem.startswith("map_") else (1536, 96)
     prompts, expected = others.get(path.stem, usual)
