@@ -225,9 +225,9 @@ def test_the_studies_that_come_with_the_project(path):
         "smollm2": (960, 60),
         "smollm2_map": (960, 60),
         "map_centre": (768, 96),
+        "map_near": (768, 48),
         "map_groups": (256, 64),
     }
-    others["map_near"] = (768, 48)
     usual = (512, 64) if path.stem.startswith("map_") else (1536, 96)
     prompts, expected = others.get(path.stem, usual)
     study, steps = read_study(path), {}
