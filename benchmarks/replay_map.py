@@ -52,7 +52,8 @@ SETTINGS = {
 }
 TIMED_AS = {"map_hard": "map_tuned", "map_delay": "map_few_hard", "map_groups": "map_few_hard"}
 TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take the unit times of another study
-RECIPE = "recipe"  # the method that the confirmation compares
+TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests of the recipe
+RECIPE = "recipe"  # the method that they compare
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
@@ -266,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table.to_parquet(FOLDER / "gains.parquet", index=False)
     table.round(3).to_csv(FOLDER / "gains.csv", index=False)
     pd.concat(signals, ignore_index=True).round(4).to_csv(FOLDER / "signal.csv", index=False)
-    compared = confirmation(studies)
+    compared = confirmation({name: studies[name] for name in TESTS if name in studies})
     compared.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     save_png(picture(table), PICTURE)
     print(table.round(2).to_markdown(index=False), compared.round(4).to_markdown(index=False), sep="\n\n")
