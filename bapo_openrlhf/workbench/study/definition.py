@@ -20,6 +20,7 @@ FIELDS = (
     "name", "config", "prepare", "flags", "seeds", "evaluations", "start", "targets", "parallel", "methods", "claims",
     "smoke",
 )  # fmt: skip
+SMOKE = {"methods", "flags"}
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
@@ -175,6 +176,8 @@ def _content(path: Path, users: tuple[str, ...] = ()) -> Any:
         if missing := [str(name) for name in names if name not in base["methods"]]:
             raise ConfigError(f"methods has {', '.join(missing)}; {like} has {', '.join(base['methods'])}")
         content["methods"] = {name: base["methods"][name] for name in names}
+    if isinstance(content.get("smoke"), dict):
+        content["smoke"] = {**_fields(f"{like}: smoke", base.get("smoke") or {}, SMOKE), **content["smoke"]}
     flags = {**_flags("flags", base.get("flags")), **_flags("flags", content.get("flags"))}
     return {**base, **content, "flags": flags}
 
@@ -217,7 +220,7 @@ def _study(content: Any, path: Path) -> Study:
 
 
 def _smoke(study: Study, about: Any) -> Study:
-    given = _fields("smoke", about, {"methods", "flags"}, required=("methods",))
+    given = _fields("smoke", about, SMOKE, required=("methods",))
     methods = _strings("smoke: methods", given["methods"])
     arms = tuple(arm for arm in study.arms if arm.method in methods)
     if missing := sorted(set(methods) - {arm.method for arm in arms}):

@@ -66,6 +66,17 @@ def test_a_study_that_is_like_another(write, tmp_path):
     assert read_study(again) == replace(longer, name="again", flags=flags | {"eval.steps": 3})
 
 
+def test_a_smoke_like_another_has_its_other_field(write, tmp_path):
+    write()
+    more = tmp_path / "more_steps.yaml"
+    more.write_text("{like: study.yaml, name: longer, smoke: {methods: [plain]}}")
+    study = read_study(more, smoke=True)
+    assert ([arm.method for arm in study.arms], study.flags["train.num_episodes"]) == (["plain", "plain"], 1)
+    more.write_text("{like: study.yaml, name: longer, smoke: {flags: {train.num_episodes: 5}}}")
+    study = read_study(more, smoke=True)
+    assert ([arm.method for arm in study.arms], study.flags["train.num_episodes"]) == (["bapo"], 5)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
