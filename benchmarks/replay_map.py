@@ -30,7 +30,7 @@ from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.report.runs import read_run
 from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, Results, StudyRun
-from bapo_openrlhf.workbench.study.definition import Study, read_study
+from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.runner import RUNS, plan
 from bapo_openrlhf.workbench.study.statistics import holm, mean_interval, sign_flip_p
 
@@ -99,20 +99,28 @@ def answer(low: float, high: float) -> str:
     return "equal" if low >= -EQUAL and high <= EQUAL else "undecided"
 
 
-def difference(results: Results, arm: str, other: str, cost: str) -> dict[str, Any] | None:
-    """Mean height of the learning curve of an arm, minus that of another arm, over pairs of runs with the same seed.
+def heights(results: Results, arm: str, other: str, cost: str) -> pd.DataFrame:
+    """Mean heights of the learning curves of two arms up to the same cost.
 
     Args:
         cost: A key of COSTS: what both may spend.
 
     Returns:
-        gain, low and high (points), pairs, p (of sign flips), answer. None with fewer than two pairs, or if no cost was
-        measured.
+        A row for each seed that both arms have, and a column for each arm. Empty if no cost was measured.
     """
     column, steps = COSTS[cost], results.steps
     if column not in steps or steps.loc[steps["arm"].isin([arm, other]), column].isna().any():
-        return None
-    sides = results.curve([arm, other], column).unstack("arm").dropna()
+        return pd.DataFrame(columns=[arm, other])
+    return results.curve([arm, other], column).unstack("arm").reindex(columns=[arm, other]).dropna()
+
+
+def difference(results: Results, arm: str, other: str, cost: str) -> dict[str, Any] | None:
+    """Mean height of the learning curve of an arm, minus that of another arm, over pairs of runs with the same seed.
+
+    Returns:
+        gain, low and high (points), pairs, p (of sign flips), answer. None with fewer than two pairs.
+    """
+    sides = heights(results, arm, other, cost)
     if len(sides) < 2:
         return None
     differences = sides[arm] - sides[other]
@@ -122,6 +130,12 @@ def difference(results: Results, arm: str, other: str, cost: str) -> dict[str, A
     return {"cost": cost, "pairs": found.count, **points, **verdict}
 
 
+def compared(results: Results) -> list[tuple[str, Arm, Arm]]:
+    """Path, arm and baseline of each comparison with plain OpenRLHF."""
+    sides = [(path, results.of_path(path)) for path in results.paths]
+    return [(path, arm, plain) for path, (plain, *others) in sides if plain.method == PLAIN for arm in others]
+
+
 def gains(results: Results) -> pd.DataFrame:
     """The difference of each arm to the baseline of its path, at each cost.
 
@@ -129,11 +143,23 @@ def gains(results: Results) -> pd.DataFrame:
         A row for each arm and cost that `difference` has an answer for: its fields, label and path.
     """
     rows = []
-    for path in results.paths:
-        baseline, *others = results.of_path(path)
-        for arm in others if baseline.method == PLAIN else ():
-            found = [difference(results, arm.name, baseline.name, cost) for cost in COSTS]
-            rows += [{"label": results.labels[arm.name], "path": path, **row} for row in found if row]
+    for path, arm, plain in compared(results):
+        found = [difference(results, arm.name, plain.name, cost) for cost in COSTS]
+        rows += [{"label": results.labels[arm.name], "path": path, **row} for row in found if row]
+    return pd.DataFrame(rows)
+
+
+def pairs(results: Results) -> pd.DataFrame:
+    """Each pair of runs up to the same number of responses.
+
+    Returns:
+        A row for each arm and seed: label, path, seed, height and baseline (points).
+    """
+    rows = []
+    for path, arm, plain in compared(results):
+        for seed, (height, baseline) in (100 * heights(results, arm.name, plain.name, "responses")).iterrows():
+            of_pair = {"label": results.labels[arm.name], "path": path, "seed": seed}
+            rows.append({**of_pair, "height": height, "baseline": baseline})
     return pd.DataFrame(rows)
 
 
@@ -226,6 +252,11 @@ def units_of(steps: pd.DataFrame) -> dict[str, float]:
     }
 
 
+def joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The tables of all studies as one, without the empty ones."""
+    return pd.concat([one for one in tables if not one.empty], ignore_index=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the studies that there are, write the tables and the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -243,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
         units = pd.concat([units[units["study"] != name], measured])
         units.to_csv(times, index=False)
-    tables, signals, studies = [], [], {}
+    tables, of_pairs, signals, studies = [], [], [], {}
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
         if given.keep and folder.is_dir():
@@ -259,18 +290,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             timed = units[units["study"] == TIMED_AS.get(name, name)]
             add_costs(results, None if timed.empty else timed.set_index("arm"))
             tables.append(gains(results).assign(setting=setting))
+            of_pairs.append(pairs(results).assign(setting=setting))
             studies[name] = results
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
-    table = pd.concat([one for one in tables if not one.empty], ignore_index=True)
+    table = joined(tables)
     table.to_parquet(FOLDER / "gains.parquet", index=False)
     table.round(3).to_csv(FOLDER / "gains.csv", index=False)
-    pd.concat(signals, ignore_index=True).round(4).to_csv(FOLDER / "signal.csv", index=False)
-    compared = confirmation({name: studies[name] for name in TESTS if name in studies})
-    compared.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
+    joined(of_pairs).round(2).to_csv(FOLDER / "pairs.csv", index=False)
+    joined(signals).round(4).to_csv(FOLDER / "signal.csv", index=False)
+    tests = confirmation({name: studies[name] for name in TESTS if name in studies})
+    tests.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     save_png(picture(table), PICTURE)
-    print(table.round(2).to_markdown(index=False), compared.round(4).to_markdown(index=False), sep="\n\n")
+    print(table.round(2).to_markdown(index=False), tests.round(4).to_markdown(index=False), sep="\n\n")
     return 0
 
 

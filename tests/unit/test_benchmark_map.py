@@ -67,6 +67,14 @@ def test_gains_at_equal_cost(cost, of_step):
     assert (row["label"], row["pairs"], row["p"]) == ("BAPO", 2, 0.5)
 
 
+def test_pairs_have_the_heights_of_both_runs():
+    rows = replay_map.pairs(made("plain", "bapo")).to_dict("records")
+    assert [(row["label"], row["seed"]) for row in rows] == [("BAPO", 1), ("BAPO", 2)]
+    for row in rows:
+        wanted = [100 * height(arm, row["seed"], RESPONSES[arm], 64) for arm in ("bapo", "plain")]
+        assert [row["height"], row["baseline"]] == pytest.approx(wanted, abs=1e-3)
+
+
 def test_the_recipe_is_compared_in_each_study():
     """With two pairs of the same sign, p is 1/2, and 1 after Holm's correction for three comparisons."""
     studies = {
