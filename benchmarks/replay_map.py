@@ -1,7 +1,7 @@
 """Where replay pays: the studies of docs/study_design.md as one table and one figure.
 
     python benchmarks/replay_map.py --time  # seconds of a response and of an update for each arm, on an idle machine
-    python benchmarks/replay_map.py         # reads runs/studies/map_*; writes results/map/ and docs/images/map.png
+    python benchmarks/replay_map.py         # reads runs/studies/map_*; writes results/map/ and the figures of the docs
     python benchmarks/replay_map.py --keep  # the same, and keeps the records of the runs
 
 Without the folder of a study, its records in results/map are read.
@@ -36,7 +36,7 @@ from bapo_openrlhf.workbench.study.statistics import holm, mean_interval, sign_f
 
 ROOT = RESULTS.parents[1]
 FOLDER = RESULTS / "map"
-PICTURE = ROOT / "docs" / "images" / "map.png"
+PICTURES = ROOT / "docs" / "images"
 SETTINGS = {
     "map_centre": "centre",
     "map_tuned": "tuned",
@@ -55,6 +55,10 @@ TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take t
 TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests of the recipe
 RECIPE = "recipe"  # the method that they compare
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
+SHARE = "cost/share"  # the column for a given share of generation, see `by_share`
+SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
+PRECISE = ("centre", "small steps", "small batches")  # settings whose intervals are narrow enough for lines to be read
+DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # and the arms whose lines are drawn
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
@@ -99,35 +103,35 @@ def answer(low: float, high: float) -> str:
     return "equal" if low >= -EQUAL and high <= EQUAL else "undecided"
 
 
-def heights(results: Results, arm: str, other: str, cost: str) -> pd.DataFrame:
+def heights(results: Results, arm: str, other: str, column: str) -> pd.DataFrame:
     """Mean heights of the learning curves of two arms up to the same cost.
 
     Args:
-        cost: A key of COSTS: what both may spend.
+        column: The column of `steps` with the running total of the cost.
 
     Returns:
         A row for each seed that both arms have, and a column for each arm. Empty if no cost was measured.
     """
-    column, steps = COSTS[cost], results.steps
+    steps = results.steps
     if column not in steps or steps.loc[steps["arm"].isin([arm, other]), column].isna().any():
         return pd.DataFrame(columns=[arm, other])
     return results.curve([arm, other], column).unstack("arm").reindex(columns=[arm, other]).dropna()
 
 
-def difference(results: Results, arm: str, other: str, cost: str) -> dict[str, Any] | None:
+def difference(results: Results, arm: str, other: str, column: str) -> dict[str, Any] | None:
     """Mean height of the learning curve of an arm, minus that of another arm, over pairs of runs with the same seed.
 
     Returns:
         gain, low and high (points), pairs, p (of sign flips), answer. None with fewer than two pairs.
     """
-    sides = heights(results, arm, other, cost)
+    sides = heights(results, arm, other, column)
     if len(sides) < 2:
         return None
     differences = sides[arm] - sides[other]
     found = mean_interval(differences)
     points = {"gain": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high}
     verdict = {"p": sign_flip_p(differences), "answer": answer(found.low, found.high)}
-    return {"cost": cost, "pairs": found.count, **points, **verdict}
+    return {"pairs": found.count, **points, **verdict}
 
 
 def compared(results: Results) -> list[tuple[str, Arm, Arm]]:
@@ -144,8 +148,9 @@ def gains(results: Results) -> pd.DataFrame:
     """
     rows = []
     for path, arm, plain in compared(results):
-        found = [difference(results, arm.name, plain.name, cost) for cost in COSTS]
-        rows += [{"label": results.labels[arm.name], "path": path, **row} for row in found if row]
+        found = {cost: difference(results, arm.name, plain.name, column) for cost, column in COSTS.items()}
+        about = {"label": results.labels[arm.name], "path": path}
+        rows += [{**about, "cost": cost, **row} for cost, row in found.items() if row]
     return pd.DataFrame(rows)
 
 
@@ -157,9 +162,29 @@ def pairs(results: Results) -> pd.DataFrame:
     """
     rows = []
     for path, arm, plain in compared(results):
-        for seed, (height, baseline) in (100 * heights(results, arm.name, plain.name, "responses")).iterrows():
+        for seed, (height, baseline) in (100 * heights(results, arm.name, plain.name, ROLLOUTS)).iterrows():
             of_pair = {"label": results.labels[arm.name], "path": path, "seed": seed}
             rows.append({**of_pair, "height": height, "baseline": baseline})
+    return pd.DataFrame(rows)
+
+
+def by_share(results: Results) -> pd.DataFrame:
+    """The difference of each arm to the baseline of its path, by how much of a step the generation takes.
+
+    The baseline trains once on each token that it generates. If generation takes the share s of its step, a generated
+    token costs s and one that is trained on costs 1 - s.
+
+    Returns:
+        A row for each arm and each of SHARES: label, path, share, gain, low and high (points).
+    """
+    rows = []
+    for share in SHARES:
+        of_step = results.steps
+        of_step[SHARE] = share * of_step["tokens/generated_total"] + (1 - share) * of_step["tokens/trained_total"]
+        for path, arm, plain in compared(results):
+            if found := difference(results, arm.name, plain.name, SHARE):
+                points = {name: found[name] for name in ("gain", "low", "high")}
+                rows.append({"label": results.labels[arm.name], "path": path, "share": share, **points})
     return pd.DataFrame(rows)
 
 
@@ -178,7 +203,7 @@ def confirmation(studies: Mapping[str, Results]) -> pd.DataFrame:
         names = {(arm.method, arm.path): arm.name for arm in results.arms}
         for method, path in product((PLAIN, "dapo"), results.paths):
             arm, other = names.get((RECIPE, path)), names.get((method, path))
-            found = difference(results, arm, other, "responses") if arm and other else None
+            found = difference(results, arm, other, ROLLOUTS) if arm and other else None
             if found:
                 rows.append({"study": study, "path": path, "against": results.labels[other], **found})
     table = pd.DataFrame(rows)
@@ -224,6 +249,21 @@ def picture(table: pd.DataFrame) -> alt.FacetChart:
     return panel.facet(
         column=alt.Column("cost:N", title=None, header=alt.Header(labelExpr="'at equal ' + datum.value"))
     )
+
+
+def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
+    """Gain over GRPO by the share of generation: a panel for each setting, a line for each arm."""
+    wanted = table[table["setting"].isin(PRECISE) & table["label"].isin(DRAWN)]
+    base = alt.Chart(wanted).encode(
+        x=alt.X("share:Q", title="share of generation in a step of GRPO", axis=alt.Axis(format="%")),
+        color=alt.Color("label:N", title=None),
+    )
+    spread = base.mark_area(opacity=0.2).encode(
+        y=alt.Y("low:Q", title="gain over GRPO, points (95 % interval)"), y2="high:Q"
+    )
+    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y=alt.datum(0))
+    panel = alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=260, height=220)
+    return panel.facet(column=alt.Column("setting:N", title=None, sort=list(PRECISE)))
 
 
 def time_arms(study: Study, out: Path) -> pd.DataFrame:
@@ -274,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
         units = pd.concat([units[units["study"] != name], measured])
         units.to_csv(times, index=False)
-    tables, of_pairs, signals, studies = [], [], [], {}
+    tables, of_pairs, of_shares, signals, studies = [], [], [], [], {}
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
         if given.keep and folder.is_dir():
@@ -291,6 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             add_costs(results, None if timed.empty else timed.set_index("arm"))
             tables.append(gains(results).assign(setting=setting))
             of_pairs.append(pairs(results).assign(setting=setting))
+            of_shares.append(by_share(results).assign(setting=setting))
             studies[name] = results
             signals.append(signal(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
@@ -302,7 +343,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     joined(signals).round(4).to_csv(FOLDER / "signal.csv", index=False)
     tests = confirmation({name: studies[name] for name in TESTS if name in studies})
     tests.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
-    save_png(picture(table), PICTURE)
+    shares = joined(of_shares)
+    shares.round(3).to_csv(FOLDER / "shares.csv", index=False)
+    save_png(picture(table), PICTURES / "map.png")
+    save_png(picture_of_shares(shares), PICTURES / "map_shares.png")
     print(table.round(2).to_markdown(index=False), tests.round(4).to_markdown(index=False), sep="\n\n")
     return 0
 

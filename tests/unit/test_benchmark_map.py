@@ -12,6 +12,7 @@ from bapo_openrlhf.workbench.study.data import Results, StudyRun  # noqa: E402
 from bapo_openrlhf.workbench.study.definition import Arm, Study  # noqa: E402
 
 RESPONSES = {"plain": 8, "bapo": 10, "dapo": 16, "recipe": 8}  # in a step
+TRAINED = {"plain": 100, "bapo": 50, "dapo": 100, "recipe": 100}  # tokens of a step, which generates 100
 UNITS = pd.DataFrame({"response": [0.5, 0.25], "update": [2.0, 3.0]}, index=["plain-group", "bapo-group"])
 HEIGHTS = {
     ("plain", 1): 0.3, ("plain", 2): 0.4, ("bapo", 1): 0.5, ("bapo", 2): 0.55,
@@ -26,7 +27,7 @@ def made(*methods: str) -> Results:
         for seed in (1, 2):
             rows = [
                 {"step": step, "rollouts/total": RESPONSES[arm.method] * step, "tokens/generated_total": 100 * step,
-                 "tokens/trained_total": 50 * step, "timing/step_total": 1.0}
+                 "tokens/trained_total": TRAINED[arm.method] * step, "timing/step_total": 1.0}
                 for step in range(1, 9)
             ]  # fmt: skip
             top = HEIGHTS[arm.method, seed]
@@ -50,7 +51,7 @@ def height(method: str, seed: int, of_step: float, end: float) -> float:
     ("cost", "of_step"),
     [
         ("responses", {"plain": 8, "bapo": 10}),
-        ("tokens", {"plain": 150, "bapo": 150}),
+        ("tokens", {"plain": 200, "bapo": 150}),
         ("seconds", {"plain": 8 * 0.5 + 2, "bapo": 10 * 0.25 + 3}),
     ],
 )
@@ -65,6 +66,15 @@ def test_gains_at_equal_cost(cost, of_step):
     half = 12.7062 * abs(first - second) / 2  # Student's t with one degree of freedom: t s / sqrt(2)
     assert (row["low"], row["high"]) == pytest.approx((row["gain"] - half, row["gain"] + half), abs=0.01)
     assert (row["label"], row["pairs"], row["p"]) == ("BAPO", 2, 0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_gains_by_the_share_of_generation(share):
+    [row] = replay_map.by_share(made("plain", "bapo")).query("share == @share").to_dict("records")
+    plain, bapo = (100 * share + TRAINED[arm] * (1 - share) for arm in ("plain", "bapo"))
+    end = 8 * min(plain, bapo)
+    wanted = [height("bapo", seed, bapo, end) - height("plain", seed, plain, end) for seed in (1, 2)]
+    assert row["gain"] == pytest.approx(100 * sum(wanted) / 2, abs=1e-3)
 
 
 def test_pairs_have_the_heights_of_both_runs():
