@@ -46,7 +46,7 @@ SETTINGS = {
     "map_groups": "larger groups",
     "map_critic": "small batches",
     "map_neighbours": "small batches",
-    "map_near": "small steps",
+    "map_near": "centre, first half",
     "map_near_critic": "small batches",
     "map_near_small": "small batches",
 }
@@ -57,7 +57,7 @@ RECIPE = "recipe"  # the method that they compare
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 SHARE = "cost/share"  # the column for a given share of generation, see `by_share`
 SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
-PRECISE = ("centre", "small steps", "small batches")  # settings whose intervals are narrow enough for lines to be read
+PRECISE = ("centre", "centre, first half", "small batches")  # settings whose intervals are narrow enough for lines to be read
 DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # and the arms whose lines are drawn
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
