@@ -29,7 +29,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.report.runs import read_run
-from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, Results, StudyRun
+from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, RUN, TOKENS_TRAINED, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.runner import RUNS, plan
 from bapo_openrlhf.workbench.study.statistics import holm, mean_interval, sign_flip_p
@@ -55,9 +55,10 @@ TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take t
 TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests of the recipe
 RECIPE = "recipe"  # the method that they compare
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
+GENERATED, UPDATED = "tokens/generated_total", "cost/updated"  # tokens; the second counts each epoch
 SHARE = "cost/share"  # the column for a given share of generation, see `by_share`
 SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
-PRECISE = ("centre", "centre, first half", "small batches")  # settings whose intervals are narrow enough for lines to be read
+PRECISE = ("centre", "centre, first half", "small batches")  # settings with narrow intervals
 DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # and the arms whose lines are drawn
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
@@ -86,7 +87,8 @@ def add_costs(results: Results, units: pd.DataFrame | None) -> None:
         units: Index: the arm. Columns: `response` and `update`, the seconds of one. None if they are not measured.
     """
     steps = results.steps
-    steps["cost/tokens"] = steps["tokens/generated_total"] + steps["tokens/trained_total"]
+    steps[UPDATED] = results.times_epochs(steps.set_index(RUN)[TOKENS_TRAINED]).to_numpy()
+    steps["cost/tokens"] = steps[GENERATED] + steps[UPDATED]
     if units is not None:
         of_arm = units.reindex(steps["arm"])
         steps["cost/seconds"] = (
@@ -180,7 +182,7 @@ def by_share(results: Results) -> pd.DataFrame:
     rows = []
     for share in SHARES:
         of_step = results.steps
-        of_step[SHARE] = share * of_step["tokens/generated_total"] + (1 - share) * of_step["tokens/trained_total"]
+        of_step[SHARE] = share * of_step[GENERATED] + (1 - share) * of_step[UPDATED]
         for path, arm, plain in compared(results):
             if found := difference(results, arm.name, plain.name, SHARE):
                 points = {name: found[name] for name in ("gain", "low", "high")}

@@ -13,6 +13,7 @@ from bapo_openrlhf.workbench.study.definition import Arm, Study  # noqa: E402
 
 RESPONSES = {"plain": 8, "bapo": 10, "dapo": 16, "recipe": 8}  # in a step
 TRAINED = {"plain": 100, "bapo": 50, "dapo": 100, "recipe": 100}  # tokens of a step, which generates 100
+EPOCHS = {"bapo": 2}
 UNITS = pd.DataFrame({"response": [0.5, 0.25], "update": [2.0, 3.0]}, index=["plain-group", "bapo-group"])
 HEIGHTS = {
     ("plain", 1): 0.3, ("plain", 2): 0.4, ("bapo", 1): 0.5, ("bapo", 2): 0.55,
@@ -24,16 +25,18 @@ def made(*methods: str) -> Results:
     arms = tuple(Arm(method, "group", method.upper(), {}) for method in methods)
     runs = []
     for arm in arms:
+        epochs = EPOCHS.get(arm.method, 1)
+        config = {"train.max_epochs": epochs}
         for seed in (1, 2):
             rows = [
                 {"step": step, "rollouts/total": RESPONSES[arm.method] * step, "tokens/generated_total": 100 * step,
-                 "tokens/trained_total": TRAINED[arm.method] * step, "timing/step_total": 1.0}
+                 "tokens/trained_total": TRAINED[arm.method] / epochs * step, "timing/step_total": 1.0}
                 for step in range(1, 9)
             ]  # fmt: skip
             top = HEIGHTS[arm.method, seed]
             held_out = [{"step": step, "eval_sums_pass1": 0.1 + (top - 0.1) * (step / 8) ** 2} for step in (4, 8)]
             runs.append(
-                StudyRun(arm, seed, Run("", rows, {"total_steps": 8, "config": {}}, groups_frame([])), held_out)
+                StudyRun(arm, seed, Run("", rows, {"total_steps": 8, "config": config}, groups_frame([])), held_out)
             )
     results = Results(Study("made", arms, (1, 2), evaluations=("sums",), start=0.1), runs)
     replay_map.add_costs(results, UNITS)
