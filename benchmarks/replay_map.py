@@ -254,18 +254,21 @@ def picture(table: pd.DataFrame) -> alt.FacetChart:
 
 
 def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
-    """Gain over GRPO by the share of generation: a panel for each setting, a line for each arm."""
-    wanted = table[table["setting"].isin(PRECISE) & table["label"].isin(DRAWN)]
+    """Gain over the baseline by the share of generation: a panel for each setting and path, a line for each arm."""
+    panels = table["setting"].where(table["path"] == "group", table["setting"] + ", critic")
+    wanted = table.assign(panel=panels, label=table["label"].str.replace("BA-PPO", "BAPO"))
+    wanted = wanted[wanted["setting"].isin(PRECISE) & wanted["label"].isin(DRAWN)]
     base = alt.Chart(wanted).encode(
-        x=alt.X("share:Q", title="share of generation in a step of GRPO", axis=alt.Axis(format="%")),
+        x=alt.X("share:Q", title="share of generation in a step", axis=alt.Axis(format="%")),
         color=alt.Color("label:N", title=None),
     )
     spread = base.mark_area(opacity=0.2).encode(
-        y=alt.Y("low:Q", title="gain over GRPO, points (95 % interval)"), y2="high:Q"
+        y=alt.Y("low:Q", title="gain over GRPO or PPO, points (95 %)"), y2="high:Q"
     )
     zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y=alt.datum(0))
-    panel = alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=260, height=220)
-    return panel.facet(column=alt.Column("setting:N", title=None, sort=list(PRECISE)))
+    panel = alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=300, height=180)
+    order = list(dict.fromkeys(wanted["panel"]))
+    return panel.facet(facet=alt.Facet("panel:N", title=None, sort=order), columns=2)
 
 
 def time_arms(study: Study, out: Path) -> pd.DataFrame:
