@@ -37,18 +37,18 @@ from bapo_openrlhf.workbench.study.statistics import holm, mean_interval, sign_f
 ROOT = RESULTS.parents[1]
 FOLDER = RESULTS / "map"
 PICTURES = ROOT / "docs" / "images"
-SETTINGS = {
+SETTINGS = {  # of each study, in the order of the figure
     "map_centre": "centre",
-    "map_tuned": "tuned",
+    "map_near": "centre, first half",
+    "map_near_small": "small batches",
+    "map_neighbours": "small batches",
+    "map_near_critic": "small batches",
+    "map_critic": "small batches",
     "map_few_hard": "fewer hard prompts",
-    "map_hard": "more hard prompts",
     "map_delay": "more delay",
     "map_groups": "larger groups",
-    "map_critic": "small batches",
-    "map_neighbours": "small batches",
-    "map_near": "centre, first half",
-    "map_near_critic": "small batches",
-    "map_near_small": "small batches",
+    "map_tuned": "tuned",
+    "map_hard": "more hard prompts",
 }
 TIMED_AS = {"map_hard": "map_tuned", "map_delay": "map_few_hard", "map_groups": "map_few_hard"}
 TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take the unit times of another study
@@ -59,7 +59,7 @@ GENERATED, UPDATED = "tokens/generated_total", "cost/updated"  # tokens; the sec
 SHARE = "cost/share"  # the column for a given share of generation, see `by_share`
 SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
 PRECISE = ("centre", "centre, first half", "small batches")  # settings with narrow intervals
-DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # and the arms whose lines are drawn
+DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # arms that are compared in several settings
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
@@ -234,33 +234,59 @@ def signal(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def picture(table: pd.DataFrame) -> alt.FacetChart:
-    """Gain over the baseline: a line for each arm and setting, columns for equal responses and equal seconds."""
+def of_drawn(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the arms that are drawn, with their panel: the setting, and whether there is a critic."""
+    panels = table["setting"].where(table["path"] == "group", table["setting"] + ", critic")
+    named = table.assign(panel=panels, label=table["label"].str.replace("BA-PPO", "BAPO"))
+    return named[named["label"].isin(DRAWN)]
+
+
+def intervals(table: pd.DataFrame, **encoding: Any) -> alt.FacetChart:
+    """Gains with their intervals, and columns for equal responses and equal seconds.
+
+    Args:
+        encoding: Altair's encodings of the rows and their colours.
+    """
     wanted = table[table["cost"].isin(["responses", "seconds"])]
-    wanted = wanted.assign(line=wanted["setting"] + ": " + wanted["label"])
-    base = alt.Chart(wanted).encode(
-        y=alt.Y("line:N", title=None, sort=list(dict.fromkeys(wanted["line"])), axis=alt.Axis(labelLimit=400)),
-        color=alt.Color("answer:N", title=None, scale=alt.Scale(domain=list(ANSWERS), range=list(ANSWERS.values()))),
-    )
+    base = alt.Chart(wanted).encode(**encoding)
     spread = base.mark_rule(strokeWidth=2).encode(
-        x=alt.X("low:Q", title="gain over the baseline, points (95 % interval)"), x2="high:Q"
+        x=alt.X("low:Q", title="gain over GRPO or PPO, points (95 % interval)"), x2="high:Q"
     )
     points = base.mark_point(filled=True, size=60, opacity=1).encode(x="gain:Q")
     zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(0))
-    panel = alt.layer(zero, spread, points).properties(width=300, height={"step": 18})
+    panel = alt.layer(zero, spread, points).properties(width=300, height={"step": 11 if "yOffset" in encoding else 18})
     return panel.facet(
         column=alt.Column("cost:N", title=None, header=alt.Header(labelExpr="'at equal ' + datum.value"))
     )
 
 
+def picture(table: pd.DataFrame) -> alt.FacetChart:
+    """Gain over the baseline by setting: a row for each setting, and a colour for each arm."""
+    wanted = of_drawn(table)
+    axis = alt.Axis(labelLimit=400, grid=True, tickBand="extent")
+    return intervals(
+        wanted, color=alt.Color("label:N", title=None, sort=DRAWN), yOffset=alt.YOffset("label:N", sort=DRAWN),
+        y=alt.Y("panel:N", title=None, sort=list(dict.fromkeys(wanted["panel"])), axis=axis),
+    )  # fmt: skip
+
+
+def picture_of_arms(table: pd.DataFrame) -> alt.FacetChart:
+    """Gain over GRPO with small batches: a row for each arm, the best one first, in the colour of its answer."""
+    wanted = table[(table["setting"] == SETTINGS["map_neighbours"]) & (table["path"] == "group")]
+    best = wanted[wanted["cost"] == "responses"].sort_values("gain", ascending=False)["label"]
+    colours = alt.Scale(domain=list(ANSWERS), range=list(ANSWERS.values()))
+    return intervals(
+        wanted, color=alt.Color("answer:N", title=None, scale=colours),
+        y=alt.Y("label:N", title=None, sort=list(best), axis=alt.Axis(labelLimit=400)),
+    )  # fmt: skip
+
+
 def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
     """Gain over the baseline by the share of generation: a panel for each setting and path, a line for each arm."""
-    panels = table["setting"].where(table["path"] == "group", table["setting"] + ", critic")
-    wanted = table.assign(panel=panels, label=table["label"].str.replace("BA-PPO", "BAPO"))
-    wanted = wanted[wanted["setting"].isin(PRECISE) & wanted["label"].isin(DRAWN)]
+    wanted = of_drawn(table[table["setting"].isin(PRECISE)])
     base = alt.Chart(wanted).encode(
         x=alt.X("share:Q", title="share of generation in a step", axis=alt.Axis(format="%")),
-        color=alt.Color("label:N", title=None),
+        color=alt.Color("label:N", title=None, sort=DRAWN),
     )
     spread = base.mark_area(opacity=0.2).encode(
         y=alt.Y("low:Q", title="gain over GRPO or PPO, points (95 %)"), y2="high:Q"
@@ -351,6 +377,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     shares = joined(of_shares)
     shares.round(3).to_csv(FOLDER / "shares.csv", index=False)
     save_png(picture(table), PICTURES / "map.png")
+    if "map_neighbours" in studies:
+        save_png(picture_of_arms(table), PICTURES / "map_arms.png")
     save_png(picture_of_shares(shares), PICTURES / "map_shares.png")
     print(table.round(2).to_markdown(index=False), tests.round(4).to_markdown(index=False), sep="\n\n")
     return 0
