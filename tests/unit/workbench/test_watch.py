@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bapo_openrlhf.adapt.findings import FARTHEST_TV
+from bapo_openrlhf.adapt.findings import FARTHEST_TV, STALEST_TV
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.follow import Seen
@@ -184,19 +184,20 @@ def test_state(seen, state):
     assert bool(silent) == (state == "silent")
 
 
-@pytest.mark.parametrize("source", ["fresh", "reevaluated"])
-def test_it_says_when_replayed_groups_are_too_far_to_help(source):
+@pytest.mark.parametrize("nearest", ["fresh", "reevaluated"])
+@pytest.mark.parametrize(("source", "most"), [("replayed", FARTHEST_TV), ("fresh", STALEST_TV)])
+def test_it_says_when_groups_are_too_far_to_help(source, most, nearest):
     """The distance is that of the recent groups, not the mean over steps, and rounding does not count."""
     rounding = 0.3
-    rows = make_rows(30, **{"groups/replayed": 0, "tv/replayed": None, "tv/fresh": 0.9})
-    rows[5] |= {"groups/replayed": 50, "tv/replayed": 1.0, "tv/fresh": 0.0}  # too long ago
-    rows[20] |= {"groups/replayed": 1, "tv/replayed": rounding + 0.31}
-    rows[21] |= {"groups/replayed": 3, "tv/replayed": rounding + (4 * FARTHEST_TV - 0.31) / 3 + 1e-4}
-    rows[22][f"tv/{source}"] = rounding
+    rows = make_rows(30, **{name: None for each in ("replayed", "fresh") for name in (f"groups/{each}", f"tv/{each}")})
+    rows[5] |= {f"groups/{source}": 50, f"tv/{source}": 1.0, f"tv/{nearest}": 0.0}  # too long ago
+    rows[20] |= {f"groups/{source}": 1, f"tv/{source}": rounding + 1.5 * most}
+    rows[21] |= {f"groups/{source}": 3, f"tv/{source}": rounding + 2.5 * most / 3 + 1e-4}
+    rows[22] |= {f"groups/{nearest}": 0, f"tv/{nearest}": rounding}
     [text] = warnings(Seen("x", rows, RUN, {}, 1.0))
-    distance = rounding + FARTHEST_TV + 7.5e-5
-    assert text.startswith(f"replayed groups are at a TV distance of {distance:.2f}. Rounding explains at most 0.30 of")
-    rows[21]["tv/replayed"] -= 2e-4
+    distance = rounding + most + 7.5e-5
+    assert text.startswith(f"{source} groups are at a TV distance of {distance:.2f}. Rounding explains at most 0.30 of")
+    rows[21][f"tv/{source}"] -= 2e-4
     assert warnings(Seen("x", rows, RUN, {}, 1.0)) == []
 
 
