@@ -377,8 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shares = joined(of_shares)
     shares.round(3).to_csv(FOLDER / "shares.csv", index=False)
     save_png(picture(table), PICTURES / "map.png")
-    if "map_neighbours" in studies:
-        save_png(picture_of_arms(table), PICTURES / "map_arms.png")
+    save_png(picture_of_arms(table), PICTURES / "map_arms.png")
     save_png(picture_of_shares(shares), PICTURES / "map_shares.png")
     print(table.round(2).to_markdown(index=False), tests.round(4).to_markdown(index=False), sep="\n\n")
     return 0
