@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 from report import RESULTS
 from smollm2 import keep
@@ -234,6 +235,24 @@ def signal(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def optimizer_steps(results: Results) -> pd.DataFrame:
+    """How many optimizer steps an arm makes for 1,000 responses that it generates.
+
+    Returns:
+        A row for each arm: label, path and optimizer_steps.
+    """
+    rows = []
+    for arm in results.arms:
+        steps = results.steps[results.steps["arm"] == arm.name]
+        args = arguments.parse(results.study.words(arm, 1))
+        full = args.rollout.batch_size * args.rollout.n_samples_per_prompt  # responses in a batch of plain OpenRLHF
+        trained = steps["responses/trained"].fillna(full) if "responses/trained" in steps else full
+        made = np.ceil(trained / args.train.batch_size) * args.train.max_epochs * np.ones(len(steps))
+        rate = 1000 * made.sum() / steps["rollouts/step"].sum()
+        rows.append({"label": results.labels[arm.name], "path": arm.path, "optimizer_steps": rate})
+    return pd.DataFrame(rows)
+
+
 def of_drawn(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the arms that are drawn, with their panel: the setting, and whether there is a critic."""
     panels = table["setting"].where(table["path"] == "group", table["setting"] + ", critic")
@@ -241,13 +260,14 @@ def of_drawn(table: pd.DataFrame) -> pd.DataFrame:
     return named[named["label"].isin(DRAWN)]
 
 
-def intervals(table: pd.DataFrame, **encoding: Any) -> alt.FacetChart:
-    """Gains with their intervals, and columns for equal responses and equal seconds.
+def intervals(table: pd.DataFrame, costs: Sequence[str], **encoding: Any) -> alt.FacetChart:
+    """Gains with their intervals.
 
     Args:
+        costs: A column for each: "seconds" are gains at equal seconds.
         encoding: Altair's encodings of the rows and their colours.
     """
-    wanted = table[table["cost"].isin(["responses", "seconds"])]
+    wanted = table[table["cost"].isin(costs)]
     base = alt.Chart(wanted).encode(**encoding)
     spread = base.mark_rule(strokeWidth=2).encode(
         x=alt.X("low:Q", title="gain over GRPO or PPO, points (95 % interval)"), x2="high:Q"
@@ -256,7 +276,7 @@ def intervals(table: pd.DataFrame, **encoding: Any) -> alt.FacetChart:
     zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(0))
     panel = alt.layer(zero, spread, points).properties(width=300, height={"step": 11 if "yOffset" in encoding else 18})
     return panel.facet(
-        column=alt.Column("cost:N", title=None, header=alt.Header(labelExpr="'at equal ' + datum.value"))
+        column=alt.Column("cost:N", title=None, sort=costs, header=alt.Header(labelExpr="'at equal ' + datum.value"))
     )
 
 
@@ -265,20 +285,34 @@ def picture(table: pd.DataFrame) -> alt.FacetChart:
     wanted = of_drawn(table)
     axis = alt.Axis(labelLimit=400, grid=True, tickBand="extent")
     return intervals(
-        wanted, color=alt.Color("label:N", title=None, sort=DRAWN), yOffset=alt.YOffset("label:N", sort=DRAWN),
+        wanted, ["responses", "seconds"],
+        color=alt.Color("label:N", title=None, sort=DRAWN), yOffset=alt.YOffset("label:N", sort=DRAWN),
         y=alt.Y("panel:N", title=None, sort=list(dict.fromkeys(wanted["panel"])), axis=axis),
     )  # fmt: skip
 
 
-def picture_of_arms(table: pd.DataFrame) -> alt.FacetChart:
-    """Gain over GRPO with small batches: a row for each arm, the best one first, in the colour of its answer."""
-    wanted = table[(table["setting"] == SETTINGS["map_neighbours"]) & (table["path"] == "group")]
-    best = wanted[wanted["cost"] == "responses"].sort_values("gain", ascending=False)["label"]
+def picture_of_arms(table: pd.DataFrame, made: pd.DataFrame) -> alt.HConcatChart:
+    """Optimizer steps and gain over GRPO with small batches: a row for each arm, the best first, coloured by answer.
+
+    Args:
+        made: What `optimizer_steps` returns, with the setting.
+    """
+    setting = SETTINGS["map_neighbours"]
+    gained, steps = (one[(one["setting"] == setting) & (one["path"] == "group")] for one in (table, made))
+    best = list(gained[gained["cost"] == "responses"].sort_values("gain", ascending=False)["label"])
     colours = alt.Scale(domain=list(ANSWERS), range=list(ANSWERS.values()))
-    return intervals(
-        wanted, color=alt.Color("answer:N", title=None, scale=colours),
-        y=alt.Y("label:N", title=None, sort=list(best), axis=alt.Axis(labelLimit=400)),
-    )  # fmt: skip
+    rows = alt.Y("label:N", title=None, sort=best, axis=alt.Axis(labelLimit=400))
+    of_baseline = steps.loc[~steps["label"].isin(best), "optimizer_steps"].iloc[0]
+    title = alt.Title("optimizer steps (dashed: GRPO)", fontSize=10, fontWeight="normal")
+    bars = alt.Chart(steps[steps["label"].isin(best)].drop_duplicates("label"), title=title)
+    bars = bars.mark_bar(color="#9A9A9A", height=8).encode(
+        x=alt.X("optimizer_steps:Q", title="for 1,000 responses"), y=rows
+    )
+    line = bars.mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(of_baseline), y=alt.Y())
+    bars = alt.layer(bars, line).properties(width=150, height={"step": 18})
+    color = alt.Color("answer:N", title=None, scale=colours)
+    gains_of_arms = intervals(gained, ["responses", "tokens"], color=color, y=rows.copy().axis(None))
+    return alt.hconcat(bars, gains_of_arms)
 
 
 def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
@@ -298,9 +332,11 @@ def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
 
 
 def time_arms(study: Study, out: Path) -> pd.DataFrame:
-    """Unit times of each arm of a study, from a run of its own with up to STEPS steps: see `units_of`."""
+    """Unit times of the arms that the figure has, from a run of each with up to STEPS steps: see `units_of`."""
     rows = []
     for arm in study.arms:
+        if arm.method != PLAIN and arm.label.replace("BA-PPO", "BAPO") not in DRAWN:
+            continue
         args = arguments.parse(study.words(arm, 1))
         candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if args.adapt.enabled else 1
         prompts = args.rollout.batch_size * STEPS
@@ -345,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
         units = pd.concat([units[units["study"] != name], measured])
         units.to_csv(times, index=False)
-    tables, of_pairs, of_shares, signals, studies = [], [], [], [], {}
+    tables, of_pairs, of_shares, signals, made, studies = [], [], [], [], [], {}
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
         if given.keep and folder.is_dir():
@@ -365,6 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             of_shares.append(by_share(results).assign(setting=setting))
             studies[name] = results
             signals.append(signal(results).assign(setting=setting))
+            made.append(optimizer_steps(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
     table = joined(tables)
@@ -372,12 +409,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     table.round(3).to_csv(FOLDER / "gains.csv", index=False)
     joined(of_pairs).round(2).to_csv(FOLDER / "pairs.csv", index=False)
     joined(signals).round(4).to_csv(FOLDER / "signal.csv", index=False)
+    steps_made = joined(made)
+    steps_made.round(2).to_csv(FOLDER / "optimizer_steps.csv", index=False)
     tests = confirmation({name: studies[name] for name in TESTS if name in studies})
     tests.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     shares = joined(of_shares)
     shares.round(3).to_csv(FOLDER / "shares.csv", index=False)
     save_png(picture(table), PICTURES / "map.png")
-    save_png(picture_of_arms(table), PICTURES / "map_arms.png")
+    save_png(picture_of_arms(table, steps_made), PICTURES / "map_arms.png")
     save_png(picture_of_shares(shares), PICTURES / "map_shares.png")
     print(table.round(2).to_markdown(index=False), tests.round(4).to_markdown(index=False), sep="\n\n")
     return 0
