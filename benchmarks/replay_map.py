@@ -1,6 +1,6 @@
 """Where replay pays: the studies of docs/study_design.md as one table and one figure.
 
-    python benchmarks/replay_map.py --time  # seconds of a response and of an update for each arm, on an idle machine
+    python benchmarks/replay_map.py --time  # seconds of a response and of an update for drawn arms, on an idle machine
     python benchmarks/replay_map.py         # reads runs/studies/map_*; writes results/map/ and the figures of the docs
     python benchmarks/replay_map.py --keep  # the same, and keeps the records of the runs
 
@@ -245,18 +245,23 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
     for arm in results.arms:
         steps = results.steps[results.steps["arm"] == arm.name]
         args = arguments.parse(results.study.words(arm, 1))
-        full = args.rollout.batch_size * args.rollout.n_samples_per_prompt  # responses in a batch of plain OpenRLHF
-        trained = steps["responses/trained"].fillna(full) if "responses/trained" in steps else full
-        made = np.ceil(trained / args.train.batch_size) * args.train.max_epochs * np.ones(len(steps))
+        trained = steps.reindex(columns=["responses/trained"])["responses/trained"]  # plain OpenRLHF: full batches
+        of_batch = np.ceil(trained / args.train.batch_size).fillna(batch_arithmetic(args).optimizer_steps)
+        made = of_batch * args.train.max_epochs
         rate = 1000 * made.sum() / steps["rollouts/step"].sum()
         rows.append({"label": results.labels[arm.name], "path": arm.path, "optimizer_steps": rate})
     return pd.DataFrame(rows)
 
 
+def drawn_as(label: str) -> str:
+    """The label under which an arm is drawn: the same with and without a critic."""
+    return label.replace("BA-PPO", "BAPO")
+
+
 def of_drawn(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the arms that are drawn, with their panel: the setting, and whether there is a critic."""
     panels = table["setting"].where(table["path"] == "group", table["setting"] + ", critic")
-    named = table.assign(panel=panels, label=table["label"].str.replace("BA-PPO", "BAPO"))
+    named = table.assign(panel=panels, label=table["label"].map(drawn_as))
     return named[named["label"].isin(DRAWN)]
 
 
@@ -302,17 +307,15 @@ def picture_of_arms(table: pd.DataFrame, made: pd.DataFrame) -> alt.HConcatChart
     best = list(gained[gained["cost"] == "responses"].sort_values("gain", ascending=False)["label"])
     colours = alt.Scale(domain=list(ANSWERS), range=list(ANSWERS.values()))
     rows = alt.Y("label:N", title=None, sort=best, axis=alt.Axis(labelLimit=400))
-    of_baseline = steps.loc[~steps["label"].isin(best), "optimizer_steps"].iloc[0]
+    of_baseline = steps.loc[steps["label"] == "GRPO", "optimizer_steps"].iloc[0]
     title = alt.Title("optimizer steps (dashed: GRPO)", fontSize=10, fontWeight="normal")
-    bars = alt.Chart(steps[steps["label"].isin(best)].drop_duplicates("label"), title=title)
-    bars = bars.mark_bar(color="#9A9A9A", height=8).encode(
-        x=alt.X("optimizer_steps:Q", title="for 1,000 responses"), y=rows
-    )
-    line = bars.mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(of_baseline), y=alt.Y())
-    bars = alt.layer(bars, line).properties(width=150, height={"step": 18})
+    base = alt.Chart(steps[steps["label"].isin(best)].drop_duplicates("label"), title=title)
+    x = alt.X("optimizer_steps:Q", title="for 1,000 responses")
+    line = base.mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(of_baseline))
+    bars = alt.layer(base.mark_bar(color="#9A9A9A", height=8).encode(x=x, y=rows), line)
     color = alt.Color("answer:N", title=None, scale=colours)
     gains_of_arms = intervals(gained, ["responses", "tokens"], color=color, y=rows.copy().axis(None))
-    return alt.hconcat(bars, gains_of_arms)
+    return alt.hconcat(bars.properties(width=150, height={"step": 18}), gains_of_arms)
 
 
 def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
@@ -335,12 +338,10 @@ def time_arms(study: Study, out: Path) -> pd.DataFrame:
     """Unit times of the arms that the figure has, from a run of each with up to STEPS steps: see `units_of`."""
     rows = []
     for arm in study.arms:
-        if arm.method != PLAIN and arm.label.replace("BA-PPO", "BAPO") not in DRAWN:
+        if arm.method != PLAIN and drawn_as(arm.label) not in DRAWN:
             continue
-        args = arguments.parse(study.words(arm, 1))
-        candidates = args.adapt.make_method(batch_arithmetic(args), 1).candidates if args.adapt.enabled else 1
-        prompts = args.rollout.batch_size * STEPS
-        words = [*study.words(arm, 1), "--data.max_samples", str(prompts), "--train.num_episodes", str(candidates)]
+        prompts = arguments.parse(study.words(arm, 1)).rollout.batch_size * STEPS
+        words = [*study.words(arm, 1), "--data.max_samples", str(prompts), "--train.num_episodes", "1"]
         words += ["--eval.steps", "-1", "--run.dir", str(out), "--run.name", arm.name, "--run.overwrite"]
         subprocess.run([sys.executable, "-m", "bapo_openrlhf.cli", "train", *words], check=True, cwd=ROOT)
         rows.append(
@@ -357,6 +358,15 @@ def units_of(steps: pd.DataFrame) -> dict[str, float]:
         "response": generation / timed["rollouts/step"].sum(),
         "update": (timed[ALL_SECONDS].sum() - generation) / len(timed),
     }
+
+
+TABLES = {  # of all studies: what makes their rows, and the decimals of their CSV
+    "gains": (gains, 3),
+    "pairs": (pairs, 2),
+    "signal": (signal, 4),
+    "optimizer_steps": (optimizer_steps, 2),
+    "shares": (by_share, 3),
+}
 
 
 def joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -381,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
         units = pd.concat([units[units["study"] != name], measured])
         units.to_csv(times, index=False)
-    tables, of_pairs, of_shares, signals, made, studies = [], [], [], [], [], {}
+    studies, found = {}, {name: [] for name in TABLES}
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
         if given.keep and folder.is_dir():
@@ -396,28 +406,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             timed = units[units["study"] == TIMED_AS.get(name, name)]
             add_costs(results, None if timed.empty else timed.set_index("arm"))
-            tables.append(gains(results).assign(setting=setting))
-            of_pairs.append(pairs(results).assign(setting=setting))
-            of_shares.append(by_share(results).assign(setting=setting))
             studies[name] = results
-            signals.append(signal(results).assign(setting=setting))
-            made.append(optimizer_steps(results).assign(setting=setting))
+            for of, (made, _) in TABLES.items():
+                found[of].append(made(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
-    table = joined(tables)
+    tables = {name: joined(rows) for name, rows in found.items()}
+    for name, table in tables.items():
+        table.round(TABLES[name][1]).to_csv(FOLDER / f"{name}.csv", index=False)
+    table = tables["gains"]
     table.to_parquet(FOLDER / "gains.parquet", index=False)
-    table.round(3).to_csv(FOLDER / "gains.csv", index=False)
-    joined(of_pairs).round(2).to_csv(FOLDER / "pairs.csv", index=False)
-    joined(signals).round(4).to_csv(FOLDER / "signal.csv", index=False)
-    steps_made = joined(made)
-    steps_made.round(2).to_csv(FOLDER / "optimizer_steps.csv", index=False)
     tests = confirmation({name: studies[name] for name in TESTS if name in studies})
     tests.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
-    shares = joined(of_shares)
-    shares.round(3).to_csv(FOLDER / "shares.csv", index=False)
     save_png(picture(table), PICTURES / "map.png")
-    save_png(picture_of_arms(table, steps_made), PICTURES / "map_arms.png")
-    save_png(picture_of_shares(shares), PICTURES / "map_shares.png")
+    save_png(picture_of_arms(table, tables["optimizer_steps"]), PICTURES / "map_arms.png")
+    save_png(picture_of_shares(tables["shares"]), PICTURES / "map_shares.png")
     print(table.round(2).to_markdown(index=False), tests.round(4).to_markdown(index=False), sep="\n\n")
     return 0
 
