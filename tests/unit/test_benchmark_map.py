@@ -151,3 +151,24 @@ def test_signal_of_the_responses():
         "label": "BAPO", "responses": 32,
         "generated": pytest.approx((1 / 4 + 3 / 16 + 7 / 64) / 4), "used": pytest.approx((1 / 4 + 3 / 16) / 4),
     }  # fmt: skip
+
+
+def test_optimizer_steps_for_a_thousand_responses():
+    """Full batches of 32 in optimizer steps of 16, twice: 4. Adapted batches of 32, 20 and 8, once: 2, 2 and 1."""
+    flags = {
+        "actor.model_name_or_path": "model", "data.prompt_dataset": "data", "reward.remote_url": "rule.py",
+        "rollout.batch_size": 8, "rollout.n_samples_per_prompt": 4, "train.batch_size": 16,
+    }  # fmt: skip
+    plain = Arm("plain", "group", "GRPO", flags | {"adapt.method": "none", "train.max_epochs": 2})
+    bapo = Arm("bapo", "group", "BAPO", flags)
+    full = [{"step": step, "rollouts/step": 32} for step in (1, 2)]
+    adapted = [{"step": step, "rollouts/step": 40, "responses/trained": n} for step, n in enumerate((32, 20, 8), 1)]
+    runs = [
+        StudyRun(arm, 1, Run("", steps, {"config": {}}, groups_frame([])))
+        for arm, steps in ((plain, full), (bapo, adapted))
+    ]
+    made = replay_map.optimizer_steps(Results(Study("made", (plain, bapo), (1,)), runs)).to_dict("records")
+    assert made == [
+        {"label": "GRPO", "path": "group", "optimizer_steps": 1000 * 8 / 64},
+        {"label": "BAPO", "path": "group", "optimizer_steps": 1000 * 5 / 120},
+    ]
