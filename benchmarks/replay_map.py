@@ -1,7 +1,7 @@
 """Where replay pays: the studies of docs/study_design.md as one table and one figure.
 
     python benchmarks/replay_map.py --time  # seconds of a response and of an update for drawn arms, on an idle machine
-    python benchmarks/replay_map.py         # reads runs/studies/map_*; writes results/map/ and the figures of the docs
+    python benchmarks/replay_map.py         # reads runs/studies; writes results/map/ and the figures of the docs
     python benchmarks/replay_map.py --keep  # the same, and keeps the records of the runs
 
 Without the folder of a study, its records in results/map are read.
@@ -50,9 +50,10 @@ SETTINGS = {  # of each study, in the order of the figure
     "map_groups": "larger groups",
     "map_tuned": "tuned",
     "map_hard": "more hard prompts",
+    "smollm2_map": "SmolLM2",
 }
-TIMED_AS = {"map_hard": "map_tuned", "map_delay": "map_few_hard", "map_groups": "map_few_hard"}
-TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take the unit times of another study
+TIMED_AS = {"map_hard": "map_tuned", "map_delay": "map_few_hard", "map_groups": "map_few_hard", "smollm2_map": None}
+TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take the unit times of another study, or none
 TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests of the recipe
 RECIPE = "recipe"  # the method that they compare
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
@@ -61,6 +62,7 @@ SHARE = "cost/share"  # the column for a given share of generation, see `by_shar
 SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
 PRECISE = ("centre", "centre, first half", "small batches")  # settings with narrow intervals
 DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # arms that are compared in several settings
+FEWEST_DRAWN = 5  # pairs of a row in the figure by setting; the interval of fewer is wider than the figure
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
@@ -287,7 +289,7 @@ def intervals(table: pd.DataFrame, costs: Sequence[str], **encoding: Any) -> alt
 
 def picture(table: pd.DataFrame) -> alt.FacetChart:
     """Gain over the baseline by setting: a row for each setting, and a colour for each arm."""
-    wanted = of_drawn(table)
+    wanted = of_drawn(table[table["pairs"] >= FEWEST_DRAWN])
     axis = alt.Axis(labelLimit=400, grid=True, tickBand="extent")
     return intervals(
         wanted, ["responses", "seconds"],
