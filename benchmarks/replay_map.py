@@ -62,7 +62,6 @@ SHARE = "cost/share"  # the column for a given share of generation, see `by_shar
 SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
 PRECISE = ("centre", "centre, first half", "small batches")  # settings with narrow intervals
 DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # arms that are compared in several settings
-FEWEST_DRAWN = 5  # pairs of a row in the figure by setting; the interval of fewer is wider than the figure
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
@@ -248,7 +247,7 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
         steps = results.steps[results.steps["arm"] == arm.name]
         args = arguments.parse(results.study.words(arm, 1))
         trained = steps.reindex(columns=["responses/trained"])["responses/trained"]  # plain OpenRLHF: full batches
-        of_batch = np.ceil(trained / args.train.batch_size).fillna(batch_arithmetic(args).optimizer_steps)
+        of_batch = np.ceil(trained.fillna(batch_arithmetic(args).most_samples) / args.train.batch_size)
         made = of_batch * args.train.max_epochs
         rate = 1000 * made.sum() / steps["rollouts/step"].sum()
         rows.append({"label": results.labels[arm.name], "path": arm.path, "optimizer_steps": rate})
@@ -289,7 +288,7 @@ def intervals(table: pd.DataFrame, costs: Sequence[str], **encoding: Any) -> alt
 
 def picture(table: pd.DataFrame) -> alt.FacetChart:
     """Gain over the baseline by setting: a row for each setting, and a colour for each arm."""
-    wanted = of_drawn(table[table["pairs"] >= FEWEST_DRAWN])
+    wanted = of_drawn(table)
     axis = alt.Axis(labelLimit=400, grid=True, tickBand="extent")
     return intervals(
         wanted, ["responses", "seconds"],
