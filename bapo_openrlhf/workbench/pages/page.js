@@ -78,9 +78,15 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const key = (row) => {
         const text = row.cells[column].textContent.replaceAll(",", "");
         const parts = [...text.matchAll(/([\d.]+) (d|h|min|s)\b/g)];
-        return parts.length ? String(parts.reduce((sum, [, count, unit]) => sum + count * MILLISECONDS[unit], 0)) : text;
+        const value = parts.length
+          ? parts.reduce((sum, [, count, unit]) => sum + count * MILLISECONDS[unit], 0)
+          : Number.parseFloat(text);
+        return [Number.isNaN(value) ? Infinity : value, text]; // what is no number comes after all numbers
       };
-      const order = (a, b) => key(a).localeCompare(key(b), "en", { numeric: true });
+      const order = (a, b) => {
+        const [[left, leftText], [right, rightText]] = [key(a), key(b)];
+        return left === right ? leftText.localeCompare(rightText, "en", { numeric: true }) : left - right;
+      };
       body.append(...[...body.rows].sort((a, b) => (down ? order(b, a) : order(a, b))));
     });
   });

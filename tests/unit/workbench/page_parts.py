@@ -1,7 +1,22 @@
-"""A page of `report` or `study`, taken apart."""
+"""A page of `report` or `study`: taken apart, and opened in a browser."""
 
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 
+import pytest
+
+from bapo_openrlhf.workbench.pages.figure import specification
+from bapo_openrlhf.workbench.pages.text import clean
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--enable-logging=stderr", "--dump-dom",
+)  # fmt: skip
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
@@ -43,3 +58,50 @@ class Page(HTMLParser):
 
     def words(self, tag):
         return [" ".join(self.texts.get(k, "").split()) for k, (name, _) in enumerate(self.elements) if name == tag]
+
+
+def needs_browser(test):
+    """A test that opens a page in Chromium."""
+    skipped = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here to open the page in")
+    return pytest.mark.browser(skipped(test))
+
+
+def in_browser(html, folder, then=""):
+    """The page after its script has run, and `then` as a part of it. The browser had nothing to complain about."""
+    if then:
+        script = re.search(r"<script>(.*)</script>\n</body>", html, re.S)[1]
+        html = html.replace(script, script + then).replace(_digest(script), _digest(script + then))
+    path = folder / "page.html"
+    path.write_text(html, encoding="utf-8")
+    words = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", path.as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    assert "CONSOLE" not in done.stderr
+    return Page(done.stdout)
+
+
+def _digest(script):
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def axis_of_table(figure):
+    """The ends of the x axis if the first column of the figure's table is on it, else None. Only the chart says it."""
+    spec = specification(figure.chart)
+    for layer in spec.get("layer", [spec]):
+        x = layer.get("encoding", {}).get("x", {})
+        if x.get("type") == "quantitative" and x["axis"]["title"] == figure.table.head[0]:
+            return tuple(x["scale"]["domain"])
+    return None
+
+
+def sliders_of(figures):
+    """The names of the sliders that the script has to make: one for each figure that can be read at a place."""
+    read = [figure for figure in figures if axis_of_table(figure)]
+    titles = [f"{figure.title}: {clean(figure.run)}" if figure.run else figure.title for figure in read]
+    names = [f"Values of {title} at a {figure.table.head[0]}" for title, figure in zip(titles, read, strict=True)]
+    return sorted(" ".join(name.split()) for name in names)
+
+
+def sliders_in(page):
+    """The names of the sliders that are on the page."""
+    sliders = [attributes for attributes in page.all("input") if attributes.get("type") == "range"]
+    return sorted(" ".join(attributes["aria-label"].split()) for attributes in sliders)
