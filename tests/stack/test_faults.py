@@ -274,7 +274,7 @@ def small_disk(tmp_path):
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", folder], capture_output=True, text=True)
     if mounted.returncode:
-        pytest.skip(f"mounting a small file system is not permitted here: {mounted.stderr.strip()}")
+        pytest.skip(f"a file system cannot be mounted: {mounted.stderr.strip()}")
     yield folder, lambda: subprocess.run(["mount", "-o", "remount,size=200m", folder], check=True)
     subprocess.run(["umount", "-l", folder], check=True)
 

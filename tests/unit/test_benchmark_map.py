@@ -3,13 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
+import replay_map
 
-pytest.importorskip("scipy")
-replay_map = pytest.importorskip("replay_map")
-
-from bapo_openrlhf.workbench.report.runs import Run, groups_frame  # noqa: E402
-from bapo_openrlhf.workbench.study.data import Results, StudyRun  # noqa: E402
-from bapo_openrlhf.workbench.study.definition import Arm, Study  # noqa: E402
+from bapo_openrlhf.workbench.report.runs import Run, groups_frame
+from bapo_openrlhf.workbench.study.data import Results, StudyRun
+from bapo_openrlhf.workbench.study.definition import Arm, Study
 
 RESPONSES = {"plain": 8, "bapo": 10, "dapo": 16, "recipe": 8}  # in a step
 TRAINED = {"plain": 100, "bapo": 50, "dapo": 100, "recipe": 100}  # tokens of a step, which generates 100

@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-
-replay_probe = pytest.importorskip("replay_probe")
+import replay_probe
 
 
 def probes(*, helps: float, noise: float = 0, steps: int = 40, seed: int = 0, unit: float = 0.5) -> pd.DataFrame:

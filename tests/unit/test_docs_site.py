@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sphinx")
-
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("site")  # one build for all of them
 

@@ -5,10 +5,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("mypy")
-
 ROOT = Path(__file__).parents[2]
 PURE = {"adapt", "methods", "errors.py"}  # CONTRIBUTING.md, the lowest rows
 

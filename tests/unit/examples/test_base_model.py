@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +18,6 @@ from hypothesis import strategies as st
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import countdown, reasoning_gym
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 base_model = user_file.load("base model", Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py")
 BaseModelSettings, build = base_model.BaseModelSettings, base_model.build

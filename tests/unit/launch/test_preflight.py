@@ -189,7 +189,7 @@ class TestData:
         elif suffix == "csv":
             path.write_text("q,a\n1,x\n2,y\n")
         else:
-            pyarrow = pytest.importorskip("pyarrow")
+            import pyarrow
             from pyarrow import parquet
 
             parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -381,7 +381,7 @@ class TestImages:
         pictures.check(data__prompt_dataset=path, data__apply_chat_template=None)
 
     def test_other_formats(self, pictures):
-        pyarrow = pytest.importorskip("pyarrow")
+        import pyarrow
         from pyarrow import parquet
 
         path = pictures.run.folder / "rows.parquet"

@@ -706,9 +706,9 @@ def small_disk(tmp_path):
             ["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=False, capture_output=True, text=True
         )
     except OSError as error:
-        pytest.skip(f"mount cannot be run: {error}")
+        pytest.skip(f"a file system cannot be mounted: {error}")
     if done.returncode:
-        pytest.skip(f"mounting a file system is not permitted: {done.stderr.strip()}")
+        pytest.skip(f"a file system cannot be mounted: {done.stderr.strip()}")
     yield folder
     subprocess.run(["umount", folder], check=True)
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -611,7 +612,6 @@ def test_generators_have_sizes_that_they_can_make():
 
 
 def test_reward_func_scores_queries():
-    torch = pytest.importorskip("torch")
     prompt = "3 5 7:22="
     responses = [
         "3*5+7<eos>",
@@ -634,7 +634,6 @@ def test_reward_func_scores_queries():
 
 
 def test_reward_func_reads_answers_in_words():
-    pytest.importorskip("torch")
     problem = countdown.problem({"nums": [7, 3, 5], "target": 22})
     prompt = f"<|im_start|>user\n{countdown.words_prompt(problem)}<|im_end|>\n<|im_start|>assistant\n"
     responses = [
@@ -654,14 +653,12 @@ def test_reward_func_reads_answers_in_words():
 
 
 def test_tags_in_the_prompt_are_no_answer():
-    pytest.importorskip("torch")
     prompt = "Such as <answer>3*5+7</answer>: make 22 of 3, 5 and 7.\n"
     assert countdown.reward_func([prompt], [prompt], ["3 5 7:22"])["rewards"].tolist() == [0.0]
 
 
 def test_reward_func_takes_the_problem_from_the_label():
     """The prompt is only cut off. The label decides, whatever the prompt says."""
-    pytest.importorskip("torch")
     query = ["1 2:3=3*5<eos>"]
     assert countdown.reward_func(query, ["1 2:3="], ["3 5:15"])["rewards"].tolist() == [1.0]
     assert countdown.reward_func(query, ["1 2:3="], ["3 5:8"])["rewards"].tolist() == [0.0]
@@ -669,7 +666,6 @@ def test_reward_func_takes_the_problem_from_the_label():
 
 
 def test_reward_func_refuses_data_of_another_task():
-    pytest.importorskip("torch")
     with pytest.raises(ValueError, match="label is '8'"):
         countdown.reward_func(["3 5:8=3+5"], ["3 5:8="], ["8"])
 
@@ -687,7 +683,6 @@ def test_loads_by_path_alone_and_works_in_threads(tmp_path):
     )
     subprocess.run([sys.executable, "-I", "-c", code, countdown.__file__], check=True, cwd=tmp_path)
 
-    pytest.importorskip("torch")
     spec = importlib.util.spec_from_file_location("reward_func", countdown.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -9,12 +9,11 @@ import sys
 from unittest import mock
 
 import pytest
+import torch  # noqa: F401 (rewards are tensors only if a process has loaded it)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.tasks import countdown
-
-torch = pytest.importorskip("torch")
 
 PROMPT, LABEL, NUMBERS, TARGET = "3 5 7:22=", "3 5 7:22", [3, 5, 7], 22
 RIGHT = {"3*5+7", "5*3+7", "7+3*5", "7+5*3"}

@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -395,7 +396,6 @@ def test_the_lists_must_be_of_one_length():
 
 
 def test_rewards_are_a_tensor_where_there_is_torch(monkeypatch):
-    torch = pytest.importorskip("torch")
     assert torch.equal(task.reward_func([r"\boxed{1}"], [""], ["1"])["rewards"], torch.tensor([1.0]))
     monkeypatch.delitem(sys.modules, "torch")
     assert task.reward_func([r"\boxed{1}"], [""], ["1"])["rewards"] == [1.0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch  # noqa: F401 (rewards are tensors only if a process has loaded it)
 
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.errors import ConfigError
@@ -19,7 +20,6 @@ from bapo_openrlhf.tasks import worked
 from bapo_openrlhf.workbench.evaluation.problems import load
 
 pytest.importorskip("reasoning_gym")
-torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[3]
 SUMS = ROOT / "configs" / "smollm2" / "sums.yaml"

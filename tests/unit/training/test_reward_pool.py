@@ -275,7 +275,6 @@ def test_a_logged_value_may_be_nan(one_pool):
 
 
 def test_tensors_and_arrays(make_pool):
-    pytest.importorskip("torch")
     pool = make_pool(
         "import numpy, torch\n"
         "def reward_func(queries, prompts, labels):\n"

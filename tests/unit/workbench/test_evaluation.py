@@ -532,7 +532,6 @@ def keep_environment():
 
 
 def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
-    pytest.importorskip("openrlhf")
     from openrlhf.datasets.prompts_dataset import preprocess_data
     from transformers import AutoTokenizer
 
@@ -560,7 +559,6 @@ def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_en
 
 def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tokenizer_folder, keep_environment):
     """The text is filled in as OpenRLHF fills its --data.input_template. The text may have braces."""
-    pytest.importorskip("openrlhf")
     from openrlhf.datasets.prompts_dataset import preprocess_data
 
     template = "<|im_start|>user\n{}<|im_end|>\n"
@@ -808,7 +806,6 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
-    pytest.importorskip("openrlhf")
     file = yaml.safe_load(path.read_text())
     request = parsed("--config", str(path), model=())
     assert request.model == f"runs/{path.stem}/model"
@@ -821,7 +818,6 @@ def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
 
 
 def test_other_flags_win_over_the_configuration(parsed):
-    pytest.importorskip("openrlhf")
     words = ("--config", str(CONFIGS / "quickstart.yaml"), "--temperature", "0.6", "--max-new-tokens", "5")
     request = parsed(*words)
     assert request.model == "some/model-1B"

@@ -123,7 +123,8 @@ def test_formats_give_the_same_rows(tmp_path, other, kind):
 
 
 def test_saved_folder_of_datasets(tmp_path):
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     rows = [{"question": f"number {i}", "gold": i} for i in range(5)]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "one")
     datasets.DatasetDict({"test": datasets.Dataset.from_list(rows[:3])}).save_to_disk(tmp_path / "splits")
@@ -257,7 +258,8 @@ def test_another_version_of_the_task_makes_its_files_anew(tmp_path, shared, othe
 
 
 def test_copy_takes_the_place_of_the_hub(tmp_path, other, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     data = datasets.Dataset.from_list([{"question": "of the hub", "gold": 1}])
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: data)
     prepare(TASK, Request(out=tmp_path / "out", parts=("other",)))
@@ -385,7 +387,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    import datasets
 
     def load_dataset(*args, **kwargs):
         raise ConnectionError("Couldn't reach it")
@@ -405,7 +407,7 @@ def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
 
 def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
     """One error names all parts that are missing. The libraries are not asked to use the network."""
-    datasets = pytest.importorskip("datasets")
+    import datasets
     from huggingface_hub import constants
 
     offline = []
@@ -441,7 +443,8 @@ def test_hub_that_answers(monkeypatch):
 
 
 def test_hub_rows_and_commit(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     data = datasets.Dataset.from_list([{"question": f"number {i}", "gold": i} for i in range(5)])
     commit = "0123456789abcdef0123456789abcdef01234567"
     data.info.download_checksums = {f"hf://datasets/someone/other@{commit}/data.parquet": {}}
