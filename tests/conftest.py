@@ -1,8 +1,14 @@
-"""How `make test` shares the tests out to its processes, and what each test finds: no time limits, and Ctrl-C works."""
+"""How `make test` shares the tests out to its processes, what each test finds, and which skips fail a run.
+
+Each test finds no time limits, and Ctrl-C works. If the environment variable CI is set, a skip fails unless it is one
+of ALLOWED_SKIPS.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -32,3 +38,36 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # the stack first, because it takes longest
     return StackFirst(config, log)
+
+
+# How the reason of a skip begins that the machine decides, and not an installation that is incomplete.
+ALLOWED_SKIPS = (
+    "a file system cannot be mounted",  # the user is not root, or the container does not permit it
+    "could not import 'reasoning_gym': No module named 'reasoning_gym'",  # there is no C compiler (tools/install.sh)
+    "reads DeepSpeed and vLLM in the versions that are pinned for the CPU",  # there is a GPU
+)
+
+
+def fail_unexpected_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure if it is not allowed. It is done in each process, so it also holds with xdist."""
+    if not os.environ.get("CI") or not report.skipped or hasattr(report, "wasxfail"):
+        return
+    file, line, text = report.longrepr
+    reason = text.removeprefix("Skipped: ")
+    if not reason.startswith(ALLOWED_SKIPS):
+        report.outcome = "failed"
+        report.longrepr = f"{file}:{line}: unexpected skip, which tests/conftest.py does not allow: {reason}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    fail_unexpected_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    fail_unexpected_skip(report)
+    return report

@@ -1,0 +1,71 @@
+"""A run of continuous integration fails if a test is skipped for a reason that tests/conftest.py does not allow."""
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+ALLOWED = runpy.run_path(str(TESTS / "conftest.py"))["ALLOWED_SKIPS"]
+SKIPS = {
+    "by a mark": "@pytest.mark.skipif(True, reason={reason!r})\ndef test_it():\n    pass\n",
+    "in a fixture": "@pytest.fixture\ndef it():\n    pytest.skip({reason!r})\n\ndef test_it(it):\n    pass\n",
+    "in a test": "def test_it():\n    pytest.skip({reason!r})\n",
+    "of a file": "pytest.skip({reason!r}, allow_module_level=True)\n",
+}
+PASSES = "def test_more():\n    pass\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs these files in the settings of this project, in so many processes."""
+    shutil.copy(TESTS / "conftest.py", tmp_path)
+
+    def run(files, ci, processes=0):
+        for number, text in enumerate(files):
+            (tmp_path / f"test_{number}.py").write_text(f"import pytest\n\n{text}")
+        words = ["-c", TESTS.parent / "pyproject.toml", "-p", "no:cacheprovider", "-n", str(processes), tmp_path]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words], env=environment | {"CI": ci}, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize("of_file", [False, True])
+def test_unexpected_skips_fail(run, of_file):
+    unexpected = [how for how in SKIPS if (how == "of a file") is of_file]
+    status, output = run([*(SKIPS[how].format(reason=f"no browser {how}") for how in unexpected), PASSES], "true", 2)
+    assert status and "skipped" not in output.splitlines()[-1]
+    for how in unexpected:
+        assert f"unexpected skip, which tests/conftest.py does not allow: no browser {how}\n" in output
+
+
+def test_elsewhere_skips_are_listed_with_their_reasons(run):
+    status, output = run([*(text.format(reason=f"no browser {how}") for how, text in SKIPS.items()), PASSES], "", 2)
+    assert status == 0 and "1 passed, 4 skipped" in output.splitlines()[-1]
+    listed = [line for line in output.splitlines() if line.startswith("SKIPPED")]
+    assert len(listed) == 4 and all(any(f"no browser {how}" in line for line in listed) for how in SKIPS)
+
+
+def test_an_allowed_skip_does_not_fail(run):
+    files = [text.format(reason=f"{reason}: because") for reason in ALLOWED for text in SKIPS.values()]
+    status, output = run([*files, PASSES], "true")
+    assert status == 0 and f"1 passed, {len(files)} skipped" in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("folders", "allowed"), [([], True), (["broken"], False)])
+def test_a_package_may_be_missing_but_not_broken(run, tmp_path, folders, allowed):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "reasoning_gym.py").write_text("import its_dependency\n")
+    path = [str(tmp_path / folder) for folder in folders]
+    test = f"def test_it(monkeypatch):\n    monkeypatch.setattr('sys.path', {path})\n"
+    status, output = run([test + "    pytest.importorskip('reasoning_gym')\n"], "true")
+    assert (status == 0) is allowed and ("its_dependency" in output) is not allowed
+    assert ("1 skipped" in output.splitlines()[-1]) is allowed
