@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("untimed", deadline=None)  # on a busy machine a test would fail for being slow
-settings.load_profile("untimed")
+# `make test` tries the same few examples each time, and `make test-all` five times as many. No example has a deadline,
+# because on a busy machine a test would fail for being slow.
+settings.register_profile("quick", deadline=None, max_examples=20, derandomize=True, database=None)
+settings.register_profile("thorough", deadline=None, max_examples=100)
+settings.load_profile("quick")
 
 # A background job of a shell ignores Ctrl-C, and the processes that tests start and interrupt would do so as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -29,7 +29,7 @@ REWARD = st.floats(-3, 3, allow_nan=False).map(lambda value: round(value, 3))
 
 
 @given(baseline=st.lists(REWARD, min_size=1, max_size=9), eps=st.sampled_from([1e-6, 1e-2, 1.0]), data=st.data())
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
 def test_matches_the_slow_reference(baseline, eps, data):
     """Any number of the responses that a group was generated with, from one to all."""
     kept = data.draw(st.lists(st.sampled_from(range(len(baseline))), unique=True, min_size=1))
@@ -108,7 +108,7 @@ def test_any_number_type_comes_out_as_float64_and_the_input_stays():
     estimator=st.sampled_from(["rloo", "dr_grpo", "reinforce_baseline", "gae"]),
     data=st.data(),
 )
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
 def test_other_estimators_one_response_at_a_time(baseline, estimator, data):
     kept = data.draw(st.lists(st.sampled_from(range(len(baseline))), unique=True, min_size=1))
     expected = []

@@ -21,7 +21,7 @@ from bapo_openrlhf.adapt.arithmetic import (
     step_totals,
 )
 
-many = settings(max_examples=300, derandomize=True, database=None)
+many = settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
 
 
 def arithmetic(ranks: dict[str, int], *, capacity=64, group_size=8, micro_train=1, micro_rollout=1, train_batch=8):
@@ -173,7 +173,7 @@ def batches(draw):
 
 class TestMicroBatchPlan:
     @given(case=batches())
-    @settings(max_examples=1000, derandomize=True, database=None)
+    @settings(max_examples=10 * settings.default.max_examples, derandomize=True, database=None)
     def test_all_ranks_together(self, case):
         total, ranks, size, train_batch = case
         owns = shares(total, ranks)

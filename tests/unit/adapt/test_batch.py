@@ -115,7 +115,7 @@ class TestFill:
         assert uids(fill(5 * 8, fresh, [True] * 4, most_fresh=0).cut) == [0, 1, 2, 3]
 
     @given(data=st.data())
-    @settings(max_examples=300, derandomize=True, database=None)
+    @settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
     def test_by_brute_force(self, make_group, data):
         """Over all ways to fill it: X1 and X2 as many and as varied as possible, then as much of X3 as fits."""
         keep = data.draw(st.lists(st.booleans(), max_size=5))
@@ -200,7 +200,7 @@ class TestDrop:
         assert len(result) == 0 and (result.too_far, result.unused) == ([a], [old])
 
     @given(data=st.data())
-    @settings(max_examples=400, derandomize=True, database=None)
+    @settings(max_examples=4 * settings.default.max_examples, derandomize=True, database=None)
     def test_by_brute_force(self, make_group, data):
         """Against moving the unfit one by one: nothing else leaves, however many are left."""
         sizes = [data.draw(st.integers(0, 7 if name in ("fresh", "reevaluated", "replayed") else 2)) for name in LISTS]

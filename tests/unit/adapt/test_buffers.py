@@ -108,7 +108,7 @@ class TestHardBuffer:
         capacity=st.integers(1, 5),
         actions=st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.sampled_from("abcdefg")), max_size=40),
     )
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_behaves_as_a_plain_list(self, make_group, capacity, actions):
         buffer, expected, gone = HardBuffer(capacity), [], Counter()
         for action, name in actions:

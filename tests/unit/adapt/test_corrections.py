@@ -26,7 +26,7 @@ def a_sign(advantage):
     return (advantage > 0) - (advantage < 0)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(
     st.lists(st.tuples(numbers, numbers), max_size=25),
     st.sampled_from([1.0000037e-6, 0.0400000037, 0.5000000037, 3.0000000037]),

@@ -71,7 +71,7 @@ class TestClipped:
 
 class TestFirstUpdate:
     @given(sizes=st.lists(st.integers(0, 6), min_size=3, max_size=3), critic=st.booleans(), seed=st.integers(0, 10_000))
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_matches_a_slow_loop(self, sizes, critic, seed):
         rng = np.random.Generator(np.random.PCG64(seed))
         given, wanted = {}, {}

@@ -296,7 +296,7 @@ class TestKeep:
     """A group with only some of the responses that it was generated with."""
 
     @given(rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0, -2.0]), min_size=1, max_size=8), data=st.data())
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_mean_and_variance_are_of_what_it_is_related_to(self, make_group, rewards, data):
         group = make_group(rewards, step=3, policy_step=2)
         positions = sorted(data.draw(st.sets(st.sampled_from(range(len(rewards))), min_size=1)))

@@ -174,7 +174,7 @@ def test_an_error_says_how_many_are_wrong(batch_of):
 
 
 @given(data=st.data())
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
 def test_any_assignment_to_states_is_counted_and_any_fault_in_it_is_named(batch_of, data):
     uids = data.draw(st.lists(st.integers(0, 99), unique=True, min_size=1, max_size=12))
     where = {uid: data.draw(st.sampled_from(STATES)) for uid in uids}
@@ -242,7 +242,7 @@ def test_a_group_replayed_twice_in_one_batch_is_an_error(make_group):
 
 
 @given(data=st.data())
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
 def test_every_response_ends_in_one_state(make_group, data):
     """Groups of any size. What is trained on may have lost responses, and have stored ones of earlier steps."""
     ledger, expected = Ledger(), Counter()

@@ -54,7 +54,7 @@ class TestOffPolicy:
         scale=st.sampled_from([0.0, 0.1, 1.0, 5.0]),
         seed=st.integers(0, 10_000),
     )
-    @settings(max_examples=150, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_matches_a_slow_loop(self, make_group, sizes, group_size, scale, seed):
         rng = np.random.Generator(np.random.PCG64(seed))
         batch, eps = Batch(), 1e-4
@@ -168,7 +168,7 @@ class TestComposition:
     @given(
         st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.1, 1.0, 1.5]), min_size=1, max_size=4), max_size=8),
     )
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_each_filtered_group_has_one_reason(self, make_group, rewards):
         found = composition(Batch(filtered=[make_group(group) for group in rewards]), 4, 0)
         equal = [group[0] for group in rewards if len(set(group)) == 1]

@@ -30,7 +30,7 @@ SOURCES = ("fresh", "reevaluated", "replayed")
 
 class TestReview:
     @given(data=st.data())
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_against_the_conditions_group_by_group(self, make_group, data):
         size, batch = data.draw(st.integers(1, 4)), Batch()
         log_ratio = st.floats(-3, 3) | st.sampled_from([0.0, -1000.0, 1000.0, math.nan, math.inf, -math.inf])

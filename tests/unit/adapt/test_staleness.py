@@ -62,7 +62,7 @@ class TestImportanceSummary:
         st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=12),
         st.integers(-200, 200),
     )
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_matches_exact_arithmetic_at_any_scale(self, terms, scale):
         ratios = [Fraction(*term) for term in terms]
         logs = np.array([math.log(ratio) for ratio in ratios])
@@ -73,7 +73,7 @@ class TestImportanceSummary:
         assert importance_summary(logs + scale)["effective_share"] == pytest.approx(float(share(ratios)), rel=1e-9)
 
     @given(st.lists(st.floats(-1000, 1000), min_size=1, max_size=30))
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_no_log_ratio_is_too_large(self, logs):
         with np.errstate(all="raise", under="ignore"):
             found = importance_summary(np.array(logs))

@@ -55,7 +55,7 @@ class TestConstants:
             assert k1(size) == pytest.approx(worst, rel=1e-12)
 
     @given(ends=st.tuples(st.floats(0, 1), st.floats(0, 1)), inside=st.floats(0, 1))
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_k3_bounds_every_mean_between_its_thresholds(self, ends, inside):
         low, high = sorted(ends)
         mean = low + inside * (high - low)
@@ -115,7 +115,7 @@ class TestSampledTV:
         assert abs(sampled - exact_tv(policy, behaviour)) < 4 * deviation / math.sqrt(200_000)
 
     @given(st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=20))
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_lies_in_0_1_whatever_the_ratios(self, log_ratios):
         with np.errstate(all="raise", under="ignore"):
             assert 0.0 <= sampled_tv(np.array(log_ratios)) <= 1.0
@@ -150,7 +150,7 @@ class TestBoundTerm:
         policy=st.lists(st.integers(0, 20), min_size=5, max_size=5).filter(any),
         rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=5, max_size=5).filter(lambda r: 0 < sum(r) < 5),
     )
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_is_a_lower_bound_of_the_improvement_of_the_policy_over_itself(self, behaviour, policy, rewards):
         """At pi_theta = pi_theta_t the improvement is 0 (Eq. 20), whatever alpha generated the responses."""
         alpha = np.array(behaviour) / sum(behaviour)

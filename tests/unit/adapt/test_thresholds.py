@@ -58,7 +58,7 @@ class TestEq8:
         assert (seen.c2, seen.c3) == (c2, c3)
 
     @given(reward=unit, ends=st.lists(unit, min_size=4, max_size=4))
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_matches_floats_and_stays_between_the_ends(self, reward, ends):
         low2, high2 = sorted(ends[:2])
         low3, high3 = sorted(ends[2:])

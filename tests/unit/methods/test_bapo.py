@@ -432,7 +432,7 @@ class TestFit:
     @given(
         capacity=st.integers(0, 14), informative=st.integers(0, 9), improved=st.integers(0, 4), stored=st.integers(0, 9)
     )
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_any_number_goes_through(self, make_group, capacity, informative, improved, stored):
         """min(B, everything eligible) groups, and nothing is cut unless B is reached."""
         method = bapo(capacity=capacity, reevaluate_every=1, **fixed("1/2", "1/2"))
@@ -950,7 +950,7 @@ def test_side_by_side_with_the_plain_implementation(make_group):
     # 12 steps: few enough that the running average stays exact, below the denominator at which the code rounds it
     run_state_machine_as_test(
         Machine,
-        settings=settings(max_examples=75, stateful_step_count=12, derandomize=True, database=None),
+        settings=settings(stateful_step_count=12, derandomize=True, database=None),
     )
 
 
@@ -992,7 +992,7 @@ def test_side_by_side_over_long_runs(make_group, seed):
 
 
 @given(right=st.integers(0, 8), reward=st.sampled_from([0.0, 1.0]))
-@settings(max_examples=20, derandomize=True, database=None)
+@settings(max_examples=settings.default.max_examples // 5, derandomize=True, database=None)
 def test_the_plain_implementation_agrees_with_definition_3_1(right, reward):
     """Its own formulas against the paper's words for 0/1 rewards, so that the two do not share a mistake."""
     group = {"rewards": [1.0] * right + [0.0] * (8 - right)}

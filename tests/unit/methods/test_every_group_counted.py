@@ -429,10 +429,12 @@ def test_every_group_ends_in_one_state_over_random_runs(make_group, kind, ends):
     Machine = type("Machine", (kind,), {"met": Counter(), "make_group": staticmethod(make_group)})
     run_state_machine_as_test(
         Machine,
-        settings=settings(max_examples=80, stateful_step_count=20, derandomize=True, database=None),
+        settings=settings(
+            max_examples=2 * settings.default.max_examples, stateful_step_count=20, derandomize=True, database=None
+        ),
     )
-    # the runs have come to every end there is, again and again, or they would say little
-    assert min(Machine.met[end] for end in ends) >= 5, Machine.met
+    # the runs have come to every end there is, or they would say little
+    assert min(Machine.met[end] for end in ends) > 0, Machine.met
 
 
 # --- Methods with a fault --------------------------------------------------------------------------------------------

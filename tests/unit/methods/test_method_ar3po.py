@@ -74,7 +74,7 @@ def as_reward(reward) -> F | None:
 
 
 class TestStages:
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     @given(st.data())
     def test_are_those_of_the_rules(self, data):
         stages, each = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
@@ -139,7 +139,7 @@ class TestReuse:
         assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 1)
         assert advantages(group) == pytest.approx([math.sqrt(3)] + [-1 / math.sqrt(3)] * 3, rel=1e-4)
 
-    @settings(max_examples=80, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5]), min_size=4, max_size=4), st.sampled_from([0.75, 1.0, 2.0]))
     def test_both_variants_give_the_others_the_same_advantages(self, make, rewards, success):
         """Those of the group after the reuse; rewards need not be 0 and 1."""
@@ -319,7 +319,7 @@ def test_side_by_side_with_the_rules(make):
     """Whole random runs, stages and reuse; which success is drawn is the generator's choice, the first gives way."""
     met: Counter[str] = Counter()
 
-    @settings(max_examples=120, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(st.data())
     def check(data):
         each, stages = data.draw(st.sampled_from([(1, 2), (2, 2), (1, 3), (3, 2), (2, 3), (1, 4), (2, 1), (4, 1)]))
@@ -372,4 +372,4 @@ def test_side_by_side_with_the_rules(make):
         ledger.check()
 
     check()
-    assert min(met.values()) > 20 and len(met) == 3, met
+    assert min(met.values()) > 5 and len(met) == 3, met

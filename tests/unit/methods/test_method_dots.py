@@ -10,7 +10,7 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
@@ -399,7 +399,6 @@ class Reference:
 
 
 class TestSideBySide:
-    @settings(max_examples=80)
     @given(data=st.data())
     def test_equals_the_reference(self, make_group, data):
         capacity = data.draw(st.integers(1, 9))

@@ -62,7 +62,7 @@ class TestOptions:
 
 
 class TestPriority:
-    @settings(max_examples=150, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(
         rewards=st.lists(st.floats(-8, 8).map(lambda reward: round(reward, 3)), min_size=1, max_size=6),
         born=st.integers(0, 900),
@@ -228,7 +228,7 @@ class TestState:
             freshness().load_state_dict(freshness().state_dict() | changes)
 
 
-@settings(max_examples=150, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 @given(st.data())
 def test_every_group_is_counted_over_random_runs(make_group, data):
     capacity, most = data.draw(st.integers(1, 10)), data.draw(st.integers(1, 12))

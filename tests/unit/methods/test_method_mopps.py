@@ -8,7 +8,7 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
@@ -335,7 +335,6 @@ class Reference:
 
 
 class TestSideBySide:
-    @settings(max_examples=60)
     @given(data=st.data())
     def test_equals_the_reference(self, make_group, data):
         """Decays and rewards are binary fractions with few digits, so that float32 has each posterior exactly."""

@@ -48,7 +48,7 @@ def advantages(group) -> np.ndarray:
 
 
 class TestRule:
-    @settings(max_examples=250, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     @given(
         rewards=st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=8)
         | st.lists(st.sampled_from([-1.5, -0.25, 0.0, 0.5, 0.75, 2.0]), min_size=2, max_size=8),
@@ -119,7 +119,7 @@ class TestBatch:
         assert group.baseline == group.rewards and (group.mean, group.variance) == (F(1, 4), F(3, 16))
         assert sorted(advantages(group)) == pytest.approx(3 * [-1 / math.sqrt(3)] + [math.sqrt(3)], rel=1e-4)
 
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0]), min_size=6, max_size=6), st.integers(2, 6))
     def test_advantages_are_those_of_the_rules(self, make_group, rewards, size):
         """With the population deviation, and Eq. 2's smoothing of the variance."""
@@ -203,7 +203,7 @@ class TestState:
             pods().load_state_dict(pods().state_dict() | changes)
 
 
-@settings(max_examples=120, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 @given(st.data())
 def test_every_response_is_counted_over_random_runs(make_group, data):
     size = data.draw(st.integers(2, 6))

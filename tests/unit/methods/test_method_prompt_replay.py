@@ -271,7 +271,7 @@ def test_side_by_side_with_the_rules(make_group):
     """Random runs, with stops, groups that fail, and generation up to 2 steps ahead. Every group is counted."""
     met: Counter[str] = Counter()
 
-    @settings(max_examples=150, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(st.data())
     def check(data):
         capacity, size = data.draw(st.integers(2, 9)), data.draw(st.sampled_from([2, 4, 5]))
@@ -322,4 +322,4 @@ def test_side_by_side_with_the_rules(make_group):
         ledger.check()
 
     check()
-    assert min(met[end] for end in ("reevaluated", "unimproved", "solved", "cut", "named", "failed")) >= 20, met
+    assert min(met[end] for end in ("reevaluated", "unimproved", "solved", "cut", "named", "failed")) >= 5, met

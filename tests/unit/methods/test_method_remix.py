@@ -83,7 +83,7 @@ def test_mixtures_by_hand(make_group, share, capacity, fresh, stored, expected):
     assert method.metrics()["groups/capacity"] == capacity
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(
     share=st.fractions(0, 1, max_denominator=20).filter(lambda share: share < 1),
     capacity=st.integers(1, 14),
@@ -254,7 +254,7 @@ class TestState:
             remix().load_state_dict(remix().state_dict() | changes)
 
 
-@settings(max_examples=150, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 @given(st.data())
 def test_every_group_is_counted_over_random_runs(make_group, data):
     capacity = data.draw(st.integers(1, 10))

@@ -131,7 +131,7 @@ class TestDraw:
 
 
 class TestAdvantages:
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0, 3.0]), min_size=4, max_size=4), st.data())
     def test_a_replayed_response_has_that_of_its_own_group(self, make_group, rewards, data):
         """Also a response by itself, whose own mean would make it 0."""
@@ -318,7 +318,7 @@ def test_side_by_side_with_the_rules(make_group):
     """Whole random runs: the rules hold the same responses and draw as many; which ones is the generator's choice."""
     met: Counter[str] = Counter()
 
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(st.data())
     def check(data):
         size, capacity = data.draw(st.integers(2, 4)), data.draw(st.integers(7, 12))
@@ -360,4 +360,4 @@ def test_side_by_side_with_the_rules(make_group):
         ledger.check()
 
     check()
-    assert min(met.values()) > 20 and len(met) == 4, met
+    assert min(met.values()) > 5 and len(met) == 4, met

@@ -97,7 +97,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(changes, st.integers(0, 2**32), st.booleans())
 def test_equal_to_a_whole_reading_after_any_changes(changes, seed, long):
     """Lines are appended, cut at any byte, rewritten in place, replaced like in a resume, and deleted."""

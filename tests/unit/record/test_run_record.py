@@ -215,7 +215,7 @@ GROUPS = st.lists(
 
 
 @given(GROUPS, st.integers(0, 12))
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
 def test_each_prompt_fails_once_and_is_solved_once_after_that(means, rebuilt_at):
     wanted = []
     for prompt in "abc":
@@ -229,7 +229,7 @@ def test_each_prompt_fails_once_and_is_solved_once_after_that(means, rebuilt_at)
 
 
 @given(st.text(max_size=40), st.integers(0, 40))
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
 def test_shortened_keeps_beginning_and_end(text, chars):
     found = shortened(text, chars)
     if len(text) <= chars:

@@ -116,7 +116,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.dictionaries(keys, values, max_size=4))
 def test_any_state_comes_back_bit_for_bit(state):
     with tempfile.TemporaryDirectory() as folder:

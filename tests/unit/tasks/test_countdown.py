@@ -83,7 +83,7 @@ def all_expressions(numbers):
 
 
 @given(st.text("0123456789+-*/()", max_size=14))
-@settings(max_examples=1500)
+@settings(max_examples=15 * settings.default.max_examples)
 def test_agrees_with_another_parser_on_any_text(text):
     reference = Parser(text)
     try:
@@ -107,7 +107,7 @@ trees = st.recursive(
 
 
 @given(trees)
-@settings(max_examples=500)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_agrees_with_another_parser_on_expressions(text):
     reference = Parser(text)
     try:
@@ -222,7 +222,7 @@ def test_long_or_deep_text_is_never_parsed(monkeypatch):
 
 
 @given(st.text(max_size=80))
-@settings(max_examples=500)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_no_text_raises(text):
     assert countdown.verify(text, [3, 5], 8) == float(text in ("3+5", "5+3"))
     countdown.answer(text)
@@ -327,7 +327,7 @@ blanks = st.text(" \t\n", max_size=3)
 
 
 @given(st.lists(st.sampled_from(["3", "15", "+", "-", "*", "/", "(", ")"]), min_size=1, max_size=9), st.data())
-@settings(max_examples=500)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_blanks_change_nothing_but_numbers(words, data):
     """Words stay separate: removing blanks is right only if it does not join two numbers."""
     text = "".join(data.draw(blanks) + word for word in words) + data.draw(blanks)

@@ -294,7 +294,7 @@ def bare(text):
 
 
 @given(st.text(st.characters(exclude_categories=())))
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_any_text(text):
     assert reward(text) == float(bare(text) in RIGHT)
     assert tagged(text) == float("".join(text.split()).strip("$") in RIGHT)
@@ -310,7 +310,7 @@ pieces = [
 
 
 @given(st.lists(st.sampled_from(pieces), max_size=30).map("".join))
-@settings(max_examples=800)
+@settings(max_examples=8 * settings.default.max_examples)
 def test_any_mixture(text):
     found = reward(text)
     if "</answer>" in text:
@@ -328,7 +328,7 @@ def test_any_mixture(text):
 
 
 @given(st.sampled_from(sorted(RIGHT)), st.integers(0, 5), st.characters(exclude_categories=()))
-@settings(max_examples=500)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_one_character_more_makes_a_right_answer_wrong(answer, at, character):
     longer = answer[:at] + character + answer[at:]
     assert reward(longer) == 0.0

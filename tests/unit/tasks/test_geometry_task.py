@@ -173,7 +173,6 @@ def test_labels_as_they_are_published(answer):
     assert mathematics.score(r"so \boxed{4711}", problem.label) == 0.0
 
 
-@settings(max_examples=80)
 @given(kind=st.sampled_from(["PNG", "JPEG", "WEBP", "GIF", "BMP"]), data=st.data())
 def test_a_file_that_was_cut_short_is_broken_or_whole(kind, data):
     """A broken image is never kept with a part of it missing."""
@@ -187,7 +186,6 @@ def test_a_file_that_was_cut_short_is_broken_or_whole(kind, data):
         assert np.array_equal(decoded(problem.images[0]), decoded(content))
 
 
-@settings(max_examples=60)
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM"]))
 def test_any_bytes_are_an_image_or_a_bad_row(noise, magic):
     try:
@@ -237,7 +235,7 @@ def test_a_transparent_background_becomes_white():
         assert problem.key == task.problem(row(picture())).key
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.integers(0, 2**32 - 1))
 def test_half_transparent_pixels_are_mixed_with_white(seed):
     pixels = np.random.default_rng(seed).integers(0, 256, (6, 5, 4), dtype=np.uint8)

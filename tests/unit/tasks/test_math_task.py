@@ -167,7 +167,7 @@ def reference_boxed(response):
 @given(
     st.lists(st.sampled_from(["\\boxed", "\\fbox", "{", "}", "\\{", "\\}", "\\\\", " ", "\n", "1", "é"]), max_size=14)
 )
-@settings(max_examples=500)
+@settings(max_examples=5 * settings.default.max_examples)
 def test_the_last_box_counts(pieces):
     response = "".join(pieces)
     assume("\\\\boxed" not in response and "\\\\fbox" not in response)  # a line break, then a word
@@ -237,14 +237,12 @@ WAYS = {
     st.sampled_from(sorted(WAYS)),
     st.sampled_from(sorted(WAYS)),
 )
-@settings(max_examples=60)
 def test_rational_numbers_are_equal_when_their_fractions_are(a, b, same, way, other):
     b = a if same else b
     assert right(WAYS[way](a), WAYS[other](b)) == (a == b)
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9), st.booleans())
-@settings(max_examples=60)
 @example(1000, 1000, True)
 @example(-1234567, -1234567, True)
 @example(24, 240, False)
@@ -260,7 +258,6 @@ def test_thousands_separators_do_not_count(a, b, same):
 
 
 @given(st.integers(1, 99), st.integers(1, 99), st.integers(-40, 40), st.integers(-40, 40), st.booleans())
-@settings(max_examples=60)
 @example(16, 91, -20, -32, False)
 @example(53, 54, -10, -10, False)
 def test_decimals_are_compared_by_their_leading_digits(a, b, power, other, same):
@@ -274,7 +271,7 @@ VALUES = (r"\frac{1}{2}", "-3", r"\sqrt{2}", "7", r"2\pi", r"1+\sqrt{5}", "0", "
 
 
 @given(st.lists(st.sampled_from(VALUES), min_size=2, max_size=5, unique=True), st.randoms(use_true_random=False))
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples // 5)
 def test_several_values_have_no_order_and_a_tuple_has(values, random):
     shuffled = random.sample(values, len(values))
     label = ", ".join(values)

@@ -35,7 +35,7 @@ def models():
 
 
 @given(cuts=st.sets(st.integers(0, 8)), order=st.randoms(use_true_random=False))
-@settings(max_examples=60, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 def test_loads_what_peft_merges_in_parcels_of_any_size_and_order(models, cuts, order):
     sent, merged = list(models[0]), models[1]
     order.shuffle(sent)

@@ -167,7 +167,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case):
 EVENTS = ("generate", "forward", "fit", "broadcast", "save_checkpoint", "keep_weights")
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings.default.max_examples // 8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     queue=st.integers(1, 4),
     staleness=st.none() | st.integers(1, 3),

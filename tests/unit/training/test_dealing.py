@@ -129,7 +129,7 @@ class TestFiller:
         broken=st.sampled_from([None, math.nan, math.inf, -math.inf]),
         kind=st.sampled_from([torch.long, torch.bool]),
     )
-    @settings(SLOW, max_examples=100)
+    @SLOW
     def test_is_like_the_sample_and_counts_for_nothing(self, number, single, absent, broken, kind):
         made = sample(number)
         made.action_mask = made.action_mask.to(kind)
@@ -273,7 +273,7 @@ def balanced(experiences: list[Experience], ranks: int) -> list[Experience]:
 
 class TestAppend:
     @given(case=cases(), balance=st.sampled_from([0, 0, 1, 2, 3]))
-    @settings(SLOW, max_examples=150)
+    @SLOW
     def test_every_sample_reaches_one_rank_with_all_its_fields(self, case, balance):
         lengths, parts, ranks, copies = case
         experiences = batched(parts, lengths)
@@ -302,7 +302,7 @@ class TestAppend:
         assert max(sizes) - min(sizes) <= 1
 
     @given(case=cases(), other=st.randoms(use_true_random=False))
-    @settings(SLOW, max_examples=50)
+    @SLOW
     def test_who_gets_what_does_not_depend_on_how_the_samples_were_batched(self, case, other):
         lengths, parts, ranks, _ = case
         order = list(lengths)
@@ -458,7 +458,7 @@ class TestDealtBatches:
         ranks=st.integers(1, 7),
         draw=st.randoms(use_true_random=False),
     )
-    @settings(SLOW, max_examples=100)
+    @SLOW
     def test_nothing_is_lost_and_the_ranks_have_equally_many(self, lengths, ranks, draw):
         """Whatever parts a rank's share is cut into."""
         wanted, cuts = dealt(lengths, ranks), []
@@ -602,7 +602,7 @@ def passes(draw):
 
 class TestExperienceMaker:
     @given(drawn=passes(), tokens=st.integers(9, 40))
-    @settings(SLOW, max_examples=80)
+    @SLOW
     def test_by_tokens(self, drawn, tokens):
         lengths, ranks, ring, tensor = drawn
         made = maker(ranks, tokens=tokens, ring=ring, tensor=tensor)
@@ -633,7 +633,7 @@ class TestExperienceMaker:
             maker((1, 1))._deal(samples)
 
     @given(drawn=passes(), micro=st.integers(1, 6))
-    @settings(SLOW, max_examples=60)
+    @SLOW
     def test_by_samples(self, drawn, micro):
         lengths, ranks, ring, tensor = drawn
         made = maker(ranks, micro=micro, ring=ring, tensor=tensor)
@@ -720,7 +720,7 @@ class TestExperienceMaker:
     padding=st.lists(st.integers(0, 6), min_size=8, max_size=8),
     further=st.integers(0, 3),
 )
-@settings(SLOW, max_examples=100)
+@SLOW
 def test_stacked_numbers_stand_at_their_place(lengths, padding, further):
     """Rows may be padded further than the batch, or less; what stands in their padding does not count."""
     width = max(lengths) + further

@@ -270,7 +270,7 @@ def groups_of_any_size(draw) -> tuple[list[SimpleNamespace], list[float], list[l
 
 class TestGroupsOfAnySize:
     @given(drawn=groups_of_any_size(), estimator=st.sampled_from(["group_norm", "rloo", "dr_grpo"]))
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_advantages_one_by_one(self, drawn, estimator):
         """A response by itself has its advantage still, unless it is compared only with itself."""
         groups, rewards, parts = drawn
@@ -295,7 +295,7 @@ class TestGroupsOfAnySize:
             assert spread[sample] == pytest.approx(deviation, abs=1e-6)
 
     @given(drawn=groups_of_any_size(), returns=st.sampled_from(["gae", "vtrace"]))
-    @settings(max_examples=50, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_a_critic_sees_no_groups(self, drawn, returns):
         """GAE is OpenRLHF's own of single responses. With today's policy, V-trace is the same."""
         groups, rewards, parts = drawn
@@ -365,7 +365,7 @@ class TestCritic:
     lambd=st.sampled_from([1.0, 0.95, 0.0]),
     seed=st.integers(0, 99),
 )
-@settings(derandomize=True, database=None, max_examples=100)
+@settings(derandomize=True, database=None)
 def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, seed):
     rng = torch.Generator().manual_seed(seed)
     values, rewards = torch.randn(2, *shape, generator=rng)
@@ -384,7 +384,7 @@ def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, see
     kind=st.sampled_from(["gae", "vtrace"]),
     seed=st.integers(0, 999),
 )
-@settings(derandomize=True, database=None, max_examples=300)
+@settings(derandomize=True, database=None, max_examples=3 * settings.default.max_examples)
 def test_two_lambdas_are_the_definition(shape, gamma, lambdas, kind, seed):
     """Each token's advantage and return as a sum over all tokens that follow. V-trace is on policy here."""
     rng = np.random.default_rng(seed)
@@ -803,7 +803,7 @@ def positions(groups: list[int], size: int) -> list[int]:
 
 class TestReview:
     @given(drawn=reviews())
-    @settings(max_examples=120, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_is_as_if_the_others_had_never_been_in_the_batch(self, drawn):
         case, groups, groups_kept, seed = drawn
         size = case.size
@@ -877,7 +877,7 @@ class TestReview:
 
 
 @given(reviews(), st.sampled_from([0.05, 0.6]))
-@settings(max_examples=60, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
     """Of all tokens of the batch together, in the micro-batches of any ranks."""
     case, groups, groups_kept, seed = drawn
@@ -951,7 +951,7 @@ class TestVtrace:
         ratio=st.sampled_from(["behaviour", "decoupled"]),
         critic_lambd=st.sampled_from([None, 1.0, 0.9]),
     )
-    @settings(max_examples=120, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, coefficient, ratio, critic_lambd):
         case, groups, groups_kept, seed = drawn
         size = case.size

@@ -31,7 +31,7 @@ from bapo_openrlhf.training.samples import groups_of, in_groups, samples_of  # n
     ),
     first=st.integers(0, 99),
 )
-@settings(max_examples=100, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 def test_numbers_are_those_of_the_layers_groups(groups, first):
     """nan stands for a log-prob that is no number: such a group fails as one without a reward does."""
     samples = [

@@ -44,7 +44,7 @@ def in_float64(hidden, weight, bias, labels, temperature):
     tokens=st.integers(0, 7), vocabulary=st.integers(1, 9), block=st.integers(1, 70), tile=st.integers(1, 20),
     temperature=st.sampled_from([1.0, 0.6]), biased=st.booleans(), entropy=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
-@settings(max_examples=80, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 def test_equals_float64_in_blocks_and_tiles_of_any_size(
     tokens, vocabulary, block, tile, temperature, biased, entropy, seed
 ):

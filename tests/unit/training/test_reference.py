@@ -194,7 +194,7 @@ class TestBatches:
         micro=st.integers(1, 5),
         draw=st.randoms(use_true_random=False),
     )
-    @settings(max_examples=25, derandomize=True, database=None)
+    @settings(max_examples=settings.default.max_examples // 4, derandomize=True, database=None)
     def test_are_openrlhfs_and_each_response_is_sent_once(self, ranks, copies, dynamic, use_loss, images, micro, draw):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ray, "get", lambda refs: refs)

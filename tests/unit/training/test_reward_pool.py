@@ -311,7 +311,7 @@ any_text = st.text(st.characters(exclude_categories=()))  # surrogates too
 
 
 @given(any_text, any_text)
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_any_text_arrives_as_it_is(digest_pool, query, prompt):
     result = digest_pool([query], [prompt], [query])
     assert (result["rewards"], result["scores"]) == (digest(query), digest(prompt))

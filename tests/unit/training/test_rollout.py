@@ -165,7 +165,7 @@ class TestSeeds:
         assert request_seed(12345678901234567890, 7) == 0x45AE39EB1A309F13 >> 2
 
     @given(seed=st.integers(0, 2**64 - 1), sample=st.integers(0, 10**6))
-    @settings(max_examples=200, derandomize=True, database=None)
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_are_numbers_that_vllm_takes(self, seed, sample):
         value = request_seed(seed, sample)
         assert 0 <= value < 2**63
@@ -398,7 +398,7 @@ class TestAlong:
 
 class TestOrder:
     @given(prompts=st.lists(st.sampled_from("abc"), min_size=1, max_size=6), data=st.data())
-    @settings(max_examples=100, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_is_that_of_the_data_whichever_is_done_first(self, prompts, data):
         """A prompt may come twice. Its groups are then in the order of their requests, which also have other seeds."""
         count = len(prompts)
@@ -646,7 +646,7 @@ class TestIsUsable:
 
 class TestUsableGroups:
     @given(size=st.integers(1, 4), bad=st.lists(st.booleans(), max_size=24), seed=st.integers(0, 10**6))
-    @settings(max_examples=150, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     def test_one_bad_response_takes_its_group_and_no_other(self, size, bad, seed):
         bad = bad[: len(bad) // size * size]
         rng = np.random.Generator(np.random.PCG64(seed))

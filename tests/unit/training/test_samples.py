@@ -143,7 +143,7 @@ def test_round_trip(case):
     truncated=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=150, derandomize=True, database=None)
+@settings(derandomize=True, database=None)
 def test_round_trip_of_anything(prompt_tokens, turns, max_len, reward, score, truncated, seed):
     case = {"prompt_tokens": prompt_tokens, "turns": tuple(turns), "max_len": max_len, "seed": seed}
     case |= {"reward": reward, "score": score, "truncated": truncated}

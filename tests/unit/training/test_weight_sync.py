@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.cpu import stack as cpu
@@ -164,7 +164,6 @@ def test_nothing_is_sent_after_an_error_and_the_engines_are_back():
     assert not wire.sent and trainer.vllm_engines is engines and trainer._model_update_group is wire
 
 
-@settings(max_examples=60)
 @given(
     shapes=st.lists(st.lists(st.integers(0, 6), max_size=3), min_size=1, max_size=12),
     halves=st.lists(st.booleans(), min_size=12, max_size=12),

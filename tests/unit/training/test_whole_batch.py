@@ -156,7 +156,7 @@ def real(buffer, part: list[int], share: list) -> list:
 
 
 class TestPlanByTokens:
-    @settings(UNHURRIED, max_examples=60)
+    @UNHURRIED
     @given(batches())
     def test_every_sample_once_in_steps_that_all_ranks_share(self, batch):
         shares, args = batch
@@ -185,7 +185,7 @@ class TestPlanByTokens:
         )
         assert all(max(step) - min(step) <= 1 for step in trained)
 
-    @settings(UNHURRIED, max_examples=50)
+    @UNHURRIED
     @given(batches())
     def test_says_what_is_in_each_micro_batch_and_its_step(self, batch):
         shares, args = batch
@@ -218,7 +218,7 @@ class TestPlanByTokens:
                     )
                     position += 1
 
-    @settings(UNHURRIED, max_examples=50)
+    @UNHURRIED
     @given(batches())
     def test_a_full_batch_is_planned_as_openrlhf_plans_it(self, batch):
         shares, args = batch
@@ -275,7 +275,7 @@ class TestPlanByTokens:
 
 
 class TestMicroBatches:
-    @settings(UNHURRIED, max_examples=60)
+    @UNHURRIED
     @given(
         total=st.integers(1, 80),
         ranks=st.integers(1, 5),
@@ -356,7 +356,7 @@ class TestMicroBatches:
 
 
 class TestGradient:
-    @settings(UNHURRIED, max_examples=60)
+    @UNHURRIED
     @given(batches(), st.booleans())
     def test_adds_up_to_that_of_the_plain_mean_over_the_step(self, batch, by_token):
         """DeepSpeed adds the gradients of a step's micro-batches, and averages them over the ranks."""
@@ -567,7 +567,7 @@ class ModelWithBalanceLoss:
 
 @pytest.mark.usefixtures("two_ranks")
 class TestCriticNumbers:
-    @settings(UNHURRIED, max_examples=60)
+    @UNHURRIED
     @given(total=st.integers(1, 60), ranks=st.integers(1, 4), size=st.integers(1, 5), accumulated=st.integers(1, 3),
            seed=st.integers(0, 99))  # fmt: skip
     def test_are_means_over_samples_and_steps(self, total, ranks, size, accumulated, seed):

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.workbench.evaluation import estimators
@@ -61,7 +61,6 @@ def test_k_is_within_the_runs(k):
 # ── maj@n ──
 
 
-@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b", "c", "d"]), st.booleans()), min_size=1, max_size=9))
 def test_majority_is_the_vote(responses):
     """The worth of a top answer is the share of solved responses that gave it, and top answers share the vote."""

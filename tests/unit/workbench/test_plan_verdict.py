@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.workbench.planning import memory
@@ -67,7 +67,6 @@ def test_advice(size, gpus, flags, end):
     assert said(size, [gpus], flags).endswith(end)
 
 
-@settings(max_examples=60)  # up to 175 combinations of flags are tried for one plan
 @given(
     st.sampled_from(["7B", "14B", "32B", "70B"]),
     st.sampled_from([4, 8, 16, 64]),

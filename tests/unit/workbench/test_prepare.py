@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf import user_file
@@ -150,7 +150,6 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150)
 @given(rows=ROWS)
 def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("rows")

@@ -10,7 +10,7 @@ from scipy import stats
 
 from bapo_openrlhf.workbench.study import statistics
 
-UNTIMED = settings(max_examples=100, derandomize=True, database=None)
+UNTIMED = settings(derandomize=True, database=None)
 VALUES = st.lists(st.integers(-8, 8).map(lambda value: value / 8), min_size=1, max_size=7)
 
 
