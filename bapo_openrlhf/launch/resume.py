@@ -89,6 +89,31 @@ def choose_checkpoint(args: SimpleNamespace) -> str | None:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
 
 
+def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[str, str]:
+    """How the run multiplies bfloat16 matrices (`cpu.products.way`), by the step from which it does so.
+
+    If an earlier part of the run did it the other way, this is said on standard error.
+
+    Args:
+        args: Arguments of the run. A run that resumes has chosen its checkpoint.
+        way: How this part of the run does it.
+        resumes: Whether the run continues an earlier one.
+    """
+    if not resumes:
+        return {"1": way}
+    tag = (Path(args.ckpt.path) / "_actor" / "latest").read_text().strip()
+    first = int(tag.rpartition("global_step")[2]) + 1
+    earlier = record.read_run(run_folder(args)).get("bf16_products", {})
+    kept = {step: before for step, before in earlier.items() if int(step) < first}
+    if not kept or list(kept.values())[-1] == way:
+        return kept or {str(first): way}
+    _report(
+        f"the run multiplied bfloat16 matrices the way {list(kept.values())[-1]!r}, and on this CPU it goes on with "
+        f"{way!r}. So its numbers are not exactly those of a run that stays on one kind of CPU"
+    )
+    return kept | {str(first): way}
+
+
 def _choose(args: SimpleNamespace, store: CheckpointStore) -> str | None:
     for tag in store.remove_unfinished():
         _report(f"{tag} was not finished: removed")

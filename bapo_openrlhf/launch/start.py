@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.arithmetic import epoch_steps
 from bapo_openrlhf.config import Checked, flags_of
-from bapo_openrlhf.cpu import flash_attention
+from bapo_openrlhf.cpu import flash_attention, products
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.launch.resume import choose_start, run_folder
+from bapo_openrlhf.launch.resume import choose_start, products_by_step, run_folder
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.progress import progress_bar
 
@@ -71,6 +71,7 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         "started": _now(),
         "total_steps": steps,
         **record.provenance(secret=args.logger.wandb.key),
+        "bf16_products": products_by_step(args, products.way(), resumes=resumes) if cpu.active() else None,
         "config": {name: record.HIDDEN if value and name in SECRETS else value for name, value in config.items()},
     }
     if args.run.overwrite and not resumes:

@@ -2,7 +2,7 @@
 
 | file | content | written |
 | --- | --- | --- |
-| run.json | name, algorithm, seed, start, total_steps, provenance, every flag | before training |
+| run.json | name, algorithm, seed, start, total_steps, provenance, bf16_products, every flag | before training |
 | metrics.jsonl | one line per trainer step: its metrics (docs/metrics.md) | after each step |
 | groups.jsonl | one line per generated group: what became of it | after each step |
 | answers.jsonl | sampled answers of prompts that failed, and of those that were solved later | after each step |
@@ -97,8 +97,9 @@ def begin_run(directory: str | os.PathLike, about: Mapping[str, Any], *, resumes
 
     Args:
         directory: Folder of the run. It is created if necessary.
-        about: name, algorithm, seed, started (ISO, UTC), total_steps (None if unknown), `provenance()`, and config
-            (every flag by its dotted name).
+        about: name, algorithm, seed, started (ISO, UTC), total_steps (None if unknown), `provenance()`, bf16_products
+            (on a CPU, how bfloat16 matrices are multiplied, "direct" or "float32", by the first step that does it so;
+            otherwise None), and config (every flag by its dotted name).
         resumes: Whether the run continues an earlier one. Then its lines and the time of its first start stay, and
             `about["started"]` is added to "resumed".
     """

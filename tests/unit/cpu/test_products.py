@@ -1,0 +1,252 @@
+"""Products of bfloat16 matrices through float32, compared with float64 and with torch's own kernels."""
+
+import itertools
+import os
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from bapo_openrlhf.cpu import products
+from bapo_openrlhf.errors import ConfigError
+
+
+@contextmanager
+def through_float32():
+    """Within the block, this process multiplies through float32."""
+    registered = bool(products._registered)  # on a CPU that has no instructions, another test may have done so
+    if not registered:
+        products._register()
+    try:
+        yield
+    finally:
+        if not registered:
+            products._registered.pop()._destroy()
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch._C.set_num_threads(request.param)
+    yield request.param
+    torch._C.set_num_threads(before)
+
+
+def random(*shape):
+    return torch.randn(*shape).bfloat16()
+
+
+def assert_rounded_once(result, exact, sizes):
+    """Each number is `exact`, float64, rounded to bfloat16; `sizes` is the sum of the absolute values of what it adds.
+
+    bfloat16 has 8 significant bits, so rounding moves a number by at most 2^-9 of itself (2^-8 of the power of two
+    below it). The sum itself is made in float32, which has 24.
+    """
+    assert result.dtype == torch.bfloat16 and result.shape == exact.shape
+    allowed = 2.0**-8 * exact.abs() / (1 + 2.0**-8) + 2.0**-20 * sizes
+    assert ((result.double() - exact).abs() <= allowed).all()
+
+
+# Calls of three matrices of bfloat16, in all forms that a model uses, and the shapes of the matrices.
+CALLS = {
+    "linear": (lambda a, b, c: functional.linear(a, b), [(70, 40), (24, 40), (1,)]),
+    "linear with bias": (lambda a, b, c: functional.linear(a, b, c), [(3, 70, 40), (24, 40), (24,)]),
+    "critic's head": (lambda a, b, c: functional.linear(a, b, c), [(3, 70, 40), (1, 40), (1,)]),
+    "matmul": (lambda a, b, c: a @ b, [(70, 40), (40, 24), (1,)]),
+    "transposed": (lambda a, b, c: a.T @ b, [(40, 130), (40, 24), (1,)]),
+    "attention scores": (lambda a, b, c: a @ b.transpose(2, 3), [(2, 3, 70, 16), (2, 3, 70, 16), (1,)]),
+    "einsum": (lambda a, b, c: torch.einsum("snk,skm->snm", a, b), [(5, 7, 16), (5, 16, 9), (1,)]),
+    "addmm": (lambda a, b, c: torch.addmm(c, a, b, beta=0.5, alpha=-3), [(70, 40), (40, 24), (70, 24)]),
+    "baddbmm": (lambda a, b, c: torch.baddbmm(c, a, b, beta=2, alpha=0.25), [(5, 7, 16), (5, 16, 9), (5, 7, 9)]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_and_backward_are_exact_products_rounded_once(name, threads):
+    torch.manual_seed(1)
+    call, shapes = CALLS[name]
+    inputs = [random(*shape).requires_grad_() for shape in shapes]
+    exact_inputs = [value.detach().double().requires_grad_() for value in inputs]
+    size_inputs = [value.detach().double().abs().requires_grad_() for value in inputs]
+    with through_float32():
+        result = call(*inputs)
+        towards = random(*result.shape)
+        result.backward(towards)
+    exact = call(*exact_inputs)
+    exact.backward(towards.double())
+    sizes = call(*size_inputs)
+    sizes.backward(towards.double().abs())
+    assert_rounded_once(result, exact, 4 * sizes.abs() + 10)
+    for value, its_exact, its_size in zip(inputs, exact_inputs, size_inputs, strict=True):
+        if value.grad is None:
+            assert its_exact.grad is None
+        elif value.ndim > 1:  # the gradient of a bias is a sum of rows, which torch makes in bfloat16
+            # Products of a sum that torch splits (beta, alpha) are rounded before they are scaled.
+            factor = 2 if name in ("addmm", "baddbmm") else 1
+            error = (value.grad.double() - its_exact.grad).abs()
+            allowed = factor * 2.0**-8 * its_exact.grad.abs() + 2.0**-20 * (4 * its_size.grad.abs() + 10)
+            assert (error <= allowed).all()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_differs_from_torch_by_at_most_one_rounding(name):
+    """Two numbers of bfloat16 that are neighbours differ by at most 2^-7 of the larger one."""
+    torch.manual_seed(2)
+    call, shapes = CALLS[name]
+    inputs = [random(*shape) for shape in shapes]
+    direct = call(*inputs).double()
+    with through_float32():
+        result = call(*inputs).double()
+    largest = torch.maximum(direct.abs(), result.abs())
+    assert ((direct - result).abs() <= 2.0**-7 * largest + 2.0**-16).all()
+
+
+def test_output_of_a_given_tensor():
+    a, b, out = random(70, 40), random(40, 24), random(70, 24)
+    with through_float32():
+        assert torch.mm(a, b, out=out) is out
+        assert torch.equal(out, a @ b)
+        weight = torch.zeros(3, 70, 24).bfloat16()
+        torch.mm(a, b, out=weight[1])  # a view, as the gradient of a block of the output head
+        assert torch.equal(weight[1], out) and not weight[0].any() and not weight[2].any()
+
+
+SHAPES = [(128, 384), (384, 128), (128, 64), (576, 192), (33, 47), (128, 1)]
+COUNTS = [*range(1, 18), 31, 33, 48, 63, 64, 65, 100, 129, 200]
+
+
+@pytest.mark.parametrize(("inner", "columns"), SHAPES)
+@pytest.mark.parametrize("unrounded", [False, True], ids=["rounded", "before rounding"])
+def test_a_row_does_not_depend_on_the_number_of_rows_and_its_place(inner, columns, unrounded, threads):
+    torch.manual_seed(3)
+    rows, weight, more = random(300, inner), random(columns, inner).T, random(columns)
+
+    def product(rows):
+        if unrounded:
+            return products._in_blocks(rows.float(), weight, None)
+        return torch.addmm(more, rows, weight)
+
+    with through_float32():
+        whole = product(rows)
+        different = [
+            (count, start)
+            for count, start in itertools.product(COUNTS, (1, 77))
+            if not torch.equal(product(rows[start : start + count]), whole[start : start + count])
+        ]
+    assert not different
+
+
+def test_a_row_does_not_depend_on_the_number_of_threads():
+    rows, weight = random(300, 384), random(384, 128)
+    before, found = torch.get_num_threads(), []
+    with through_float32():
+        for count in (1, 2, 3):
+            torch._C.set_num_threads(count)
+            found.append(rows @ weight)
+    torch._C.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_no_copy_of_a_weight_outlives_its_call():
+    """An optimizer step, a weight sync and a restore write into the same tensor."""
+    layer, x = torch.nn.Linear(16, 8).bfloat16(), random(4, 16)
+    with through_float32():
+        before = layer(x)
+        layer(x).float().sum().backward()
+        torch.optim.SGD(layer.parameters(), lr=1.0).step()
+        stepped = layer(x)
+        assert not torch.equal(stepped, before)
+        layer.load_state_dict(fresh := torch.nn.Linear(16, 8).bfloat16().state_dict())
+        assert torch.equal(layer(x), functional.linear(x, fresh["weight"], fresh["bias"]))
+        layer.weight.data.copy_(fresh["weight"] * 2)
+        assert torch.equal(layer(x), functional.linear(x, fresh["weight"] * 2, fresh["bias"]))
+
+
+def test_vllm_s_tensors(threads):
+    """vLLM computes in inference mode."""
+    a, b = random(130, 16), random(16, 8)
+    with through_float32():
+        expected = a @ b
+        with torch.inference_mode():
+            assert torch.equal((a + 0) @ b, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
+def test_other_numbers_keep_torch_s_kernels(dtype):
+    a, b = (10 * torch.randn(6, 5)).to(dtype), (10 * torch.randn(5, 4)).to(dtype)
+    expected = a @ b, torch.stack([a, a]) @ b, torch.addmm(b[0], a, b), torch.mm(a, b, out=torch.empty(0, dtype=dtype))
+    with through_float32():
+        found = a @ b, torch.stack([a, a]) @ b, torch.addmm(b[0], a, b), torch.mm(a, b, out=torch.empty(0, dtype=dtype))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_errors_are_torch_s():
+    a, b, wide = random(2, 3), random(4, 5), torch.zeros(3, 5)
+    for one, two in [(a, b), (a, wide), (wide.T, a)]:
+        with pytest.raises(RuntimeError) as direct:
+            torch.mm(one, two)
+        with through_float32(), pytest.raises(RuntimeError) as found:
+            torch.mm(one, two)
+        assert str(found.value) == str(direct.value)
+    with through_float32(), pytest.raises(RuntimeError, match="dtype"):
+        torch.mm(a, random(3, 5), out=torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_empty_matrices(shape):
+    rows, inner, columns = shape
+    with through_float32():
+        assert torch.equal(random(rows, inner) @ random(inner, columns), torch.zeros(rows, columns).bfloat16())
+
+
+def test_a_fork_has_threads_of_its_own():
+    a, b, before = random(200, 16), random(16, 8), torch.get_num_threads()
+    with through_float32():
+        torch._C.set_num_threads(2)
+        expected = a @ b
+        child = os.fork()
+        if child == 0:
+            products._pool(2)  # would be the parent's, without threads
+            os._exit(int(not torch.equal(a @ b, expected)))
+        torch._C.set_num_threads(before)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_muon_makes_the_update_of_its_definition():
+    """Newton-Schulz iterations in numpy, in float64: torch makes them in bfloat16 (Muon's default coefficients)."""
+    torch.manual_seed(4)
+    weight, gradient = torch.nn.Parameter(torch.randn(96, 64)), torch.randn(96, 64)
+    before = weight.detach().numpy().astype(float)
+    weight.grad = gradient.clone()
+    with through_float32():
+        torch.optim.Muon([weight], lr=0.1, weight_decay=0.0, momentum=0.0, nesterov=False).step()
+    x = gradient.numpy().astype(float).T
+    x /= np.linalg.norm(x)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    moved = (before - weight.detach().numpy()) / (0.1 * np.sqrt(96 / 64))
+    assert np.abs(moved - x.T).max() < 0.02  # numbers are around 1 / 8
+
+
+# ── Which way ──
+
+
+@pytest.mark.parametrize("supported", [True, False])
+@pytest.mark.parametrize(
+    ("given", "way"), [(None, None), ("auto", None), (" Float32", "float32"), ("direct", "direct")]
+)
+def test_way(monkeypatch, supported, given, way):
+    monkeypatch.delenv(products.SWITCH, raising=False)
+    if given:
+        monkeypatch.setenv(products.SWITCH, given)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    assert products.way() == (way or ("direct" if supported else "float32"))
+
+
+def test_another_way_is_refused(monkeypatch):
+    monkeypatch.setenv(products.SWITCH, "fast")
+    with pytest.raises(ConfigError, match="BAPO_OPENRLHF_BF16 is 'fast'; allowed: direct, float32, auto"):
+        products.way()
