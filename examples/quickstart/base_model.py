@@ -20,13 +20,18 @@ import os
 import random
 import re
 import shutil
+import statistics
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bapo_openrlhf.cpu import products
+from bapo_openrlhf.cpu.threads import WAIT_PASSIVELY
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import countdown, reasoning_gym
 
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 MANIFEST = "base_model.json"
-FORMAT = 2  # Increase it if a change of this file makes a different model from the same settings.
+FORMAT = 3  # Increase it if a change of this file makes a different model from the same settings.
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
@@ -50,7 +55,9 @@ POOL = 8  # Number of batches that are drawn and sorted by length at a time.
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a base model depends on. Equal recipes give equal models on one machine and equal versions.
+    """What a base model depends on.
+
+    Equal recipes give equal models on one machine with equal versions and equal numbers of threads.
 
     Attributes:
         seed: Seed of the weights, the problems and their order.
@@ -61,7 +68,7 @@ class Recipe:
         clean: Share of the steps that form the first phase. All its solutions are right, and reinforcement learning
             can quickly restore what the model learns in it.
         hidden_size, layers, heads, kv_heads, head_dim, intermediate_size, max_length: The architecture.
-        threads: Number of torch's threads during training.
+        threads: Number of torch's threads during training. None means the number that is faster in the first steps.
     """
 
     seed: int = 0
@@ -77,12 +84,13 @@ class Recipe:
     head_dim: int = 32
     intermediate_size: int = 384
     max_length: int = 256
-    threads: int = 2
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "layers", "heads", "kv_heads", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
         weights = self.mix.values()
         if set(self.mix) - set(self.levels) or min(weights, default=-1) < 0 or sum(weights) <= 0:
             raise ConfigError(
@@ -300,7 +308,42 @@ def _batch(pairs: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor
     return tokens, labels
 
 
-def train(model: Qwen3ForCausalLM, settings: Recipe) -> list[float]:
+class Threads:
+    """Chooses the number of torch's threads while a model is trained.
+
+    During the first TRIED steps, the candidates take turns. Then the one stays that took the least time for a token.
+    A second thread is no help if other programs need the cores, or if the model is small.
+
+    Args:
+        fixed: The number of threads; None to choose it.
+        clock: Returns seconds.
+    """
+
+    TRIED = 10
+
+    def __init__(self, fixed: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self.candidates = [fixed] if fixed else [count for count in (1, 2, 4) if count <= cores]
+        self.seconds: dict[int, list[float]] = {count: [] for count in self.candidates}  # for a token
+        self.chosen: int | None = fixed
+        self._clock = clock
+
+    @contextmanager
+    def step(self, number: int, tokens: int) -> Iterator[None]:
+        """One step, counted from 0, with this number of tokens."""
+        import torch
+
+        count = self.chosen or self.candidates[number % len(self.candidates)]
+        torch.set_num_threads(count)
+        start = self._clock()
+        yield
+        self.seconds[count].append((self._clock() - start) / tokens)
+        if number + 1 == self.TRIED and self.chosen is None:
+            # The first step of each is left out, because it also allocates memory and starts the threads.
+            self.chosen = min(self.candidates, key=lambda count: statistics.median(self.seconds[count][1:]))
+
+
+def train(model: Qwen3ForCausalLM, settings: Recipe, threads: Threads) -> list[float]:
     """Train the model on imperfect solutions. Returns the loss of each step in nats per token."""
     import torch
     from tqdm import tqdm
@@ -323,17 +366,18 @@ def train(model: Qwen3ForCausalLM, settings: Recipe) -> list[float]:
     losses = []
     model.train()
     bar = tqdm(solutions(settings), total=settings.steps, desc="base model", unit="step")
-    for pairs in bar:
+    for number, pairs in enumerate(bar):
         tokens, labels = _batch(pairs)
-        # No mask is needed: padding is on the right and attention is causal, so no real token sees it.
-        loss = model(input_ids=tokens, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-        model.zero_grad()
-        losses.append(loss.item())
+        with threads.step(number, tokens.numel()):
+            # No mask is needed: padding is on the right and attention is causal, so no real token sees it.
+            loss = model(input_ids=tokens, labels=labels).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                schedule.step()
+            model.zero_grad()
+            losses.append(loss.item())
         bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
     return losses
 
@@ -369,16 +413,19 @@ def build(directory: str | os.PathLike, settings: Recipe | None = None) -> tuple
     if foreign and not (directory / MANIFEST).is_file():
         raise ConfigError(f"model directory is {directory}; it must be a new or empty folder, or hold a base model")
 
+    for name, value in WAIT_PASSIVELY.items():
+        os.environ.setdefault(name, value)
+
     import torch
 
+    products.install(torch)
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".unfinished", dir=directory.parent))
-    threads, rng = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(settings.threads)
+    threads, before, rng = Threads(settings.threads), torch.get_num_threads(), torch.get_rng_state()
     try:
         tokenizer = make_tokenizer()
         model = make_model(settings, len(tokenizer))
-        losses = train(model, settings)
+        losses = train(model, settings, threads)
         model.to(torch.bfloat16).save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         files = {path.name: _digest(path) for path in sorted(unfinished.iterdir())}
@@ -387,6 +434,7 @@ def build(directory: str | os.PathLike, settings: Recipe | None = None) -> tuple
             "hash": settings.hash,
             "settings": asdict(settings),
             "files": files,
+            "threads": threads.chosen,
             "final_loss": sum(tail) / len(tail),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         }
@@ -397,7 +445,7 @@ def build(directory: str | os.PathLike, settings: Recipe | None = None) -> tuple
         unfinished.replace(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
         torch.set_rng_state(rng)
     return directory, True
 

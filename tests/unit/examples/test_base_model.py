@@ -4,7 +4,10 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,10 +135,26 @@ def test_labels_cover_the_solution_and_its_end_only():
 def test_training_learns():
     settings = replace(TINY, steps=40, batch_size=16, learning_rate=1e-2)
     model = base_model.make_model(settings, 64)
-    losses = base_model.train(model, settings)
+    losses = base_model.train(model, settings, base_model.Threads(1))
     assert len(losses) == 40
     assert losses[0] == pytest.approx(math.log(64), abs=0.3)  # it starts at chance
     assert sum(losses[-5:]) / 5 < 2.6
+
+
+@pytest.mark.parametrize(("cores", "fastest"), [(1, 1), (2, 1), (2, 2), (3, 2), (16, 1), (16, 4)])
+def test_the_number_of_threads_that_is_faster_stays(monkeypatch, cores, fastest):
+    """Steps differ in their tokens, and the first step of each number takes long."""
+    before, now, seen = torch.get_num_threads(), [0.0], []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    threads = base_model.Threads(None, clock=lambda: now[0])
+    for step in range(14):
+        tokens = 100 + 50 * (step % 5)
+        with threads.step(step, tokens):
+            seen.append(torch.get_num_threads())
+            now[0] += tokens * (1.0 if seen[-1] == fastest else 1.1) + (1000 if seen.count(seen[-1]) == 1 else 0)
+    torch.set_num_threads(before)
+    assert set(seen[:10]) == {count for count in (1, 2, 4) if count <= cores}
+    assert seen[10:] == [fastest] * 4 and threads.chosen == fastest
 
 
 # ── The larger model ──
@@ -221,6 +240,23 @@ def test_only_the_second_phase_of_the_larger_model_has_slips():
 
 
 # ── The folder ──
+
+
+@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_that_wait_sleep(tmp_path, given, policy):
+    """OpenMP says itself what it found when torch was imported."""
+    code = f"""
+import dataclasses, sys
+sys.path.insert(0, {str(Path(base_model.__file__).parent)!r})
+import base_model
+settings = dataclasses.replace(base_model.BaseModelSettings(), steps=1, batch_size=2, layers=1, threads=1)
+base_model.build("model", settings)
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in base_model.WAIT_PASSIVELY}
+    environment |= {"OMP_DISPLAY_ENV": "TRUE"} | ({"OMP_WAIT_POLICY": given} if given else {})
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr
 
 
 def test_saves_what_the_stack_loads(tmp_path):
