@@ -8,19 +8,21 @@ VENV_GPU := .venv-gpu
 INSTALLED_GPU := $(VENV_GPU)/.installed
 # The first import compiles what tools/install.sh did not, and keeps that unless this variable forbids it.
 unexport PYTHONDONTWRITEBYTECODE
+# SIGTERM to make also ends what a command has started.
+STOPPABLE := $(PYTHON) tools/stoppable.py
 # Two processes: each runs one part of the tests of the real stack, then they share the unit tests (tests/conftest.py).
 TWO := -n 2
 
 .PHONY: quickstart test test-all lint docs bench install-gpu flash-attn lock clean
 
 quickstart: $(INSTALLED)
-	$(BIN)/python examples/quickstart
+	@$(STOPPABLE) $(BIN)/python examples/quickstart
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(TWO)
+	@$(STOPPABLE) $(BIN)/python -m pytest $(TWO)
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest $(TWO) -m "slow or not slow"
+	@$(STOPPABLE) $(BIN)/python -m pytest $(TWO) -m "slow or not slow" --hypothesis-profile=thorough
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -46,8 +48,8 @@ docs: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml requirements/cpu.lock.txt requirements/cpu-no-deps.txt tools/install.sh
 	@echo "installing into $(VENV): torch, OpenRLHF, Ray, DeepSpeed, vLLM; a few minutes the first time"
-	$(PYTHON) -m venv $(VENV)
-	tools/install.sh $(VENV)
+	@$(STOPPABLE) $(PYTHON) -m venv $(VENV)
+	@$(STOPPABLE) tools/install.sh $(VENV)
 	touch $@
 
 # On a machine with GPUs: what OpenRLHF and vLLM import, then these two without their dependencies.

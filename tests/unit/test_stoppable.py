@@ -1,0 +1,110 @@
+"""`tools/stoppable.py`: what a command started ends with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STOPPABLE = [sys.executable, str(ROOT / "tools" / "stoppable.py")]
+# Starts a process that is nobody's child, as a daemon is, and one that is a child.
+FAMILY = """
+(setsid sh -c 'echo $$ >> pids; while :; do sleep 0.1; done' > out 2>&1 &)
+sh -c 'echo $$ >> pids; exec sleep 600' > out 2>&1 &
+echo $$ >> pids
+wait
+"""
+
+
+def alive(folder):
+    """The processes of FAMILY that have not ended."""
+    found = []
+    for pid in (folder / "pids").read_text().split():
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        found += [pid] if state != "Z" else []
+    return found
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a command that starts FAMILY, and waits until all three processes are there."""
+    started = []
+
+    def start(*command):
+        process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+        started.append(process)
+        while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 3:
+            assert process.poll() is None
+            time.sleep(0.02)
+        assert len(alive(tmp_path)) == 3
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+    for pid in alive(tmp_path):
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("number", "family"),
+    [
+        (signal.SIGTERM, FAMILY),
+        (signal.SIGHUP, FAMILY),
+        (signal.SIGTERM, FAMILY.replace("'echo", '\'trap "" TERM; echo')),
+    ],
+    ids=["SIGTERM", "SIGHUP", "a daemon that ignores SIGTERM"],
+)
+def test_all_processes_end(start, tmp_path, number, family):
+    process = start(*STOPPABLE, "sh", "-c", family)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    assert alive(tmp_path) == []
+
+
+def test_make_passes_it_on(start, tmp_path):
+    """In the way in which the Makefile calls it."""
+    (tmp_path / "family.sh").write_text(FAMILY)
+    (tmp_path / "Makefile").write_text(f"all:\n\t{' '.join(STOPPABLE)} sh family.sh\n")
+    process = start("make")
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    assert alive(tmp_path) == []
+
+
+def test_ctrl_c_lets_the_command_end_by_itself(start, tmp_path):
+    process = start(*STOPPABLE, "sh", "-c", f"trap 'sleep 1; echo ended > end; exit 3' INT; {FAMILY}")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 128 + signal.SIGINT
+    assert (tmp_path / "end").read_text() == "ended\n"
+    assert alive(tmp_path) == []
+
+
+def test_a_second_ctrl_c_does_not_wait(start, tmp_path):
+    process = start(*STOPPABLE, "sh", "-c", f"trap '' INT TERM; {FAMILY}")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert len(alive(tmp_path)) == 3
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
+def test_the_status_is_that_of_the_command(script, status):
+    assert subprocess.run([*STOPPABLE, "sh", "-c", script]).returncode == status
+
+
+def test_what_outlives_a_command_that_ends_by_itself_goes_on(tmp_path):
+    """Only a signal ends the others: nothing hides that a test left a process behind."""
+    script = "sleep 600 > out 2>&1 & echo $! > pids"
+    assert subprocess.run([*STOPPABLE, "sh", "-c", script], cwd=tmp_path).returncode == 0
+    [pid] = alive(tmp_path)
+    os.kill(int(pid), signal.SIGKILL)
