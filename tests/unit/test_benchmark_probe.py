@@ -33,12 +33,13 @@ def test_each_setting_counts_by_its_groups_and_not_by_the_length_of_its_gradient
     assert row["ratio"] == pytest.approx((80 * 1.0 - 40 * 0.5) / 120)
 
 
-def test_the_interval_covers_the_ratio_in_about_95_of_100_cases():
+@pytest.mark.parametrize(("cases", "least", "most"), [(20, 16, 20), pytest.param(100, 88, 99, marks=pytest.mark.slow)])
+def test_the_interval_covers_the_ratio_in_about_95_of_100_cases(cases, least, most):
     rng, covered = np.random.default_rng(0), 0
-    for seed in range(100):
+    for seed in range(cases):
         [row] = replay_probe.ratios(probes(helps=0.4, noise=0.1, seed=seed), rng).to_dict("records")
         covered += row["low"] < 0.4 < row["high"]
-    assert 88 <= covered <= 99
+    assert least <= covered <= most
 
 
 def test_the_bound_is_that_of_equation_36_without_the_surrogate():

@@ -102,7 +102,7 @@ def test_it_is_the_independent_reading_of_their_code(make_group, steps, moving, 
         run.step(fresh, again)
 
 
-@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("size", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_long_runs_meet_every_case(make_group, size):
     rng = random.Random(7)
     run = Run(make_group, capacity=5, size=size, buffer=16, moving=True, every=2, most=4)

@@ -109,7 +109,12 @@ class TestPriority:
 class TestDraw:
     @pytest.mark.parametrize(
         ("options", "count"),
-        [({}, 1), ({"tau": 2.0}, 2), ({"tau": 1.0, "exponent": 1.0}, 2), ({"exponent": 0.0, "tau": 1.0}, 3)],
+        [
+            ({"tau": 2.0}, 2),
+            ({"tau": 1.0, "exponent": 1.0}, 2),
+            pytest.param({}, 1, marks=pytest.mark.slow),
+            pytest.param({"exponent": 0.0, "tau": 1.0}, 3, marks=pytest.mark.slow),
+        ],
     )
     def test_frequencies(self, make_group, options, count):
         """Which groups, over many draws: chi-square against the enumerated probabilities of every set."""

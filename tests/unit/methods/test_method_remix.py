@@ -168,7 +168,7 @@ class TestStore:
         stored = [make_group(4) for _ in range(5)]
         run(method, 0, stored)
         fresh = [make_group(4, step=1) for _ in range(2)]
-        draws, seen = 3_000, Counter()
+        draws, seen = 1_000, Counter()
         for _ in range(draws):
             state = method.state_dict()
             seen[tuple(uids(method.build_batch(1, fresh, []).replayed))] += 1

@@ -79,7 +79,15 @@ class TestDraw:
     STORED = ([1, 0, 0], [0, 1, 1], [0, 0.5, 1])  # the middle of the last has an advantage of 0
 
     @pytest.mark.parametrize(
-        ("exponent", "count"), [(0.5, 1), (0.5, 2), (1.0, 2), (2.0, 3), (0.0, 2), (0.5, 7), (10.0, 1)]
+        ("exponent", "count"),
+        [
+            (0.5, 2),
+            (2.0, 3),
+            *(
+                pytest.param(*case, marks=pytest.mark.slow)
+                for case in ((0.5, 1), (1.0, 2), (0.0, 2), (0.5, 7), (10.0, 1))
+            ),
+        ],
     )
     def test_frequencies(self, make_group, exponent, count):
         """Which responses, over many draws, against the enumerated chance of every set."""

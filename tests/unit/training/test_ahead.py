@@ -47,9 +47,14 @@ def without_times(made: World) -> list[dict]:
     return [{k: v for k, v in row.items() if k != "groups/in_flight"} for row in numbers(made.metrics())]
 
 
-@pytest.mark.parametrize("again", [1, 2, 3])
-@pytest.mark.parametrize("delay", [1, 2, 3, 5])
-@pytest.mark.parametrize("queue", [1, 2, 4])
+def periods():
+    """Queue, delay and m. Without the slow ones, any two of them meet, and each value is there."""
+    for places in itertools.product(enumerate((1, 2, 4)), enumerate((1, 2, 3, 5)), enumerate((1, 2, 3))):
+        meet = sum(place for place, _ in places) % 3 == 0
+        yield pytest.param(*(value for _, value in places), marks=() if meet else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("queue", "delay", "again"), periods())
 def test_every_response_is_of_the_weights_that_the_definition_says(world, queue, delay, again):
     """Rollout t: those that the engines hold in step max(0, t - q). Hard prompts: those of the step that names them."""
     made = world(**ahead(queue, delay, again, **{"adapt.max_failed_share": 1}))
@@ -103,9 +108,13 @@ def test_every_prompt_that_was_generated_for_is_settled_or_in_flight(world, queu
     assert len(fresh) == prompts and min(fresh.values()) == 3  # each one once in each epoch
 
 
-@pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
-@pytest.mark.parametrize("delay", [1, 3])
-@pytest.mark.parametrize("queue", [1, 2])
+@pytest.mark.parametrize(
+    ("queue", "delay", "algorithm"),
+    [
+        pytest.param(*case, marks=() if case in ((1, 1, "bapo_grpo"), (2, 3, "ba_ppo")) else pytest.mark.slow)
+        for case in itertools.product((1, 2), (1, 3), ("bapo_grpo", "ba_ppo"))
+    ],
+)
 def test_without_staleness_it_is_the_synchronous_run(world, algorithm, delay, queue):
     words = {"algorithm": algorithm, "adapt.rollout_delay": delay, "train.num_episodes": 3} | REPEATABLE
     runs = []
@@ -140,14 +149,16 @@ def test_staleness_is_bounded_below_the_queue(world):
     ],
     ids=lambda case: " ".join(map(str, case.values())),
 )
-def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case, every):
+    """From each checkpoint but the last, or from every fourth."""
     words = ahead(case["queue"], case["delay"]) | REPEATABLE
     words |= {name: value for name, value in case.items() if "." in name or name == "algorithm"}
     made = world(prompts=case["prompts"], **words)
     made.trainer.fit()
     tags = sorted(made.trainer.checkpoints.tags())
     assert len(tags) == made.trainer.step
-    for tag in tags[:-1]:
+    for tag in tags[:-1][::every]:
         step = int(tag.rpartition("step")[2])
         again = resumed(made, tmp_path / f"from {tag}", tag, **words)
         again.trainer.fit()

@@ -247,8 +247,9 @@ class TestResume:
     )
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))
-    def test_is_the_run_that_was_never_stopped(self, world, tmp_path, case):
-        """The cases take turns: one resumes from the first, third, ... checkpoint, the next from the others."""
+    @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+    def test_is_the_run_that_was_never_stopped(self, world, tmp_path, case, every):
+        """From each checkpoint, or from every fourth: one case from the first, fifth, ..., the next from the second."""
         made = world(**REPEATABLE, **case)
         made.trainer.fit()
         words = REPEATABLE | {name: value for name, value in case.items() if name not in ("prompts", "evaluation")}
@@ -256,7 +257,7 @@ class TestResume:
         assert len(tags) >= 6
         if made.evaluation:
             assert any(tag.startswith("best") for tag in tags)
-        for tag in tags[self.CASES.index(case) % 2 :: 2]:
+        for tag in tags[self.CASES.index(case) % every :: every]:
             again = resumed(made, tmp_path / f"from {tag}", tag, **words)
             again.trainer.fit()
             step = int(tag.rpartition("step")[2])

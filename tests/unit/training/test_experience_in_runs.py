@@ -66,13 +66,13 @@ class TestReference:
     """A replayed response is not sent to the reference model again, and nothing else of the run changes."""
 
     METHODS = (
-        {},
         {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"},
         {"adapt.method": "bapo_bound", "algorithm": "ba_ppo"},
-        {"adapt.method": "remix", "adapt.batch_size": 8},
-        {"adapt.method": "dots", "adapt.batch_size": 8},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"adapt.method": "remix", "adapt.batch_size": 8}, marks=pytest.mark.slow),
+        pytest.param({"adapt.method": "dots", "adapt.batch_size": 8}, marks=pytest.mark.slow),
+        pytest.param({"adapt.method": "arpo"}, marks=pytest.mark.slow),
         {"adapt.method": "repo", "adapt.batch_size": 8},
-        {"adapt.method": "arpo"},
         {"adapt.method": "exgrpo", "adapt.batch_size": 8, "adapt.options": "start_above=0"},
     )
 
@@ -135,9 +135,23 @@ class TestMixedGroups:
         """Now and then all of a group fail."""
         return float(digest("mixed", prompt, weights, sample) % 8 >= 6)
 
-    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
     @pytest.mark.parametrize(
-        ("method", "delay"), [("arpo", 1), ("arpo", 2), ("exgrpo", 1), ("exgrpo", 3)], ids=lambda value: str(value)
+        ("method", "delay", "algorithm"),
+        [
+            ("arpo", 2, "ba_ppo"),
+            ("exgrpo", 3, "bapo_grpo"),
+            *(
+                pytest.param(*case, marks=pytest.mark.slow)
+                for case in (
+                    ("arpo", 1, "bapo_grpo"),
+                    ("arpo", 1, "ba_ppo"),
+                    ("arpo", 2, "bapo_grpo"),
+                    ("exgrpo", 1, "bapo_grpo"),
+                    ("exgrpo", 1, "ba_ppo"),
+                    ("exgrpo", 3, "ba_ppo"),
+                )
+            ),
+        ],
     )
     def test_each_response_by_its_own_weights(self, world, monkeypatch, method, delay, algorithm):
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": 1, "adapt.method": method}

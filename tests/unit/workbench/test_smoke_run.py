@@ -74,7 +74,7 @@ def test_a_good_run_passes(smoke, tmp_path):
     [
         ("start", "failed in start: the run ended with status 1; error: no memory left"),
         ("no checkpoint", "failed in save: nothing happened for 10 s"),
-        ("survivor", "failed in kill: nothing happened for 10 s"),
+        pytest.param("survivor", "failed in kill: nothing happened for 10 s", marks=pytest.mark.slow),
         ("resume", "failed in resume: the run ended with status 1; error: no memory left"),
     ],
 )
