@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from test_training import succeeded
 
-from bapo_openrlhf.record.run_record import read_groups
+from bapo_openrlhf.record.run_record import read_groups, read_metrics
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]  # test_study.py checks ar3po with a critic in `make test`
 
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 OPTIONS = {
@@ -19,15 +19,12 @@ OPTIONS = {
     "prompt_replay": "cooldown=1",
     "bapo_bound": "least=-inf",
     "bapo_authors_code": "moving=true",
+    "mopps": "candidates=3",
 }
 BOTH = [(method, algorithm) for method in OPTIONS for algorithm in ("bapo_grpo", "ba_ppo")]
-ALWAYS = [("rollout_replay", "bapo_grpo"), ("ar3po", "ba_ppo")]  # the others take minutes and show the same paths
 
 
-@pytest.mark.parametrize(
-    ("method", "algorithm"),
-    [pytest.param(*case, marks=() if case in ALWAYS else pytest.mark.slow, id=" ".join(case)) for case in BOTH],
-)
+@pytest.mark.parametrize(("method", "algorithm"), BOTH, ids=map(" ".join, BOTH))
 def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorithm):
     result = succeeded(
         train(
@@ -42,13 +39,20 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
             adapt__max_tv_rollout=0.02 if method == "bapo_bound" else None,
             adapt__rollout_delay=2 if method == "bapo_bound" else 1,
             adapt__reevaluate_every=1,
+            train__num_episodes=3 if method == "mopps" else 1,  # it passes over two thirds
             adapt__filter="none" if method == "ar3po" else "range",  # a group may have one response
             reward__remote_url=Path(__file__).parent / "scripted_reward.py",
         )
     )
-    rows, groups = result.metrics, read_groups(result.folder)
+    assert len(result.metrics) == 6 and sum(row["responses/trained"] > 0 for row in result.metrics) >= 4
+    accounts_for_every_response(method, algorithm, result.folder)
+
+
+def accounts_for_every_response(method, algorithm, folder):
+    """In the record of a run with scripted_reward.py. The method did what it is for."""
+    rows, groups = read_metrics(folder), read_groups(folder)
     trained = [row for row in rows if row["responses/trained"]]
-    assert len(rows) == 6 and len(trained) >= 4
+    assert trained
     if algorithm == "ba_ppo":
         assert all(row["critic_grad_norm"] > 0 for row in trained)
     generated = Counter()
@@ -73,3 +77,8 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
             assert rows[0]["groups/replayed"] == 0 < sum(row["groups/replayed"] for row in rows)
         case "prompt_replay" | "bapo_authors_code":
             assert sum(row["groups/reevaluated"] for row in rows) > 0
+        case "mopps":  # 8 of 24 at each step, and none twice in an epoch of 2 steps
+            assert [row["prompts/passed_over"] for row in rows] == [16] * 6
+            for epoch in range(3):
+                own = [group["prompt"] for group in groups if (group["step"] - 1) // 2 == epoch]
+                assert len(own) == len(set(own)) == 16

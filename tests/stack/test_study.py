@@ -1,23 +1,37 @@
-"""A study on the real stack: two methods, one seed, a few steps, two runs at a time in one Ray.
+"""A study on the real stack: two methods, one seed, three steps, two runs at a time in one Ray.
 
-One run is plain GRPO. The other has a method that chooses its prompts among candidates.
+One method is in a file of its own. The other one has a critic, and groups of several sizes.
 """
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas
 import pytest
 import yaml
+from test_methods import OPTIONS, accounts_for_every_response
 
 from bapo_openrlhf.record import metrics
-from bapo_openrlhf.record.run_record import read_evaluations, read_groups, read_metrics, read_run, read_summary
+from bapo_openrlhf.record.run_record import read_evaluations, read_metrics, read_run, read_summary
 
 pytestmark = pytest.mark.stack
 
 
 COMMAND = [sys.executable, "-m", "bapo_openrlhf.cli", "study", "--config", "pair.yaml", "--smoke"]
-RUNS = {"plain-group-s7": "grpo", "mopps-critic-s7": "ba_ppo"}
+RUNS = {"fifo-group-s7": "bapo_grpo", "ar3po-critic-s7": "ba_ppo"}
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "custom_method" / "fifo_replay.py"
+MEMORY = 6  # groups
+
+
+def run(workspace):
+    """The command, with a folder for what scripted_reward.py counts."""
+    counts = workspace / "study_counts"
+    counts.mkdir(exist_ok=True)
+    environment = os.environ | {"PROBE_FOLDER": str(counts)}
+    return subprocess.run(COMMAND, cwd=workspace, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +46,32 @@ def study(workspace, small_flags):
             "critic.model_name_or_path": "model",
             "data.prompt_dataset": "data.jsonl",
             "eval.dataset": "data.jsonl",
+            "data.max_samples": 24,
             "ckpt.best_metric_key": "none",
         },
         "seeds": [7, 8],
         "parallel": 2,
         "methods": {
-            "plain": {"arms": {"group": "GRPO"}, "flags": {"adapt.method": "none", "data.max_samples": 16}},
+            "fifo": {
+                "arms": {"group": "FIFO"},
+                "flags": {"adapt.method": f"{EXAMPLE}:FIFOReplay", "adapt.options": [f"memory={MEMORY}"]},
+            },
             "bapo": {"arms": {"group": "BAPO-GRPO"}},
-            "mopps": {
-                "arms": {"critic": "MoPPS"},
-                "flags": {"adapt.method": "mopps", "adapt.options": ["candidates=3"]},
+            "ar3po": {
+                "arms": {"critic": "AR3PO"},
+                "flags": {
+                    "adapt.method": "ar3po",
+                    "adapt.options": [OPTIONS["ar3po"]],
+                    "adapt.filter": "none",  # a group may have one response
+                    "adapt.rollout_delay": 1,
+                    "reward.remote_url": str(HERE / "scripted_reward.py"),
+                },
             },
         },
-        "smoke": {"methods": ["plain", "mopps"], "flags": short},
+        "smoke": {"methods": ["fifo", "ar3po"], "flags": short},
     }
     (workspace / "pair.yaml").write_text(yaml.safe_dump(content))
-    done = subprocess.run(COMMAND, cwd=workspace, capture_output=True, text=True, timeout=600)
+    done = run(workspace)
     assert done.returncode == 0, done.stdout + done.stderr
     return workspace / "runs" / "studies" / "pair_smoke"
 
@@ -57,9 +81,9 @@ def test_each_run_leaves_a_whole_record(study, name):
     folder = study / "runs" / name
     about = read_run(folder)
     assert (about["name"], about["algorithm"], about["seed"]) == (name, RUNS[name], 7)
-    assert read_summary(folder)["steps"] == 2
+    assert read_summary(folder)["steps"] == 3
     rows = read_metrics(folder)
-    assert [row["step"] for row in rows] == [1, 2]
+    assert [row["step"] for row in rows] == [1, 2, 3]
     names = {name for row in rows for name in row} - {"step", "length"}  # "length" is what reward.py reports
     assert names <= metrics.names(RUNS[name], optional=True)
     assert ("critic_loss" in names) is (RUNS[name] == "ba_ppo")
@@ -68,19 +92,20 @@ def test_each_run_leaves_a_whole_record(study, name):
     assert evaluation["step"] == 2 and 0 <= accuracy <= 1
 
 
-def test_grpo_has_all_its_numbers(study):
-    rows = read_metrics(study / "runs" / "plain-group-s7")
-    assert [row["groups/fresh"] for row in rows] == [8, 8]
-    missing = metrics.names("grpo", optional=False) - {name for row in rows for name in row}
-    assert all("reevaluated" in name or "replayed" in name for name in missing)
+def test_the_documented_method_from_a_file_trains(study):
+    folder = study / "runs" / "fifo-group-s7"
+    rows = read_metrics(folder)
+    replayed = [row["groups/replayed"] for row in rows]
+    assert replayed[0] == 0 < sum(replayed)
+    assert max(row["buffer/replay"] for row in rows) == MEMORY
+    config = read_run(folder)["config"]
+    assert config["adapt.method"].endswith("fifo_replay.py:FIFOReplay")
+    assert config["adapt.options"] == [f"memory={MEMORY}"]
 
 
-def test_prompts_are_chosen_among_candidates(study):
-    """8 of 24 at each step, and none twice."""
-    folder = study / "runs" / "mopps-critic-s7"
-    assert [row["prompts/passed_over"] for row in read_metrics(folder)] == [16, 16]
-    groups = read_groups(folder)
-    assert len(groups) == len({group["prompt"] for group in groups}) == 16
+def test_groups_of_several_sizes_train_actor_and_critic(study):
+    folder = study / "runs" / "ar3po-critic-s7"
+    accounts_for_every_response("ar3po", "ba_ppo", folder)
 
 
 def test_they_went_on_at_the_same_time(study):
@@ -94,20 +119,20 @@ def test_they_went_on_at_the_same_time(study):
 def test_one_table_has_all_steps(study):
     table = pandas.read_parquet(study / "table.parquet")
     rows = sorted(zip(table["label"], table["step"], strict=True))
-    assert rows == [("GRPO", 1), ("GRPO", 2), ("MoPPS", 1), ("MoPPS", 2)]
+    assert rows == [(label, step) for label in ("AR3PO", "FIFO") for step in (1, 2, 3)]
     assert table["done"].all()
-    assert len(pandas.read_csv(study / "table.csv")) == 4
+    assert len(pandas.read_csv(study / "table.csv")) == 6
 
 
 def test_the_page_shows_both(study):
     page = (study / "report.html").read_text()
-    assert "MoPPS" in page and "GRPO" in page and "2 of 2 runs are there" in page
+    assert "AR3PO" in page and "FIFO" in page and "2 of 2 runs are there" in page
     summary = " ".join((study / "summary.md").read_text().split())  # the cells are padded
-    assert "| GRPO | group | 1 of 1 |" in summary and "| MoPPS | critic | 1 of 1 |" in summary
+    assert "| FIFO | group | 1 of 1 |" in summary and "| AR3PO | critic | 1 of 1 |" in summary
 
 
 def test_what_is_done_is_not_run_again(study, workspace):
     before = {path: path.stat().st_mtime_ns for path in study.glob("runs/*/*")}
-    done = subprocess.run(COMMAND, cwd=workspace, capture_output=True, text=True, timeout=300)
+    done = run(workspace)
     assert done.returncode == 0, done.stderr
     assert {path: path.stat().st_mtime_ns for path in study.glob("runs/*/*")} == before
