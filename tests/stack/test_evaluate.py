@@ -102,6 +102,7 @@ def metrics(folder):
     return json.loads((folder / "results.json").read_text())["benchmarks"]
 
 
+@pytest.mark.slow
 def test_two_seeds_are_compared(workspace, whole):
     other = evaluate(workspace, "seed43", "--limit", 12, "--seed", 43)
     assert read_rows(other, "own") != read_rows(whole, "own")
