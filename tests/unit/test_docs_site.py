@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("site")  # one build for all of them
+pytestmark = pytest.mark.slow  # `make docs` builds the site as well
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ check_tag = runpy.run_path(str(ROOT / "tools" / "check_tag.py"))["check"]
 wheel_tool = runpy.run_path(str(ROOT / "tools" / "check_wheel.py"))
 
 
+@pytest.mark.slow
 def test_wheel_works_in_a_fresh_environment(tmp_path):
     command = [sys.executable, ROOT / "tools" / "check_wheel.py", tmp_path / "dist"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -27,6 +28,20 @@ def test_wheel_works_in_a_fresh_environment(tmp_path):
     names = sorted(path.name for path in (tmp_path / "dist").iterdir())
     version = bapo_openrlhf.__version__
     assert names == [f"bapo_openrlhf-{version}-py3-none-any.whl", f"bapo_openrlhf-{version}.tar.gz"]
+
+
+def test_every_file_of_the_package_gets_into_the_wheel():
+    """Python files of packages, and what pyproject.toml names. A wheel itself is built by the slow test above."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert setuptools["packages"]["find"]["include"] == ["bapo_openrlhf*"]
+    data = setuptools["package-data"]
+    named = {
+        path for part, globs in data.items() for glob in globs for path in (ROOT / part.replace(".", "/")).glob(glob)
+    }
+    files = [path for path in (ROOT / "bapo_openrlhf").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    for path in files:
+        is_module = path.suffix == ".py" and (path.parent / "__init__.py").is_file()
+        assert is_module or path in named, path
 
 
 class TestWhatIsInside:

@@ -5,10 +5,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PURE = {"adapt", "methods", "errors.py"}  # CONTRIBUTING.md, the lowest rows
 
 
+@pytest.mark.slow
 def test_pure_layer_is_typed(tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
