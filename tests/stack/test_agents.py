@@ -23,7 +23,7 @@ import plain_update  # noqa: E402
 
 pytestmark = pytest.mark.stack
 
-SIZE, STEPS, RESUMED = 4, 6, 3  # G; the run stops while it generates for step 3, and is resumed
+SIZE, STOPS, STEPS = 4, 3, 6  # G; the run stops while it generates for step 3, and has 6 steps if it is resumed
 HANGS = "3+3="
 OBJECTIVE = plain_update.Objective(low=0.2, high=0.3, kl=0.1)
 ERROR = 0.05  # of a log-prob: vLLM and transformers round differently to bf16
@@ -63,11 +63,12 @@ def episode(line, encode):
 
 
 class Runs(NamedTuple):
-    """A run that stopped and was resumed.
+    """A run that stopped, and in `make test-all` also one that was resumed.
 
     Attributes:
         stopped: Result of the first part, with steps 0 to 2.
-        result: Result of the second part.
+        result: Result of the last part.
+        total: Number of steps of all parts.
         folder: What the probes wrote; first/ and second/ are the parts.
         episodes: Whole episodes by their tokens.
         steps: The steps at which each prompt was generated, in order.
@@ -76,17 +77,18 @@ class Runs(NamedTuple):
 
     stopped: object
     result: object
+    total: int
     folder: Path
     episodes: dict
     steps: dict
     stop: int
 
     def part(self, step):
-        return self.folder / ("first" if step < RESUMED else "second")
+        return self.folder / ("first" if step < STOPS else "second")
 
     def rows(self):
         """(step, data, index, source, episode) of each response of each batch."""
-        for step in range(STEPS):
+        for step in range(self.total):
             data = np.load(self.part(step) / f"experience{step}.npz")
             for index, source in enumerate(data["source"]):
                 real = data[f"{index}/attention_mask"].astype(bool)
@@ -96,9 +98,10 @@ class Runs(NamedTuple):
         return self.steps[found.prompt][found.generation]
 
 
-@pytest.fixture(scope="module")
-def runs(train, workspace):
-    folder = workspace / "agents"
+@pytest.fixture(scope="module", params=["stopped", pytest.param("resumed", marks=pytest.mark.slow)])
+def runs(train, workspace, request):
+    run_name = f"agents_{request.param}"
+    folder = workspace / f"probe_{run_name}"
     (folder / "first").mkdir(parents=True)
     (folder / "second").mkdir()
 
@@ -106,12 +109,12 @@ def runs(train, workspace):
         environment = {"PROBE_FOLDER": folder / name, "AGENT_FOLDER": folder, "AGENT_HANGS": HANGS, "RAGGED_TOKENS": 0}
         environment["AGENT_FAILS"] = fails
         return train(
-            "agents",
+            run_name,
             str(HERE / "agent_probe.py"),
             switches=switches,
             environment={key: str(value) for key, value in environment.items()},
             algorithm="bapo_grpo",
-            run__name="agents",
+            run__name=run_name,
             reward__remote_url=None,
             train__agent_func_path=HERE / "agent.py",
             verifier__timeout=5,
@@ -122,15 +125,19 @@ def runs(train, workspace):
             data__max_len=64,
             data__max_samples=24,
             train__num_episodes=2,
-            actor__adam__lr=3e-3,
+            actor__adam__lr=1e-2,
+            actor__lr_warmup_ratio=0.0,  # otherwise the first update changes nothing
             actor__eps_clip_low_high=(OBJECTIVE.low, OBJECTIVE.high),
             algo__kl__init_coef=OBJECTIVE.kl,
             ckpt__save_steps=1,
         )
 
-    stopped = part("first", folder / "first" / f"actor{RESUMED - 1}")
-    result = part("second", folder / "never", "ckpt.load_enable")
-    assert result.status == 0, result.output[-6000:]
+    stopped = result = part("first", folder / "first" / f"actor{STOPS - 1}")
+    if request.param == "resumed":
+        result = part("second", folder / "never", "ckpt.load_enable")
+        assert result.status == 0, result.output[-6000:]
+    total = len(result.metrics)
+    assert total == (STOPS if result is stopped else STEPS), result.output[-6000:]
     tokenizer = AutoTokenizer.from_pretrained(workspace / "model")
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     lines = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
@@ -142,7 +149,7 @@ def runs(train, workspace):
     steps = {}
     for row in record.read_groups(result.folder):
         steps.setdefault(texts[row["prompt"]], []).append(row["step"] - 1)
-    return Runs(stopped, result, folder, episodes, steps, *encode("7"))
+    return Runs(stopped, result, total, folder, episodes, steps, *encode("7"))
 
 
 def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(runs):
@@ -154,9 +161,9 @@ def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(ru
         edges = np.flatnonzero(np.diff(one.mask))
         assert len(edges) == 4 and one.mask[0] == one.mask[-1] == 0  # two turns, each with feedback after it
         found[source] += 1
-        if source == "replayed" and step >= RESUMED > runs.generated_at(one):
+        if source == "replayed" and step >= STOPS > runs.generated_at(one):
             found["resumed"] = found.get("resumed", 0) + 1
-    assert min(found.values()) >= SIZE and len(found) == 4, found
+    assert min(found.values()) >= SIZE and ("resumed" in found) is (runs.total > STOPS), found
 
 
 def test_the_agent_can_end_turns_early(runs):
@@ -186,7 +193,7 @@ def actors(runs):
     """The actor before each step."""
     return [
         AutoModelForCausalLM.from_pretrained(runs.part(step) / f"actor{step}", dtype=torch.bfloat16)
-        for step in range(STEPS)
+        for step in range(runs.total)
     ]
 
 
@@ -285,7 +292,7 @@ def test_gradients_take_nothing_from_the_tokens_of_the_environment(runs, workspa
             assert micro_batch["norm"] != pytest.approx(norm(batch), rel=5 * NORM_ERROR)
             before, window = micro_batch["after"], []
             checked += 1
-    assert checked >= STEPS
+    assert checked >= runs.total
 
 
 def test_an_agent_that_hangs_costs_its_group_alone(runs):
@@ -303,6 +310,6 @@ def test_agents_that_all_fail_stop_the_run(runs):
     """It says how many, and the engine's log has the error."""
     assert runs.stopped.status == 1
     error = next(line for line in runs.stopped.output.splitlines() if line.startswith("error: "))
-    assert f"step {RESUMED}, generating: RuntimeError: 8 of 8 groups gave no reward" in error
+    assert f"step {STOPS}, generating: RuntimeError: 8 of 8 groups gave no reward" in error
     assert "1 x timeout, 32 x raised" in error
     assert "LookupError: the environment is gone" in runs.stopped.output
