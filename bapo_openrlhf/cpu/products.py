@@ -139,8 +139,8 @@ def _blocks(a: Any, right: Any) -> Any:
     import torch
 
     padded = -(-len(a) // ROWS) * ROWS
-    left, product = torch.zeros(padded, a.shape[1]), torch.empty(padded, right.shape[1])
-    left[: len(a)] = a
+    left, product = torch.empty(padded, a.shape[1]), torch.empty(padded, right.shape[1])
+    left[: len(a)], left[len(a) :] = a, 0
     blocks = list(zip(left.split(ROWS), product.split(ROWS), strict=True))
 
     def fill(block: tuple[Any, Any]) -> None:
