@@ -55,10 +55,10 @@ def test_its_own_tests_pass(folder):
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("reward.py", "found[-1]", "found[0]"),
-        ("reward.py", "float(found) == float(label)", "found == label"),
         ("reward.py", "query.split(prompt, 1)[-1]", "query"),
-        ("train.jsonl", '"label": "85"', '"label": "eighty-five"'),
+        pytest.param("reward.py", "found[-1]", "found[0]", marks=pytest.mark.slow),
+        pytest.param("reward.py", "float(found) == float(label)", "found == label", marks=pytest.mark.slow),
+        pytest.param("train.jsonl", '"label": "85"', '"label": "eighty-five"', marks=pytest.mark.slow),
     ],
 )
 def test_its_own_tests_see_a_fault(folder, tmp_path, file, old, new):

@@ -248,7 +248,10 @@ def played(workload, steps=400):
     return np.array(counts), rows
 
 
-@pytest.mark.parametrize("flags", [{}, {"adapt.batch_size": 12}, {"adapt.replay_steps": 1}])
+@pytest.mark.parametrize(
+    "flags",
+    [{}, *(pytest.param(one, marks=pytest.mark.slow) for one in ({"adapt.batch_size": 12}, {"adapt.replay_steps": 1}))],
+)
 def test_groups_of_the_real_method(flags):
     workload = with_flags(SMALL, flags)
     counts, rows = played(workload)

@@ -484,7 +484,11 @@ def test_verdicts_are_plain_and_on_top(undrawn):
     assert "3 pairs" in verdicts[0] and "95 % interval" in verdicts[0]
 
 
-@pytest.mark.parametrize("case", ["none", "one", "no groups", "no evaluations", "bare", "one path", "first failed"])
+@pytest.mark.parametrize(
+    "case",
+    ["none", "one", "no groups", "bare", "first failed"]
+    + [pytest.param(case, marks=pytest.mark.slow) for case in ("no evaluations", "one path")],
+)
 def test_the_page_of_an_unfinished_study(undrawn, case):
     study = make_study()
     every = [(arm, seed) for arm in study.arms for seed in study.seeds]
