@@ -1,0 +1,197 @@
+"""One run of BAPO-GRPO and one of BA-PPO, each killed with kill -9 after its checkpoint and resumed from there.
+
+A resumed run does the steps after the checkpoint again. Both times they must have the same numbers. The runs have more
+features, whose tests are here: BAPO-GRPO has the decoupled ratio, the KL to the behaviour policy, evaluations and, when
+it is resumed, the probe of gradients. BA-PPO has ZeRO-3 and verifiers that fail.
+"""
+
+import json
+import math
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from test_faults import CLI, DIED, PROBE, SWITCHES, assert_nothing_is_left, marked, same_steps
+from test_training import catalogued
+
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.run_record import PROBES
+from bapo_openrlhf.record.state_file import load_state
+
+pytestmark = pytest.mark.stack
+
+HERE = Path(__file__).parent
+MARK = uuid.uuid4().hex  # of the processes of the run whose driver is killed
+SHARED = {"adapt__c2": "1/8", "adapt__c3": "7/8"}
+# v = 3 and m = 4, and the checkpoint is after 4 steps. It has the weights of step 3, which the engines hold. At step 4
+# (from 0), hard prompts are generated and gradients are probed with today's weights. Step 5 has those of step 3 again.
+GRPO_SAVED = 4
+GRPO = SHARED | {
+    "algorithm": "bapo_grpo",
+    "adapt__batch_size": 16,  # there is room for replay in each step
+    "adapt__rollout_delay": 3,
+    "adapt__reevaluate_every": 4,
+    "adapt__ratio": "decoupled",
+    "adapt__kl_target": "behaviour",
+    "actor__entropy_coef": 0.001,
+    "data__max_samples": 16,  # two steps an epoch
+    "train__num_episodes": 4,
+    "ckpt__save_steps": GRPO_SAVED,
+    "eval__steps": GRPO_SAVED,
+    "eval__n_samples_per_prompt": 1,
+    "eval__temperature": 1.0,
+}
+PPO_SAVED = 3  # v = 2 and m = 3
+PPO = SHARED | {
+    "algorithm": "ba_ppo",
+    "adapt__rollout_delay": 2,
+    "adapt__reevaluate_every": 3,
+    "ckpt__save_steps": PPO_SAVED,
+    "ds__zero_stage": 3,
+    "reward__remote_url": HERE / "faulty_reward.py",
+    "verifier__timeout": 3,
+    "verifier__memory_gib": 0.5,
+    "verifier__processes": 2,
+}
+
+
+class Run(NamedTuple):
+    """A run that was killed and resumed.
+
+    Attributes:
+        saved: Steps before the checkpoint.
+        before: Rows of the run that was killed, to the last step that it finished.
+        rows: Rows of the whole run, which has the steps after the checkpoint from the resumed one.
+        output: What both wrote.
+        folder: The record.
+    """
+
+    saved: int
+    before: list[dict]
+    rows: list[dict]
+    output: str
+    folder: Path
+
+
+def killed_and_resumed(train, name, victim, values, own=None, **resumed):
+    """Kill the victim two steps after the checkpoint, and resume with other flags. `own` is for the first part only."""
+    own, saved = own or {}, values["ckpt__save_steps"]
+    more = own.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/training/0.05"}
+    values = values | {"run__name": name}
+    first = train(name, *PROBE, switches=SWITCHES, **values, **own | {"environment": more})
+    assert first.status != 0
+    before = first.metrics[: saved + 2]  # the processes of a driver that is gone may get a step further
+    assert len(before) == saved + 2, first.output[-6000:]
+    second = train(name, *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **values, **resumed)
+    assert second.status == 0, second.output[-6000:]
+    assert f"resuming from global_step{saved}" in second.output
+    return Run(saved, before, second.metrics, first.output + second.output, second.folder)
+
+
+@pytest.fixture(scope="module")
+def grpo(train, workspace):
+    """Its driver is killed, so it has its own Ray, which must end as well."""
+    more = {"eval__dataset": workspace / "data.jsonl"}
+    return killed_and_resumed(
+        train, "grpo", "driver", GRPO | more, marked(MARK), own_ray=True, run__gradient_probe=GRPO_SAVED
+    )
+
+
+@pytest.fixture(scope="module")
+def ppo(train):
+    """Its critic is killed."""
+    return killed_and_resumed(train, "ppo", "critic", PPO)
+
+
+@pytest.fixture(params=["grpo", "ppo"])
+def run(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_the_steps_after_the_checkpoint_are_the_same_again(run):
+    """With all that adapts a batch, and although gradients are probed only the second time."""
+    rows = run.rows[: len(run.before)]
+    same_steps(
+        [{name: row[name] for name in row if not name.startswith("probe/")} for row in rows], run.before, first=1
+    )
+    again = run.before[run.saved :]
+    assert all(sum(row[f"groups/{what}"] for row in again) for what in ("fresh", "reevaluation_attempts", "replayed"))
+    assert again[0]["staleness/rollout_policy"] == 1  # by the weights in the checkpoint
+
+
+def test_a_critic_that_dies_is_named(ppo):
+    assert f"step {PPO_SAVED + 2}, training: " in ppo.output and all(text in ppo.output for text in DIED)
+
+
+# ── BAPO-GRPO: the union of delayed rollouts feeds Eq. 2 ──
+
+
+def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(grpo):
+    """No reference model, an entropy bonus, and an evaluation between two syncs."""
+    rows = grpo.rows
+    catalogued(rows, "bapo_grpo")
+    assert all("critic_loss" not in row for row in rows)
+    assert "ReferenceModelActor" not in grpo.output
+    trained = [row for row in rows if row["groups/replayed"]]
+    assert trained and all(math.isfinite(row["policy_loss"]) and row["kl"] != 0 for row in trained)
+    assert any(row["actor_grad_norm"] > 0 for row in rows)
+    assert grpo.output.count("Evaluation completed") == 2
+    # After the evaluation with the weights of step 4, its rollout has the delayed ones of step 3 again.
+    assert [row["staleness/rollout_policy"] for row in rows] == [0, 1, 2, 0, 1, 2, 0, 1]
+    # A step that trains no fresh group has no distance of fresh groups.
+    distances = [(row["staleness/rollout_policy"], row["tv/fresh"]) for row in rows if "tv/fresh" in row]
+    assert max(far for age, far in distances if age == 0) < 0.05 < max(far for age, far in distances if age > 0)
+    attempts = [row["groups/reevaluation_attempts"] > 0 for row in rows]
+    assert attempts == ["timing/reevaluation" in row for row in rows] == [step == GRPO_SAVED for step in range(8)]
+    assert all(row["tv/reevaluated"] < 0.05 for row in rows if row["groups/reevaluated"])
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_whole(grpo, workspace):
+    """It has the weights that the engine was given back."""
+    store = CheckpointStore(workspace / "grpo" / "checkpoints", critic=False)
+    best = next(tag for tag in store.tags() if tag.startswith("best"))
+    store.check(best)
+    assert load_state(store.folder(best))["step"] == int(best.removeprefix("best_global_step"))
+
+
+def test_the_probe_says_where_each_group_points(grpo):
+    rows = [json.loads(line) for line in (grpo.folder / PROBES).read_text().splitlines()]
+    (metrics,) = (row for row in grpo.rows if "probe/halves" in row)
+    assert {row["step"] for row in rows} == {metrics["step"]} == {GRPO_SAVED + 1}
+    for source in ("fresh", "reevaluated", "replayed"):
+        own = [row for row in rows if row["source"] == source]
+        assert len(own) == metrics[f"groups/{source}"]
+        assert (f"probe/{source}" in metrics) == bool(own)
+    replayed = [row["tv"] for row in rows if row["source"] == "replayed"]
+    assert sum(replayed) / len(replayed) == pytest.approx(metrics["tv/replayed"], abs=1e-6)
+    assert any(row["norm"] > 0 for row in rows)
+    for row in rows:
+        assert -1.0001 <= row["cosine"] <= 1.0001 if row["norm"] else row["cosine"] is None
+    assert math.isfinite(metrics["probe/halves"]) and metrics["timing/probe"] > 0
+
+
+# ── BA-PPO: rewards ──
+
+
+def test_verifiers_that_fail_cost_their_group_alone(ppo, workspace):
+    """A verifier that hangs, one that raises, one that dies, one that allocates, one with nan: all counted."""
+    failing = ["1+1=", "2+2=", "3+3=", "4+4=", "5+5="]
+    rows = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
+    assert set(failing) <= {row["input"] for row in rows}  # a step has 8 of the 48
+    assert sum(row["groups/failed"] for row in ppo.rows) == len(failing)
+    states = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
+    for row in ppo.rows:
+        assert sum(row[f"groups/{state}"] for state in states) == row["groups/generated"]
+    for prompt in failing:
+        assert f"no reward, or log-probs that are not finite, for prompt {prompt!r}" in ppo.output
+    for kind in ("took more than 3 s", "no such answer", "Segmentation fault", "more than 0.5 GiB", "nan"):
+        assert kind in ppo.output, kind
+    assert_nothing_is_left("faulty_reward.py")  # the processes of the reward function
+
+
+# ── BAPO-GRPO again: last, because Ray needs a minute ──
+
+
+def test_a_driver_that_dies_leaves_no_process(grpo):
+    assert_nothing_is_left(MARK)
