@@ -16,6 +16,7 @@ from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.workbench.evaluation import generate, judge, problems, prompts, run, store
+from bapo_openrlhf.workbench.evaluation import results as results_file
 from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
@@ -78,8 +79,13 @@ def write_problems(path, count):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+ORIGIN = results_file.provenance()
+
+
 @pytest.fixture
-def request_(tmp_path):
+def request_(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_file, "provenance", lambda: ORIGIN)  # once for all, because git is asked
+    monkeypatch.setattr(run, "VerifierConfig", lambda: VerifierConfig(processes=2))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "model.safetensors").write_bytes(bytes(range(256)) * 16)
