@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from bapo_openrlhf.cpu import products
+
 # `make test` tries the same few examples each time, and `make test-all` five times as many. No example has a deadline,
 # because on a busy machine a test would fail for being slow.
 settings.register_profile("quick", deadline=None, max_examples=20, derandomize=True, database=None)
@@ -24,8 +26,21 @@ settings.load_profile("quick")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# They start a Ray for each run. The other tests of the stack share one.
-OWN_RAY = ("test_faults.py", "test_first_hour.py", "test_smoke.py", "test_vision.py")
+# They start a Ray for each run, or none. The other tests of the stack share one.
+OWN_RAY = (
+    "test_evaluate.py", "test_faults.py", "test_first_hour.py", "test_forks.py", "test_smoke.py", "test_study.py",
+    "test_vision.py", "test_warmup.py",
+)  # fmt: skip
+MINUTES = {"direct": 7, "float32": 9}  # of `make test` on 2 idle cores, by how the CPU multiplies bfloat16 matrices
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say first what the time depends on."""
+    if hasattr(config, "workerinput") or config.option.numprocesses is None:
+        return
+    way = products.way()
+    has = "with" if way == "direct" else "without"
+    print(f"a CPU {has} instructions for bfloat16; make test takes about {MINUTES[way]} minutes on 2 idle cores")
 
 
 @pytest.hookimpl(optionalhook=True)
