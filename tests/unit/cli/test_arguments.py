@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -864,9 +865,15 @@ def flags_in(node, prefix=""):
             yield f"{prefix}{key}", value
 
 
+def files_over_presets():
+    """Without the slow ones, each file is laid over one preset, and each preset is under some files."""
+    for (number, path), (place, preset) in itertools.product(enumerate(METHODS + CORRECTIONS), enumerate(PRESETS)):
+        marks = () if number % len(PRESETS) == place else pytest.mark.slow
+        yield pytest.param(path, preset, marks=marks, id=f"{path.stem} {preset.stem}")
+
+
 class TestMethodFiles:
-    @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-    @pytest.mark.parametrize("path", METHODS + CORRECTIONS, ids=lambda path: path.stem)
+    @pytest.mark.parametrize(("path", "preset"), files_over_presets())
     def test_change_what_they_name_and_nothing_else(self, path, preset):
         size = "--train.batch_size=256"  # The files' sizes are for the quickstart.
         base = config.flags_of(arguments.parse(["--config", str(preset), size]))
