@@ -15,8 +15,10 @@ multiplied in blocks of ROWS, each with one thread, and the last block is filled
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -26,6 +28,7 @@ from bapo_openrlhf.errors import ConfigError
 SWITCH = "BAPO_OPENRLHF_BF16"  # "direct", "float32", or "auto": what is faster on this CPU
 ROWS = 64  # of a block
 AT_ONCE = 16 * ROWS  # rows that are held in float32 at a time
+_blocks_wanted = ContextVar("blocks_wanted", default=True)
 _registered: list[Any] = []  # torch forgets a kernel when its library object is gone
 
 
@@ -60,6 +63,16 @@ def install(_torch: Any) -> None:
     """Replace torch's kernels in this process if `way` is "float32"."""
     if way() == "float32" and not _registered:
         _register()
+
+
+@contextmanager
+def without_blocks() -> Iterator[None]:
+    """Within the block, a row of a product may depend on the number of rows. This is faster."""
+    token = _blocks_wanted.set(False)
+    try:
+        yield
+    finally:
+        _blocks_wanted.reset(token)
 
 
 def _register() -> None:
@@ -122,37 +135,43 @@ def _in_blocks(a: Any, b: Any, c: Any, beta: float = 0, alpha: float = 1) -> Any
 
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         torch.mm(a.float(), b.float())  # raises torch's own error
-    result, right = a.new_empty(len(a), b.shape[1]), b.float()
-    for start in range(0, len(a), AT_ONCE):
-        rows = slice(start, start + AT_ONCE)
-        product = _blocks(a[rows], right)
+    parts, right = [], b.float()
+    for start in range(0, max(len(a), 1), AT_ONCE):
+        product = _blocks(a[start : start + AT_ONCE], right)
         if alpha != 1:
             product *= alpha
         if c is not None and beta != 0:
-            product.add_(c[rows], alpha=beta)
-        result[rows] = product
-    return result
+            product.add_(c[start : start + AT_ONCE], alpha=beta)
+        parts.append(product.to(a.dtype))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _blocks(a: Any, right: Any) -> Any:
     """The product of (n, k) and (k, m), which is float32: float32 of shape (n, m)."""
     import torch
 
-    padded = -(-len(a) // ROWS) * ROWS
-    left, product = torch.empty(padded, a.shape[1]), torch.empty(padded, right.shape[1])
-    left[: len(a)], left[len(a) :] = a, 0
-    blocks = list(zip(left.split(ROWS), product.split(ROWS), strict=True))
+    if not _blocks_wanted.get():
+        return a.float() @ right
+    rows, threads = len(a), torch.get_num_threads()
+    padded = -(-rows // ROWS) * ROWS
+    left = torch.empty(padded, a.shape[1])  # contiguous, because MKL's choice may also depend on the layout
+    left[:rows] = a
+    if padded > rows:
+        left[rows:] = 0
+    if padded == ROWS and threads == 1:
+        return torch.mm(left, right)[:rows]
+    product = torch.empty(padded, right.shape[1])
 
     def fill(block: tuple[Any, Any]) -> None:
         torch.mm(block[0], right, out=block[1])
 
-    threads = torch.get_num_threads()
+    blocks = zip(left.split(ROWS), product.split(ROWS), strict=True)
     if threads == 1:
         for block in blocks:
             fill(block)
     else:
         list(_pool(threads).map(torch.inference_mode(product.is_inference())(fill), blocks))
-    return product[: len(a)]
+    return product[:rows]
 
 
 @cache

@@ -425,7 +425,8 @@ def build(directory: str | os.PathLike, settings: Recipe | None = None) -> tuple
     try:
         tokenizer = make_tokenizer()
         model = make_model(settings, len(tokenizer))
-        losses = train(model, settings, threads)
+        with products.without_blocks():
+            losses = train(model, settings, threads)
         model.to(torch.bfloat16).save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         files = {path.name: _digest(path) for path in sorted(unfinished.iterdir())}

@@ -150,6 +150,12 @@ def test_a_row_does_not_depend_on_the_number_of_threads():
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+def test_without_blocks_it_is_one_product():
+    rows, weight = random(300, 384), random(384, 128)
+    with through_float32(), products.without_blocks():
+        assert torch.equal(rows @ weight, (rows.float() @ weight.float()).bfloat16())
+
+
 def test_no_copy_of_a_weight_outlives_its_call():
     """An optimizer step, a weight sync and a restore write into the same tensor."""
     layer, x = torch.nn.Linear(16, 8).bfloat16(), random(4, 16)
