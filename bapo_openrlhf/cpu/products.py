@@ -11,7 +11,8 @@ differ only in the order of the additions, which may change the last bit of a re
 A row of a product depends only on that row and on the other matrix, and not on the number of rows. So what the engine
 samples for a request does not depend on the requests that share its batch. A float32 product alone does not promise
 this, because MKL chooses a kernel by the number of rows, and splits the rows among its threads. So all rows are
-multiplied in blocks of ROWS, each with one thread, and the last block is filled up with zeros.
+multiplied in blocks of ROWS, each with one thread, and the last block is filled up with zeros. Only a backward pass has
+no blocks, because a gradient is a sum over all rows.
 """
 
 import os
@@ -28,6 +29,7 @@ from bapo_openrlhf.errors import ConfigError
 SWITCH = "BAPO_OPENRLHF_BF16"  # "direct", "float32", or "auto": what is faster on this CPU
 ROWS = 64  # of a block
 AT_ONCE = 16 * ROWS  # rows that are held in float32 at a time
+NO_BACKWARD = -1  # what torch says outside of a backward pass
 _blocks_wanted = ContextVar("blocks_wanted", default=True)
 _registered: list[Any] = []  # torch forgets a kernel when its library object is gone
 
@@ -150,7 +152,7 @@ def _blocks(a: Any, right: Any) -> Any:
     """The product of (n, k) and (k, m), which is float32: float32 of shape (n, m)."""
     import torch
 
-    if not _blocks_wanted.get():
+    if not _blocks_wanted.get() or torch._C._current_graph_task_id() != NO_BACKWARD:
         return a.float() @ right
     rows, threads = len(a), torch.get_num_threads()
     padded = -(-rows // ROWS) * ROWS

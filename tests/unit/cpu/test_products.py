@@ -156,6 +156,13 @@ def test_without_blocks_it_is_one_product():
         assert torch.equal(rows @ weight, (rows.float() @ weight.float()).bfloat16())
 
 
+def test_a_backward_pass_has_no_blocks():
+    x, layer = random(300, 384), torch.nn.Linear(384, 128, bias=False).bfloat16()
+    with through_float32():
+        layer(x).backward(towards := random(300, 128))
+        assert torch.equal(layer.weight.grad, (towards.float().T @ x.float()).bfloat16())
+
+
 def test_no_copy_of_a_weight_outlives_its_call():
     """An optimizer step, a weight sync and a restore write into the same tensor."""
     layer, x = torch.nn.Linear(16, 8).bfloat16(), random(4, 16)
