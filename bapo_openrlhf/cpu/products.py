@@ -1,9 +1,10 @@
 """Products of bfloat16 matrices on a CPU that has no instructions for bfloat16.
 
-Most CPUs have none: AMX and AVX-512 do, AVX2 does not. There, torch's own product of two bfloat16 matrices takes ten
-times as long as the product of the same numbers in float32. So on such a CPU this file computes the product in float32
-and rounds the result to bfloat16, in every process of a run. It replaces torch's kernels, so it reaches all that ends
-in a product of matrices: linear layers, attention, output heads, their backward passes, and Muon.
+Most CPUs have none: those with AMX and the newer ones with AVX-512 do, AVX2 does not. Without them, torch's own product
+of two bfloat16 matrices takes four to ten times as long as that of the same numbers in float32. So on such a CPU this
+file computes the product in float32 and rounds the result to bfloat16, in every process of a run. It replaces torch's
+kernels, so it reaches all that ends in a product of matrices: linear layers, attention, output heads, their backward
+passes, and Muon.
 
 Every product of two bfloat16 numbers is exact in float32, and torch's own kernel adds in float32 too. So the two ways
 differ only in the order of the additions, which may change the last bit of a result. Weights stay in bfloat16.
@@ -16,6 +17,7 @@ no blocks, because a gradient is a sum over all rows.
 """
 
 import os
+import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -56,8 +58,13 @@ def way() -> str:
 
     if (switch := asked()) != "auto":
         return switch
-    # torch asks the same before it hands a product to oneDNN, which uses the CPU's instructions.
-    return "direct" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+    # torch asks the first before it hands a product to oneDNN. It also says yes on x86 with an AVX-512 that has none.
+    has = torch.ops.mkldnn._is_mkldnn_bf16_supported() and (
+        platform.machine() not in ("x86_64", "AMD64")
+        or torch.cpu._is_avx512_bf16_supported()
+        or torch.cpu._is_amx_tile_supported()
+    )
+    return "direct" if has else "float32"
 
 
 @after_import("torch")

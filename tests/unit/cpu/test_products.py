@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import platform
 import signal
 from contextlib import contextmanager
 
@@ -249,16 +250,29 @@ def test_muon_makes_the_update_of_its_definition():
 # ── Which way ──
 
 
-@pytest.mark.parametrize("supported", [True, False])
 @pytest.mark.parametrize(
-    ("given", "way"), [(None, None), ("auto", None), (" Float32", "float32"), ("direct", "direct")]
+    ("machine", "torch_says", "avx512_bf16", "amx", "way"),
+    [
+        ("x86_64", True, True, True, "direct"),
+        ("x86_64", True, True, False, "direct"),
+        ("x86_64", True, False, True, "direct"),
+        ("x86_64", True, False, False, "float32"),  # AVX-512 without the instructions
+        ("x86_64", False, False, False, "float32"),  # AVX2
+        ("x86_64", False, True, True, "float32"),  # torch was told to use no more than AVX2
+        ("aarch64", True, False, False, "direct"),
+        ("aarch64", False, False, False, "float32"),
+    ],
 )
-def test_way(monkeypatch, supported, given, way):
+@pytest.mark.parametrize("given", [None, "auto", " Float32", "direct"])
+def test_way(monkeypatch, machine, torch_says, avx512_bf16, amx, way, given):
     monkeypatch.delenv(products.SWITCH, raising=False)
     if given:
         monkeypatch.setenv(products.SWITCH, given)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
-    assert products.way() == (way or ("direct" if supported else "float32"))
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: torch_says)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert products.way() == {" Float32": "float32", "direct": "direct"}.get(given, way)
 
 
 def test_another_way_is_refused(monkeypatch):
