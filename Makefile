@@ -36,6 +36,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/corrections.py
 	$(BIN)/python benchmarks/delay.py
 	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/products.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/floor.py
