@@ -53,6 +53,7 @@ CONTENTS = {
         "benchmarks/results/kernels",
         "benchmarks/results/math_verifiers",
         "benchmarks/results/plan",
+        "benchmarks/results/products",
         "benchmarks/results/simulation",
         "benchmarks/results/start",
         "benchmarks/results/steps",

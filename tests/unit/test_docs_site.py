@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow  # `make docs` builds the site as well
 
 
 @pytest.fixture(scope="module")
