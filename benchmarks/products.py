@@ -33,7 +33,7 @@ SHAPES = {  # rows, columns of the input, columns of the output
 
 
 def measure(way: str) -> dict[str, dict[str, float]]:
-    """Processor seconds of each shape, for a forward pass by itself and for both passes."""
+    """Processor seconds of a forward pass, and of a forward and a backward pass, for each shape."""
     from bapo_openrlhf.cpu import products
 
     os.environ[products.SWITCH] = way
@@ -64,10 +64,12 @@ def measure(way: str) -> dict[str, dict[str, float]]:
 
 
 def kind_of_cpu() -> str:
-    """What torch takes this CPU for."""
+    """How torch and this project see this CPU."""
     import torch
 
-    has = "with" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "without"
+    from bapo_openrlhf.cpu import products
+
+    has = "with" if products.way() == "direct" else "without"
     limits = "".join(f", {name}={os.environ[name]}" for name in ("ONEDNN_MAX_CPU_ISA",) if name in os.environ)
     return f"{torch.backends.cpu.get_cpu_capability()}, {has} instructions for bfloat16{limits}"
 

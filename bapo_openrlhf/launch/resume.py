@@ -101,8 +101,8 @@ def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[
     """
     if not resumes:
         return {"1": way}
-    tag = (Path(args.ckpt.path) / "_actor" / "latest").read_text().strip()
-    first = int(tag.rpartition("global_step")[2]) + 1
+    latest = Path(args.ckpt.path) / "_actor" / "latest"  # DeepSpeed writes it last, so a crash may leave none
+    first = int(latest.read_text().rpartition("global_step")[2]) + 1 if latest.exists() else 1
     earlier = record.read_run(run_folder(args)).get("bf16_products", {})
     kept = {step: before for step, before in earlier.items() if int(step) < first}
     if not kept or list(kept.values())[-1] == way:

@@ -325,6 +325,14 @@ class TestProducts:
         assert part("direct", "global_step3") == {"1": "direct"}  # an earlier checkpoint: the other steps are gone
         assert lines(capsys) == []
 
+    def test_a_first_checkpoint_that_a_crash_cut_short(self, part, run, capsys):
+        """A plain run has no manifest that says so."""
+        part("direct")
+        (run.path / "_actor").mkdir(parents=True)
+        args = run.start(adapted=False)
+        assert products_by_step(args, "float32", resumes=True) == {"1": "float32"}
+        assert lines(capsys) == []
+
     def test_a_record_of_an_earlier_version(self, part, run, capsys):
         assert part("direct", "global_step4") == {"5": "direct"}
         assert lines(capsys) == []
