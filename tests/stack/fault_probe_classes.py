@@ -2,7 +2,8 @@
 
 VICTIM, one of driver, trainer, engine, core (vLLM's own process, a child of the engine), actor, critic, reference and
 node (FAULT_NODE is the process of its raylet), gets a SIGKILL that many seconds after the phase has begun whose name
-starts with PHASE.
+starts with PHASE. Training may take less than that, so a worker that has to die in a phase is stopped (SIGSTOP) where
+the phase begins. A worker that saves is not stopped, because it has to die while it writes.
 """
 
 import json
@@ -23,6 +24,9 @@ def node_of(actor):
 
 def process_id(actor):
     return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+WORKERS = ("engine", "core", "actor", "critic", "reference")
 
 
 class FaultyTrainer(trainer.AdaptedPPOTrainer):
@@ -57,6 +61,8 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
         self._phase = name
         victim, step, phase, seconds = os.environ["FAULT"].split("/")
         if name.startswith(phase) and self.step == int(step):
+            if victim in WORKERS and not phase.startswith("saving"):
+                os.kill(self.victims[victim], signal.SIGSTOP)
             threading.Thread(target=self.strike, args=(victim, float(seconds)), daemon=True).start()
             if float(seconds) == 0:
                 time.sleep(1)  # let it be dead before the phase begins
