@@ -50,6 +50,7 @@ CONTENTS = {
         "benchmarks/results/corrections",
         "benchmarks/results/delay",
         "benchmarks/results/floor",
+        "benchmarks/results/gpu_first",
         "benchmarks/results/kernels",
         "benchmarks/results/math_verifiers",
         "benchmarks/results/plan",
