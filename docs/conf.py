@@ -23,6 +23,7 @@ CONTENTS = {
         "docs/own_model",
         "docs/algorithms",
         "docs/eight_gpus",
+        "docs/several_machines",
         "docs/smoke",
         "docs/plan",
         "docs/tasks",

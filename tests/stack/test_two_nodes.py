@@ -1,6 +1,6 @@
 """A run on two Ray nodes: ranks and engines on both, weights sync, checkpoints, and a node that dies.
 
-This is the test of "Several machines" in docs/eight_gpus.md. Both nodes are on this machine. So it shows that the run
+docs/several_machines.md names this test. Both nodes are on this machine. So it shows that the run
 needs nothing of a node but what Ray gives it, and not how fast a network is.
 """
 

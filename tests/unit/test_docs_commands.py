@@ -29,7 +29,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What a fence may hold. Commands are only in bash; a shell block under another name would pass unseen.
 LANGUAGES = {"bash", "python", "text", "bibtex", ""}
-PROGRAMS = ("bapo-openrlhf", "python", "pip", "make", "ray", "git", "ssh", "pre-commit", "ruff", "mypy", "pytest")
+PROGRAMS = (
+    *("bapo-openrlhf", "python", "pip", "make", "ray", "git", "ssh", "pre-commit", "ruff", "mypy", "pytest"),
+    *("sbatch", "docker", "kubectl"),
+)
 
 
 # ── What is done with a command; `words` are those after the rule's ──
@@ -87,6 +90,21 @@ def parse_warmup(words, here):
 def parse_preset_script(words, here):
     script, *flags = words
     arguments.parse(["--config", f"configs/{Path(script).stem}.yaml", *flags])
+
+
+def parse_slurm_script(words, here):
+    """Slurm's flags are those that have values before the script; the training's come after it."""
+    (script,) = [word for word in words if word.startswith("examples/slurm/")]
+    before, after = words[: words.index(script)], words[words.index(script) + 1 :]
+    assert all(flag in ("--nodes", "--time", "--partition") for flag in before[::2]) and len(before) % 2 == 0
+    arguments.parse(["--config", f"configs/{Path(script).stem}.yaml", *after])
+
+
+def names_what_is_there(words, here):
+    """Its files, and the job of the RayJob that is there."""
+    jobs = {yaml.safe_load(path.read_text())["metadata"]["name"] for path in (here / "examples").rglob("*.yaml")}
+    for word in words:
+        assert "/" not in word or (here / word).is_file() or word.removeprefix("job/") in jobs, word
 
 
 def parse_quickstart(words, here):
@@ -206,6 +224,9 @@ FLOOR = "unit/test_benchmark_floor.py::test_rounds_are_interleaved_and_continued
 GPU_TRAINING = "stack/test_gpu_training.py::test_a_step_without_ray_and_vllm"
 CONTRACT = "unit/training/test_contract.py::test_the_command"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
+SLURM = "unit/test_several_machines.py::test_the_slurm_script_starts_one_ray_over_what_slurm_gives"
+RAY_JOB = "unit/test_several_machines.py::test_the_ray_job_takes_every_gpu_of_its_pods"
+IMAGE = "unit/test_several_machines.py::test_the_image_has_all_that_its_installation_reads"
 
 
 @dataclass(frozen=True)
@@ -249,6 +270,10 @@ RULES = [
     Rule("python benchmarks/floor.py", parse_floor, FLOOR, "takes the real stack, for hours"),
     Rule("python benchmarks/gpu_training.py", parse_gpu_benchmark, GPU_TRAINING, "takes a GPU; there, a tiny model"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
+    Rule("sbatch", parse_slurm_script, SLURM, "takes Slurm; there Slurm is a stand-in"),
+    Rule("docker build", names_what_is_there, IMAGE, "takes Docker; there, files and versions are compared"),
+    Rule("kubectl apply", names_what_is_there, RAY_JOB, "takes Kubernetes; there, the file is read"),
+    Rule("kubectl logs", names_what_is_there, None, "takes Kubernetes"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
     Rule("pip install --no-deps --target", is_a_pinned_package, None, "downloads a package"),
     Rule("python tools/openrlhf_contract.py", parse_contract, CONTRACT, "reads or records another version"),

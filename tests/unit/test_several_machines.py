@@ -1,0 +1,313 @@
+"""The examples for Slurm and Kubernetes, and the image, agree with what `check` and `plan` say and with the lock file.
+
+Neither Slurm nor Kubernetes is here. The Slurm script is run with stand-ins that note how they were called, and the
+other files are read.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.config import flags_of
+
+ROOT = Path(__file__).parents[2]
+SLURM = ROOT / "examples" / "slurm" / "ba_ppo_qwen3_4b.sh"
+RAY_JOB = ROOT / "examples" / "kubernetes" / "ba_ppo_qwen3_4b.yaml"
+DOCKERFILE = ROOT / "examples" / "kubernetes" / "Dockerfile"
+PAGE = (ROOT / "docs" / "several_machines.md").read_text()
+LOCK = dict(
+    line.split("==") for line in (ROOT / "requirements" / "cuda.lock.txt").read_text().splitlines() if "==" in line
+)
+MAKEFILE = (ROOT / "Makefile").read_text()
+VENV = re.search(r"^VENV_GPU := (\S+)$", MAKEFILE, re.M)[1]
+HOST = "10.1.2.3"
+
+
+def source(package, file):
+    """The text of a module of another package, without importing it."""
+    return (Path(find_spec(package).submodule_search_locations[0]) / file).read_text()
+
+
+def said(words, capsys):
+    """What `check` says about a run with these flags, by the name at the beginning of each line."""
+    assert main.run(["check", "--prompts", "40000", *words]) == 0
+    return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+
+
+def assert_fills(words, machines, gpus, capsys):
+    """By what `check` says, the run takes every GPU of these machines, and has as many engines as fit."""
+    about = said(words, capsys)
+    for model in ("actor", "critic", "reference"):
+        assert about[model].endswith(f", {machines} node(s) x {gpus} GPU(s)"), about[model]
+    total = machines * gpus
+    assert about["GPUs"].startswith(f"{total} in total: {total} for actor + reference + critic + engines")
+    engines, tensor_parallel = map(
+        int, re.fullmatch(r"(\d+) x tensor parallel (\d+)", about["rollout engines"]).groups()
+    )
+    assert engines * tensor_parallel == total
+    assert gpus % tensor_parallel == 0  # no engine lies on two machines
+
+
+# ── Slurm ──
+
+
+def directives():
+    """What the script asks Slurm for."""
+    pairs = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SLURM.read_text(), re.M)
+    assert len(pairs) == SLURM.read_text().count("#SBATCH")
+    return dict(pairs)
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """submit(*flags, addresses=..., nodes=...): run the script as a job; the calls of programs, and the environment."""
+    stubs, calls = tmp_path / "stubs", tmp_path / "calls"
+    stubs.mkdir()
+    note = '#!/bin/bash\nprintf "%s\\0" "${0##*/}" "$@" >> "$CALLS"; printf "\\1" >> "$CALLS"\n'
+    more = {
+        "bapo-openrlhf": "",
+        "scontrol": "printf 'gpu01\\ngpu02\\n'\n",
+        "getent": 'printf "%s STREAM gpu01\\n" $ADDRESSES\n',
+        "srun": 'env -0 > "$CALLS.environment"\n',
+    }
+    for name, text in more.items():
+        (stubs / name).write_text(note + text)
+        (stubs / name).chmod(0o755)
+    (tmp_path / VENV / "bin").mkdir(parents=True)
+    (tmp_path / VENV / "bin" / "activate").write_text('PATH="$STUBS:$PATH"\n')
+
+    def start(*flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", nodes=None):
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "STUBS": str(stubs),
+            "CALLS": str(calls),
+            "ADDRESSES": addresses,
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NODELIST": "gpu[01-02]",
+            "SLURM_JOB_NUM_NODES": str(nodes or directives()["nodes"]),
+            "SLURM_GPUS_ON_NODE": directives()["gpus-per-node"],
+        }
+        done = subprocess.run(
+            ["bash", SLURM, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        found = [call.split("\0")[:-1] for call in calls.read_text().split("\1")[:-1]]
+        exported = Path(f"{calls}.environment")
+        variables = exported.read_text().split("\0")[:-1] if exported.exists() else []
+        return SimpleNamespace(
+            status=done.returncode,
+            errors=done.stderr,
+            calls=found,
+            environment=dict(line.split("=", 1) for line in variables),
+        )
+
+    return start
+
+
+def parts(call):
+    """The flags of srun, of `ray symmetric-run` before "--", and of the training."""
+    ray, separator = call.index("ray"), call.index("--")
+    assert call[0] == "srun" and call[ray : ray + 2] == ["ray", "symmetric-run"]
+    assert call[separator + 1 : separator + 3] == ["bapo-openrlhf", "train"]
+    names, values = call[ray + 2 : separator : 2], call[ray + 3 : separator : 2]
+    return call[1:ray], dict(zip(names, values, strict=True)), call[separator + 3 :]
+
+
+def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    asked, job = directives(), submit()
+    assert job.status == 0, job.errors
+    lookup, resolve, check, run = job.calls
+    assert lookup == ["scontrol", "show", "hostnames", "gpu[01-02]"]
+    assert resolve == ["getent", "ahostsv4", "gpu01"]
+    srun, ray, train = parts(run)
+    assert check == ["bapo-openrlhf", "check", *train]
+    # One Ray on each machine, because `ray symmetric-run` runs on every task.
+    assert asked["ntasks-per-node"] == "1" and "exclusive" in asked and not [word for word in srun if "ntasks" in word]
+    assert ray["--min-nodes"] == asked["nodes"] and ray["--num-gpus"] == asked["gpus-per-node"]
+    assert ray["--address"] == job.environment["RAY_ADDRESS"] == f"{HOST}:6379"
+    ray_source = source("ray", "scripts/symmetric_run.py") + source("ray", "scripts/scripts.py")
+    assert all(f'"{flag}"' in ray_source for flag in ray)
+    assert_fills(train, int(asked["nodes"]), int(asked["gpus-per-node"]), capsys)
+
+
+def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(submit, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    job = submit("--run.name", "four machines", nodes=4)
+    _, ray, train = parts(job.calls[-1])
+    assert ray["--min-nodes"] == "4" and train[-2:] == ["--run.name", "four machines"]
+    assert_fills(train, 4, int(directives()["gpus-per-node"]), capsys)
+
+
+def test_the_slurm_script_stops_if_the_machine_has_only_a_loopback_address(submit):
+    job = submit(addresses="127.0.1.1 127.0.0.1")
+    assert job.status != 0 and "gpu01 has no address that other machines reach" in job.errors
+    assert [call[0] for call in job.calls] == ["scontrol", "getent"]
+
+
+def test_ray_reads_the_seconds_that_the_script_gives_it(submit):
+    name = "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT"
+    (default,) = re.findall(rf'env_integer\("{name}", (\d+)\)', source("ray", "scripts/symmetric_run.py"))
+    assert int(submit().environment[name]) > int(default)
+
+
+# ── Kubernetes ──
+
+
+def ray_job():
+    job = yaml.safe_load(RAY_JOB.read_text())
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    return job["spec"]
+
+
+def groups(spec):
+    """(number of pods, pod) of the head and of each group of workers."""
+    cluster = spec["rayClusterSpec"]
+    yield 1, cluster["headGroupSpec"]["template"]["spec"]
+    for group in cluster["workerGroupSpecs"]:
+        assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+        yield group["replicas"], group["template"]["spec"]
+
+
+def entrypoint(spec):
+    """The folder in which the training runs, and its flags."""
+    env, flag, folder, *command = shlex.split(spec["entrypoint"])
+    assert (env, flag, command[:2]) == ("env", "-C", ["bapo-openrlhf", "train"])
+    return folder, command[2:]
+
+
+def test_the_ray_job_takes_every_gpu_of_its_pods(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    spec = ray_job()
+    pods = [pod for count, pod in groups(spec) for _ in range(count)]
+    limits = [pod["containers"][0]["resources"]["limits"] for pod in pods]
+    (gpus,) = {limit["nvidia.com/gpu"] for limit in limits}  # the head is a machine like the others
+    assert all(limit["cpu"] > gpus for limit in limits)  # Ray takes one for each GPU
+    assert_fills(entrypoint(spec)[1], len(pods), gpus, capsys)
+
+
+def test_the_ray_job_writes_to_the_volume_of_all_pods_alone(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    spec = ray_job()
+    args = arguments.parse(entrypoint(spec)[1])
+    given = flags_of(args)
+    written = [given[name] for name in ("run.dir", "logger.tensorboard_dir", "data.prompt_dataset")]
+    written += [given["ckpt.path"], given["ckpt.output_dir"]]
+    for _, pod in groups(spec):
+        (container,) = pod["containers"]
+        (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+        assert mount["name"] == volume["name"] and f"`{volume['persistentVolumeClaim']['claimName']}`" in PAGE
+        cache = {variable["name"]: variable["value"] for variable in container["env"]}["HF_HOME"]
+        assert all(Path(path).is_relative_to(mount["mountPath"]) for path in [*written, cache]), written
+
+
+def test_the_ray_job_continues_if_it_is_started_again(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    spec = ray_job()
+    assert spec["backoffLimit"] > 0 and spec["shutdownAfterJobFinishes"] is True
+    assert arguments.parse(entrypoint(spec)[1]).ckpt.load_enable
+    # The pod that submits the job is another one.
+    assert spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "0.0.0.0"}
+
+
+def test_both_examples_run_the_same_preset_on_the_same_machines(submit, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    places = {"run.dir", "logger.tensorboard_dir", "data.prompt_dataset", "ckpt.path", "ckpt.output_dir"}
+    slurm = flags_of(arguments.parse(parts(submit().calls[-1])[2]))
+    kubernetes = flags_of(arguments.parse(entrypoint(ray_job())[1]))
+    assert {name for name in slurm if slurm[name] != kubernetes[name]} == places
+    for text in (SLURM.read_text(), RAY_JOB.read_text()):
+        assert "# BA-PPO on mathematics, Qwen3-4B as actor and critic: 2 machines with 8 GPUs of 80 GB each" in text
+
+
+# ── The image ──
+
+
+def instructions():
+    """(instruction, words) of the Dockerfile."""
+    text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.M).replace("\\\n", " ")
+    return [(line.split()[0], line.split()[1:]) for line in text.splitlines() if line.strip()]
+
+
+def run_lines():
+    return [" ".join(words) for name, words in instructions() if name == "RUN"]
+
+
+def test_the_image_has_the_versions_of_the_lock():
+    (image,) = [words[0] for name, words in instructions() if name == "FROM"]
+    name, version, kind = re.fullmatch(r"([\w/]+):([\d.]+)-(\w+)-ubuntu[\d.]+", image).groups()
+    assert (name, kind) == ("nvidia/cuda", "devel")  # with nvcc
+    assert LOCK["cuda-toolkit"].startswith(f"{version}.")
+    assert LOCK["nvidia-cuda-runtime"].startswith(version.rpartition(".")[0] + ".")
+    (python,) = re.findall(r"--python-version ([\d.]+)", (ROOT / "tools" / "lock.sh").read_text())
+    assert f"pip install uv && uv python install {python}" in run_lines()
+    assert f'make install-gpu PYTHON="$(uv python find {python})"' in run_lines()
+    assert ray_job()["rayClusterSpec"]["rayVersion"] == LOCK["ray"]
+
+
+def test_the_image_has_all_that_its_installation_reads(tmp_path):
+    for sources, target in [(words[:-1], words[-1]) for name, words in instructions() if name == "COPY"]:
+        for source in sources:
+            if (ROOT / source).is_dir():
+                assert target == source
+                shutil.copytree(ROOT / source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / source, tmp_path / target)
+    done = subprocess.run(["make", "-n", "install-gpu"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--constraint requirements/cuda.lock.txt" in done.stdout
+    code = "from setuptools import build_meta; print(build_meta.build_editable('.'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip().endswith(".whl"), done.stderr
+    assert (tmp_path / tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["readme"]).is_file()
+    _, flags = entrypoint(ray_job())
+    assert (tmp_path / flags[flags.index("--config") + 1]).is_file()
+
+
+def test_the_image_is_what_the_ray_job_and_the_page_name():
+    (folder,) = [words[0] for name, words in instructions() if name == "WORKDIR"]
+    assert entrypoint(ray_job())[0] == folder
+    variables = [word for name, words in instructions() if name == "ENV" for word in words]
+    assert f"PATH={folder}/{VENV}/bin:$PATH" in variables
+    (image,) = {pod["containers"][0]["image"] for _, pod in groups(ray_job())}
+    command = f"docker build --file {DOCKERFILE.relative_to(ROOT)} --tag {image} ."
+    assert command in PAGE and f"# {command}\n" in DOCKERFILE.read_text()
+
+
+# ── The page ──
+
+
+def test_the_page_names_the_numbers_of_the_examples(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    machines, gpus = int(directives()["nodes"]), int(directives()["gpus-per-node"])
+    command = re.search(r"^bapo-openrlhf plan (.*)$", PAGE, re.M)[1].split()
+    assert command[-2:] == ["--gpus", str(machines * gpus)]
+    assert main.run(["plan", *command]) == 0
+    assert f"with BA-PPO fits on {machines * gpus} H100 GPUs" in capsys.readouterr().out
+    commands = re.findall(r"^bapo-openrlhf (?:check|train) ((?:.*\\\n)*.*)$", PAGE, re.M)
+    assert len(commands) == 2
+    for words in commands:
+        assert_fills(words.replace("\\\n", " ").split(), machines, gpus, capsys)
+
+
+def test_the_page_names_the_ports_of_ray():
+    constants, flags = source("ray", "_private/ray_constants.py"), source("ray", "scripts/scripts.py")
+    ports = [re.search(rf"^DEFAULT_{name} = (\d+)$", constants, re.M)[1] for name in ("PORT", "DASHBOARD_PORT")]
+    ports += [re.search(rf'"--{end}-worker-port",[^)]*?default=(\d+)', flags)[1] for end in ("min", "max")]
+    section = PAGE.split("## The network")[1].split("\n## ")[0]
+    assert re.findall(r"\b\d{4,5}\b", section) == ports
+
+
+def test_the_page_names_the_variables_that_openrlhf_hands_on():
+    handed = re.findall(r'"(\w+)": os\.environ\.get', source("openrlhf", "cli/train_ppo_ray.py"))
+    named = re.search(r"OpenRLHF hands on only (.*?)\.", " ".join(PAGE.split()))[1]
+    assert set(re.findall(r"`(\w+)`", named)) == set(handed) and len(handed) == 3
