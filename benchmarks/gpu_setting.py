@@ -44,7 +44,6 @@ FLAGS = {
     "algo.kl.estimator": "k3",
     "data.input_key": "input",
     "data.label_key": "label",
-    "ds.zero_stage": 3,
     "vllm.gpu_memory_utilization": 0.6,
     "run.answer_chars": 0,
 }
@@ -118,6 +117,7 @@ def flags_of(given: argparse.Namespace) -> dict[str, Any]:
     return {
         **FLAGS,
         **(ON_CPU | ONCE if given.dry_run else ON_GPU),
+        "ds.zero_stage": 2 if given.gpus == 1 else 1,  # as `bapo-openrlhf plan` proposes
         **{f"{role}.num_gpus_per_node": given.gpus for role in ("actor", "critic", "ref")},
         "vllm.num_engines": given.gpus,
         "data.max_samples": given.prompts * given.steps,

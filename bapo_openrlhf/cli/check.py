@@ -15,8 +15,11 @@ from bapo_openrlhf.launch.attention import lacking
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.record.run_record import holds_run
 from bapo_openrlhf.workbench.pages.text import duration
+from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import happenings
 from bapo_openrlhf.workbench.planning.memory import replay_bytes
+from bapo_openrlhf.workbench.planning.proposal import lower_stage
+from bapo_openrlhf.workbench.planning.shapes import shape_of_actor
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 
@@ -24,7 +27,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     """Parse, check, print."""
     own = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
     own.add_argument("--prompts", type=int, default=None, help="rows of the training data if it is not on this machine")
+    own.add_argument("--gpu", default="H100", help="kind of GPU, as `bapo-openrlhf plan` knows it")
     mine, rest = own.parse_known_args(list(argv))
+    constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)
 
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
@@ -36,6 +41,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     checked = check_inputs(args, data=data, prepared=False)
     if checked.prompts is None:
         checked = replace(checked, prompts=mine.prompts)
+    checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants, mine.gpu)))
     print_warnings(checked)
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
@@ -44,6 +50,16 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
         print(f"warning: {found}")
     print("configuration is valid")
     return 0
+
+
+def _stage(args: SimpleNamespace, constants: Constants, gpu: str) -> list[str]:
+    """A warning of a ZeRO stage that is higher than needed, if the plan knows the actor's shape."""
+    try:
+        shape = shape_of_actor(args.actor.model_name_or_path)
+    except ConfigError:
+        return []
+    workload = Workload(args)
+    return lower_stage(shape, workload.gpus, workload, constants, gpu) if shape else []
 
 
 def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:

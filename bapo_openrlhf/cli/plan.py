@@ -1,7 +1,6 @@
 """`bapo-openrlhf plan`: predict what a run would need with other models and GPUs, without loading anything."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cli.parser import Parser
@@ -10,7 +9,7 @@ from bapo_openrlhf.launch.values import check_ranges
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
 from bapo_openrlhf.workbench.planning.output import page
 from bapo_openrlhf.workbench.planning.plan import Plan
-from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_folder
+from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_actor
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 GPUS = [8, 16, 32, 64, 128, 256, 512, 1024]
@@ -52,8 +51,6 @@ def _shapes(sizes: Sequence[str] | None, actor: str | None) -> list[ModelShape]:
     for size in sizes or []:
         if size not in SHAPES:
             raise ConfigError(f"models has {size!r}; each must be one of {', '.join(SHAPES)}")
-    if sizes is None and actor:
-        if Path(actor).expanduser().is_dir():
-            return [shape_of_folder("actor.model_name_or_path", Path(actor).expanduser())]
-        sizes = [size for size, shape in SHAPES.items() if shape.name == actor.rsplit("/", 1)[-1]]
+    if sizes is None and (own := shape_of_actor(actor)):
+        return [own]
     return [SHAPES[size] for size in dict.fromkeys(sizes or SHAPES)]

@@ -189,6 +189,11 @@ def _options(f: Mapping[str, Any]) -> Iterator[str]:
         )
     if f["train.async_enable"] and f["vllm.enable_sleep"] and f["train.colocate_all"]:
         yield "vllm.enable_sleep is True; it must be False with train.async_enable, because the engines never rest"
+    if f["ds.enable_sleep"] and not f["ds.zero_stage"]:
+        yield (
+            "ds.zero_stage is 0; it must be in [1, 3] with ds.enable_sleep, because DeepSpeed moves only the states of "
+            "a ZeRO optimizer to the host"
+        )
     if f["train.partial_rollout_enable"] and not f["train.async_enable"]:
         yield "train.partial_rollout_enable is True; it needs train.async_enable"
 

@@ -430,7 +430,7 @@ def inline_commands():
 def flags_of(command):
     """Flags of a subcommand, out of its own help."""
     if command in ("train", "check"):
-        return {*arguments.build_parser("docs")._option_string_actions, "--prompts"}
+        return {*arguments.build_parser("docs")._option_string_actions, "--prompts", "--gpu"}
     code = f"from bapo_openrlhf.cli import main; main.run([{command!r}, '--help'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(re.findall(r"--[\w-]+", done.stdout))

@@ -9,6 +9,8 @@ import pytest
 
 from bapo_openrlhf import config
 from bapo_openrlhf.cli import arguments, main, plan
+from bapo_openrlhf.workbench.planning.constants import constants_of
+from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, proposed
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
@@ -91,9 +93,11 @@ def boxes():
 
 
 def test_predictions_are_those_of_plan(tmp_path, capsys, monkeypatch):
-    """And the numbers of GPUs in the command are the box's; `check` takes it, too."""
+    """The GPUs in the command are the box's, its stage and the activations are as proposed, and `check` takes it."""
     assert main.run(["init", str(tmp_path / "my_task")]) == 0
     base = ["--config", str(tmp_path / "my_task" / "config.yaml")]
+    kept = tmp_path / "kept.yaml"
+    kept.write_text("actor: {gradient_checkpointing_enable: false}")
     plans = []
     monkeypatch.setattr(plan, "page", lambda made: plans.append(made) or "")
     (method,) = [one for one in ALGORITHMS if one.name == "BAPO-GRPO"]
@@ -102,6 +106,8 @@ def test_predictions_are_those_of_plan(tmp_path, capsys, monkeypatch):
     assert [(box, model) for box, model, _ in found] == [(row["box"], row["model"]) for row in rows] and len(rows) >= 8
     for (box, model, flags), row in zip(found, rows, strict=True):
         count, memory = re.fullmatch(r"(\d) x (24|80) GB", box).groups()
+        again = {"again": True, "kept": False}[row["activations"]]
+        flags += [] if again else ["--config", str(kept)]
         args = arguments.parse([*base, *flags])
         assert args.actor.model_name_or_path == f"Qwen/{model}"
         assert {args.actor.num_gpus_per_node, args.ref.num_gpus_per_node, args.vllm.num_engines} == {int(count)}
@@ -111,6 +117,8 @@ def test_predictions_are_those_of_plan(tmp_path, capsys, monkeypatch):
         capsys.readouterr()
         assert main.run(["plan", *base, *flags, "--gpu", gpu, "--gpus", count]) == 0
         made = plans.pop()
+        wanted = proposed(*made.shapes, int(count), made.workload, constants_of(gpu))
+        assert {STAGE: args.ds.zero_stage, RECOMPUTES: again} == wanted, box
         found = made.sizes(*made.shapes, *made.gpus, method)
         assert (found["model"], found["word"]) == (model, "fits")
         gib = {phase: f"{found[phase] / 2**30:.1f}" for phase in ("generation", "training")}

@@ -37,9 +37,8 @@ class Constants:
     engine_reserve_bytes: float = _constant(
         3 * GIB, "bytes", "memory of an engine without weights and KV cache", ASSUMED
     )
-    reserve_bytes: float = _constant(4 * GIB, "bytes", "memory of a GPU for CUDA, NCCL and fragments", ASSUMED)
-    activation_factor: float = _constant(
-        34, "bytes per token, layer and hidden unit", "kept for the backward pass", "arXiv 2205.05198, Eq. 1, flash"
+    reserve_bytes: float = _constant(
+        6 * GIB, "bytes", "memory of a GPU for CUDA, NCCL, buffers", "5.2 GiB in benchmarks/results/gpu_first.md"
     )
     cut_logit_bytes: float = _constant(10, "bytes per token and vocabulary entry", "logits of a cut head", "OpenRLHF")
     logit_block: float = _constant(2**27, "logits", "most that are held at a time, in bf16", SLICED)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bapo_openrlhf.workbench.planning.constants import Constants
+from bapo_openrlhf.workbench.planning.constants import GIB, Constants
 from bapo_openrlhf.workbench.planning.shapes import BYTES, ModelShape
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
@@ -34,16 +34,13 @@ def model_state_bytes(parameters: int, zero_stage: int, ranks: int, *, optimizer
 def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants, *, logits: bool) -> float:
     """Bytes that one GPU keeps for the backward pass of a micro-batch of the longest samples.
 
-    A layer keeps `activation_factor` bytes per token and hidden unit. With checkpointing all layers keep only their
-    inputs, and one layer at a time is complete.
+    With checkpointing all layers keep only their inputs, and one layer at a time is complete.
     """
     tokens = workload.args.train.micro_batch_size * workload.sample_tokens / workload.copies
-    layer = constants.activation_factor * shape.hidden
-    kept = (
-        BYTES * shape.hidden * shape.layers + layer
-        if workload.args.actor.gradient_checkpointing_enable
-        else layer * shape.layers
-    )
+    layer = shape.activation_bytes(workload.masked_tokens)
+    inputs = BYTES * shape.hidden
+    again = workload.args.actor.gradient_checkpointing_enable
+    kept = inputs * shape.layers + layer if again else layer * shape.layers
     samples = workload.args.train.micro_batch_size if logits else 0
     return tokens * kept + logit_bytes(shape, workload, constants, samples)
 
@@ -96,6 +93,11 @@ class Memory:
     training: float
     engine_gpus: int | None
     word: str
+
+    @property
+    def gib(self) -> float:
+        """GiB of the tightest phase."""
+        return max(getattr(self, phase) for phase in PHASES) / GIB
 
 
 def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algorithm: Algorithm, total: int) -> Memory:

@@ -54,6 +54,24 @@ class ModelShape:
         """Bytes of all weights in bf16."""
         return BYTES * self.parameters
 
+    def activation_bytes(self, masked: int = 0) -> int:
+        """Bytes that one layer keeps of one token for the backward pass, in bf16.
+
+        They are counted as in arXiv 2205.05198, Sec. 4.1, for transformers' modules with torch's attention. Each of the
+        layer's two norms keeps its input in fp32 and its result before and after its weight, attention keeps queries,
+        keys, values and its result, and the MLP keeps four arrays.
+
+        Args:
+            masked: Tokens of a padded sample; 0 without padding. The attention of padded samples has a mask with a
+                number for each pair of tokens, and repeats keys and values for each query head.
+        """
+        query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        norms = 2 * (8 * self.hidden + 4)
+        if self.qk_norm:
+            norms += 6 * (query + cache) + 4 * (self.heads + self.kv_heads)
+        attention = BYTES * (2 * query + 2 * (query if masked else cache) + masked) + 4 * self.heads
+        return norms + attention + 4 * BYTES * self.intermediate
+
     @property
     def cache_bytes(self) -> int:
         """Bytes of one token's keys and values in all layers."""
@@ -72,6 +90,20 @@ SHAPES = {
     "32B": ModelShape("Qwen2.5-32B", 64, 5120, 40, 8, 128, 27648, 152064, qkv_bias=True),
     "70B": ModelShape("Llama-3-70B", 80, 8192, 64, 8, 128, 28672, 128256),
 }
+
+
+def shape_of_actor(actor: str | None) -> ModelShape | None:
+    """The shape of `--actor.model_name_or_path`: a folder with a config.json, or one of SHAPES by its name.
+
+    Returns:
+        None if it is neither.
+
+    Raises:
+        ConfigError: The folder has no config.json of a dense decoder.
+    """
+    if actor and Path(actor).expanduser().is_dir():
+        return shape_of_folder("actor.model_name_or_path", Path(actor).expanduser())
+    return next((shape for shape in SHAPES.values() if actor and shape.name == actor.rsplit("/", 1)[-1]), None)
 
 
 def shape_of_folder(flag: str, folder: Path) -> ModelShape:

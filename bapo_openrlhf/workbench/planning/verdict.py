@@ -1,14 +1,13 @@
 """What a plan comes to, in a few sentences: whether the configuration fits, the tightest phase, and what to change."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from operator import attrgetter
 from typing import Any
 
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants
+from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, most_ranks, proposed, with_flags
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.workload import Workload
 
@@ -17,8 +16,9 @@ MOST_CHANGES = 3  # Flags that are changed together at most.
 CHANGES: tuple[tuple[str, Any], ...] = (
     ("vllm.enable_sleep", True),
     ("ds.enable_sleep", True),
-    ("actor.gradient_checkpointing_enable", True),
-    ("ds.zero_stage", 3),
+    (RECOMPUTES, True),
+    (STAGE, 2),
+    (STAGE, 3),
     ("train.micro_batch_size", 1),
     ("rollout.micro_batch_size", 1),
     ("vllm.gpu_memory_utilization", 0.5),
@@ -40,12 +40,25 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
     if one.word == "fits":
         others = [str(count) for count in sorted(set(gpus) - set(fitting))]
         but = f" It does not fit on {_or(others)}; the tables below say why." if others else ""
-        return f"Predicted: {name} fits on {asked}. {_tightest(one, constants)}{but}"
+        faster = _faster(shape, own, workload, constants)
+        return f"Predicted: {name} fits on {asked}. {_tightest(one, constants)}{faster}{but}"
     remedies = [f"with {change}" for change in _changes(shape, own, workload, constants)]
     if larger := [count for count in fitting if count > own]:
         remedies.append(f"on {many(min(larger), f'{gpu} GPU')}")
     advice = f"It would fit {_or(remedies)}." if remedies else NO_FLAG
     return f"Predicted: {name} does not fit on {asked}. {_why(one, shape, workload, constants)} {advice}"
+
+
+def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> str:
+    """A sentence if what the plan proposes has a lower ZeRO stage or less recomputation than the configuration."""
+    flags = proposed(shape, gpus, workload, constants)
+    own = {STAGE: workload.args.ds.zero_stage, RECOMPUTES: workload.args.actor.gradient_checkpointing_enable}
+    if not flags or flags == own or any(flags[flag] > own[flag] for flag in flags):
+        return ""
+    changes = [f"with --{STAGE} {flags[STAGE]}"] if flags[STAGE] < own[STAGE] else []
+    changes += [f"without --{RECOMPUTES}"] if flags[RECOMPUTES] < own[RECOMPUTES] else []
+    found = memory.gpu_memory(shape, with_flags(workload, flags), constants, workload.algorithm, gpus)
+    return f" It also fits {' and '.join(changes)}, which is faster: {found.gib:.1f} GiB in the tightest phase."
 
 
 def _tightest(found: memory.Memory, constants: Constants) -> str:
@@ -70,16 +83,11 @@ def _why(found: memory.Memory, shape: ModelShape, workload: Workload, constants:
 
 def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> Iterator[str]:
     """The fewest flags that make the run fit on so many GPUs; nothing if no MOST_CHANGES of CHANGES do."""
-    algorithm, args = workload.algorithm, workload.args
-    ranks = max(workload.ranks(model, algorithm, gpus) for model in algorithm.trained)
-    enough = ("train.batch_size", ranks * args.train.micro_batch_size)
+    enough = ("train.batch_size", most_ranks(workload, gpus) * workload.args.train.micro_batch_size)
     for count in range(1, MOST_CHANGES + 1):
         for chosen in combinations((*CHANGES, enough), count):
-            changed = Workload(copy.deepcopy(args))
-            for flag, value in chosen:
-                group, _, name = flag.rpartition(".")
-                setattr(attrgetter(group)(changed.args), name, value)
-            if memory.gpu_memory(shape, changed, constants, algorithm, gpus).word == "fits":
+            changed = with_flags(workload, dict(chosen))
+            if memory.gpu_memory(shape, changed, constants, workload.algorithm, gpus).word == "fits":
                 yield " ".join(f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in chosen)
                 return
 

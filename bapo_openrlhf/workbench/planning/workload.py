@@ -77,6 +77,13 @@ class Workload:
         """Tokens of the longest sample."""
         return self.prompt_tokens + self.response_tokens
 
+    @property
+    def masked_tokens(self) -> int:
+        """Tokens of a sample in a micro-batch that torch's attention takes with padding; 0 if there is no padding."""
+        args = self.args
+        padded = args.train.micro_batch_size > 1 and not args.ds.packing_samples
+        return self.sample_tokens if padded and args.ds.attn_implementation == "sdpa" else 0
+
     def lengths(self, constants: Constants) -> tuple[float, float]:
         """Mean tokens of a prompt and of a response."""
         return constants.prompt_share * self.prompt_tokens, constants.response_share * self.response_tokens

@@ -197,6 +197,7 @@ BAD = [
     ("ds.packing_samples vllm.num_engines=0", "ds.packing_samples is True; it packs samples and so needs engines"),
     ("ds.ring_attn_size=2 vllm.num_engines=0", "ds.ring_attn_size is 2; it packs samples and so needs engines"),
     ("ds.zero_stage=4", "ds.zero_stage is 4; it must be in [0, 3]"),
+    ("ds.zero_stage=0 ds.enable_sleep", "ds.zero_stage is 0; it must be in [1, 3] with ds.enable_sleep"),
     ("ds.zpg=0", "ds.zpg is 0; it must be at least 1"),
     ("ds.param_dtype=fp16", "ds.param_dtype is fp16; it must be bf16"),
     ("ds.grad_accum_dtype=double", "ds.grad_accum_dtype is double; it must be one of bf16, "),
@@ -302,7 +303,7 @@ GOOD = [
     "reward.clip_range=0,1", "critic.freezing_steps=3",  # this project clears the buffer
     "eval.dataset=train.jsonl eval.steps=1 eval.temperature=0", "ckpt.save_steps=1", "ckpt.save_steps=-1",
     "train.seed=0", "train.seed=4294967295", "vllm.gpu_memory_utilization=1", "vllm.tensor_parallel_size=3",
-    "vllm.num_engines=1 ds.zero_stage=0", "run.name=a.b-c_1",
+    "vllm.num_engines=1 ds.zero_stage=0", "ds.zero_stage=1 ds.enable_sleep", "run.name=a.b-c_1",
     "train.colocate_all vllm.num_engines=2", "train.colocate_all vllm.tensor_parallel_size=2",
     "train.colocate_all vllm.num_engines=2 ref.num_gpus_per_node=1 adapt.kl_target=behaviour",
     "train.colocate_all vllm.num_engines=2 ref.num_gpus_per_node=1 algo.kl.init_coef=0",

@@ -13,7 +13,7 @@ from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets")
-PRESET = ["--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")]
+PRESET = ["--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml"), "--ds.zero_stage=3"]
 NAMES = [method.name for method in ALGORITHMS]
 
 

@@ -52,7 +52,10 @@ def with_flags(workload, flags):
     return Workload(args)
 
 
-WORKLOAD = workload_from("ba_ppo_qwen3_4b.yaml")  # 8 colocated GPUs, ZeRO-3, 256 x 8 responses of 4096, prompts of 2048
+# 8 colocated GPUs, ZeRO-3, 256 x 8 responses of 4096, prompts of 2048
+WORKLOAD = with_flags(
+    workload_from("ba_ppo_qwen3_4b.yaml"), {"ds.zero_stage": 3, "actor.gradient_checkpointing_enable": True}
+)
 APART = workload_from("quickstart.yaml")  # a GPU each for actor, critic, reference and engine
 BESIDE = {"train.colocate_actor_ref": True}
 WITHOUT_REFERENCE = {"algo.kl.init_coef": 0.0}
@@ -382,6 +385,72 @@ def test_an_optimizer_step_is_for_the_ranks_of_all_trained_models():
 
 # ── Memory ──
 
+# Bytes that a layer keeps of a token: two norms, queries and attention's result, keys and values, the MLP's 4 arrays.
+LAYER = {
+    "1.5B": 2 * (8 * 1536 + 4) + 2 * 2 * 1536 + 2 * 2 * 256 + 4 * 12 + 4 * 2 * 8960,
+    "7B": 2 * (8 * 3584 + 4) + 2 * 2 * 3584 + 2 * 2 * 512 + 4 * 28 + 4 * 2 * 18944,
+    "32B": 2 * (8 * 5120 + 4) + 2 * 2 * 5120 + 2 * 2 * 1024 + 4 * 40 + 4 * 2 * 27648,
+}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen2", "Llama"])
+def test_activations_of_a_real_layer(tmp_path, kind, padded):
+    """What torch keeps for the backward pass of a model of transformers: with a layer more, so much more."""
+    import torch
+    import transformers
+
+    samples, tokens = 2, 40
+    batch = {"input_ids": torch.ones(samples, tokens, dtype=torch.long)}
+    batch["attention_mask"] = batch["input_ids"].clone()
+    batch["attention_mask"][0, -3:] = 0 if padded else 1
+
+    def kept(layers, again):
+        sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": layers, "num_attention_heads": 6,
+                 "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 100}  # fmt: skip
+        config = getattr(transformers, f"{kind}Config")(**sizes, attn_implementation="sdpa")
+        config.save_pretrained(tmp_path)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16).model.train()
+        if again:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        weights, found = {weight.untyped_storage().data_ptr() for weight in model.parameters()}, {}
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                found[storage.data_ptr()] = storage  # kept alive, so that no other tensor gets its address
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(**batch, use_cache=False)
+        return sum(storage.nbytes() for storage in found.values())
+
+    layer, inputs = (kept(3, again) - kept(2, again) for again in (False, True))
+    shape = shape_of_folder("actor.model_name_or_path", tmp_path)
+    assert layer == samples * tokens * shape.activation_bytes(tokens if padded else 0)
+    flags = {"train.micro_batch_size": samples, "ds.attn_implementation": "sdpa" if padded else "flash_attention_2",
+             "data.max_len": tokens, "rollout.max_new_tokens": 10}  # fmt: skip
+
+    def planned(layers, again):
+        workload = with_flags(WORKLOAD, flags | {"actor.gradient_checkpointing_enable": again})
+        return memory.activation_bytes(replace(shape, layers=layers), workload, CONSTANTS, logits=False)
+
+    assert layer == planned(3, False) - planned(2, False) and inputs == planned(3, True) - planned(2, True)
+    assert planned(2, True) == 2 * inputs + layer  # while one layer is computed again
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"),
+    [
+        ({"train.micro_batch_size": 2}, 6144),
+        ({}, 0),  # a sample at a time is not padded
+        ({"train.micro_batch_size": 2, "ds.packing_samples": True}, 0),
+        ({"train.micro_batch_size": 2, "ds.attn_implementation": "flash_attention_2"}, 0),
+    ],
+)
+def test_which_samples_have_a_mask(flags, tokens):
+    assert with_flags(WORKLOAD, flags).masked_tokens == tokens
+
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_zero_as_its_paper_has_it(stage, gigabytes):
@@ -398,7 +467,7 @@ def test_memory_by_hand():
     n, tokens = 7_615_616_512, 6144
     state, weights = 16 * n / 8, 2 * n / 8
     logits = 2 * 2**27 + 8 * 2**26  # a block in bf16, a tile in two fp32 arrays
-    trained = tokens * (2 * 3584 * 28 + 34 * 3584) + logits  # inputs of the layers, one layer
+    trained = tokens * (2 * 3584 * 28 + LAYER["7B"]) + logits  # inputs of the layers, one layer
     found = memory.gpu_memory(SHAPES["7B"], WORKLOAD, CONSTANTS, BA_PPO, 8)
     assert found.word == "fits"
     assert found.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
@@ -415,7 +484,7 @@ def test_memory_of_roles_apart():
     """Each role has one GPU, so ZeRO-2 shares nothing: 16 bytes per parameter, and activations of all layers."""
     shape, tokens = SHAPES["1.5B"], 16 * 48
     logits = 16 * 24 * 151936  # less than a tile
-    trained = 16 * shape.parameters + tokens * 34 * 1536 * 28 + 10 * logits
+    trained = 16 * shape.parameters + tokens * LAYER["1.5B"] * 28 + 10 * logits
     found = memory.gpu_memory(shape, APART, CONSTANTS, BA_PPO, 4)
     assert found.training == pytest.approx(trained) and found.generation == 0.5 * 80 * GIB
     beside = with_flags(APART, BESIDE)
@@ -483,7 +552,7 @@ def test_checkpointing_saves_activations():
         )
         for which in (False, True)
     )
-    assert kept == 6144 * 34 * 3584 * 28 and again == 6144 * (2 * 3584 * 28 + 34 * 3584)
+    assert kept == 6144 * 28 * LAYER["7B"] and again == 6144 * (2 * 3584 * 28 + LAYER["7B"])
 
 
 def test_logits_are_those_of_the_code():

@@ -1,0 +1,76 @@
+"""What a plan proposes: the lowest ZeRO stage that fits, and no recomputation of activations if they fit.
+
+A higher stage shares more and sends more (arXiv 1910.02054). Stage 1 sums gradients over the ranks once in an optimizer
+step, stage 2 in each micro-batch, and stage 3 also gathers each layer's weights for each pass.
+"""
+
+import copy
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from bapo_openrlhf.workbench.pages.text import many
+from bapo_openrlhf.workbench.planning.constants import Constants
+from bapo_openrlhf.workbench.planning.memory import Memory, gpu_memory
+from bapo_openrlhf.workbench.planning.shapes import ModelShape
+from bapo_openrlhf.workbench.planning.workload import Workload
+
+STAGE, RECOMPUTES = "ds.zero_stage", "actor.gradient_checkpointing_enable"
+
+
+def with_flags(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """The workload with other values of some flags, by their dotted names."""
+    args = copy.deepcopy(workload.args)
+    for flag, value in flags.items():
+        group, _, name = flag.rpartition(".")
+        setattr(attrgetter(group)(args), name, value)
+    return Workload(args)
+
+
+def most_ranks(workload: Workload, gpus: int) -> int:
+    """The largest number of ranks of a model that is trained."""
+    return max(workload.ranks(model, workload.algorithm, gpus) for model in workload.algorithm.trained)
+
+
+def lowest_stage(
+    shape: ModelShape, gpus: int, workload: Workload, constants: Constants
+) -> tuple[int, Memory] | tuple[None, None]:
+    """The first of ZeRO's stages 1, 2 and 3 that fits on so many GPUs, and its memory; None if none does.
+
+    For one rank it is 2, OpenRLHF's default, because all stages then take the same memory. It is never 0, because
+    DeepSpeed cannot put a model to sleep in it.
+    """
+    for stage in (1, 2, 3) if most_ranks(workload, gpus) > 1 else (2,):
+        found = gpu_memory(shape, with_flags(workload, {STAGE: stage}), constants, workload.algorithm, gpus)
+        if found.word == "fits":
+            return stage, found
+    return None, None
+
+
+def proposed(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> dict[str, Any] | None:
+    """The values of STAGE and RECOMPUTES for so many GPUs; None if the workload's other flags do not fit.
+
+    The stage is the lowest that fits if activations are computed again. They are kept if they fit in this stage. A plan
+    does not count images, so with images they are computed again.
+    """
+    stage, _ = lowest_stage(shape, gpus, with_flags(workload, {RECOMPUTES: True}), constants)
+    if stage is None:
+        return None
+    kept = {STAGE: stage, RECOMPUTES: False}
+    found = gpu_memory(shape, with_flags(workload, kept), constants, workload.algorithm, gpus)
+    return kept | {RECOMPUTES: found.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
+
+
+def lower_stage(shape: ModelShape, gpus: int, workload: Workload, constants: Constants, gpu: str) -> list[str]:
+    """A warning if the workload has ZeRO stage 3 although a lower one fits, with the memory of both."""
+    if workload.args.ds.zero_stage < 3:
+        return []
+    stage, lower = lowest_stage(shape, gpus, workload, constants)
+    if stage in (None, 3):
+        return []
+    own = gpu_memory(shape, workload, constants, workload.algorithm, gpus)
+    sizes = f"{lower.gib:.1f} GiB a GPU in the tightest phase with stage {stage}, and {own.gib:.1f} GiB with stage 3"
+    return [
+        f"{STAGE} is 3; {stage} fits too, and takes less time, because stage 3 gathers the weights for each pass. "
+        f"Predicted for {shape.name} on {many(gpus, f'{gpu} GPU')} (--gpu names another kind): {sizes}"
+    ]

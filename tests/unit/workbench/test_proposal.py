@@ -1,0 +1,107 @@
+"""The ZeRO stage and the recomputation that a plan proposes: against trying all of them, and against the presets."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo_openrlhf import user_file
+from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.workbench.planning import memory
+from bapo_openrlhf.workbench.planning.constants import GIB, constants_of
+from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, proposed
+from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
+from bapo_openrlhf.workbench.planning.workload import Workload
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_planning import CONSTANTS, WORKLOAD, with_flags
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "configs"
+gpu_setting = user_file.load("setting", ROOT / "benchmarks" / "gpu_setting.py")
+preset_models = user_file.load("models", ROOT / "tests" / "stack" / "preset_models.py")
+PRESETS = sorted(path for path in CONFIGS.glob("*.yaml") if path.stem != "quickstart")
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_presets_have_what_the_plan_proposes(preset, tmp_path):
+    """For 8 GPUs of 80 GB, or one of 24."""
+    args = arguments.parse(["--config", str(preset)])
+    preset_models.config_of(args.actor.model_name_or_path).save_pretrained(tmp_path)
+    shape, workload = shape_of_folder("actor.model_name_or_path", tmp_path), Workload(args)
+    gpu = constants_of("4090" if workload.gpus == 1 else "H100")
+    own = {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable}
+    assert workload.gpus in (1, 8) and own == proposed(shape, workload.gpus, workload, gpu)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+@pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+def test_the_benchmark_on_gpus_has_the_stage_that_the_plan_proposes(gpus, algorithm):
+    given = SimpleNamespace(gpus=gpus, dry_run=False, prompts=32, tokens=512, steps=14)
+    flags = gpu_setting.flags_of(given) | dict.fromkeys(("actor.model_name_or_path", "critic.model_name_or_path"), "m")
+    words = [f"--{flag}={value}" if value != "" else f"--{flag}" for flag, value in flags.items()]
+    args = arguments.parse([f"--algorithm={algorithm}", "--reward.remote_url=http://r", *words])
+    for size in ("0.6B", "1.7B", "4B"):
+        found = proposed(SHAPES[size], gpus, Workload(args), CONSTANTS)
+        assert found is None if (size, gpus, algorithm) == ("4B", 1, "ba_ppo") else found[STAGE] == args.ds.zero_stage
+
+
+@given(
+    st.sampled_from(["0.6B", "1.7B", "4B", "8B", "14B", "32B"]),
+    st.sampled_from([1, 2, 4, 8, 32]),
+    st.booleans(),
+    st.fixed_dictionaries({
+        "vllm.gpu_memory_utilization": st.sampled_from([0.4, 0.6, 0.8]), "ds.adam_offload": st.booleans(),
+        "data.max_images_per_prompt": st.sampled_from([0, 0, 1]), STAGE: st.integers(0, 3), RECOMPUTES: st.booleans(),
+    }),
+)  # fmt: skip
+def test_all_are_tried(size, gpus, critic, flags):
+    """The proposal is the first of those that fit, and does not depend on what the configuration has."""
+    workload = with_flags(WORKLOAD, flags if critic else flags | {"algo.advantage.estimator": "group_norm"})
+
+    def fits(stage, recomputes):
+        changed = with_flags(workload, {STAGE: stage, RECOMPUTES: recomputes})
+        return memory.gpu_memory(SHAPES[size], changed, CONSTANTS, workload.algorithm, gpus).word == "fits"
+
+    stages = [stage for stage in (1, 2, 3) if fits(stage, True)]
+    found = proposed(SHAPES[size], gpus, workload, CONSTANTS)
+    if not stages:
+        assert found is None
+        return
+    stage = 2 if gpus == 1 else stages[0]
+    kept = fits(stage, False) and not flags["data.max_images_per_prompt"]
+    assert found == {STAGE: stage, RECOMPUTES: not kept}
+
+
+# Qwen3-4B on 8 GPUs, with a critic and a reference: bytes a parameter of a trained model, and of two idle models.
+N, LOGITS = 4_022_468_096, 2 * 2**27 + 8 * 2**26
+QWEN3 = 2 * (8 * 2560 + 4) + 6 * (4096 + 1024) + 4 * (32 + 8) + 4 * 4096 + 4 * 1024 + 4 * 32 + 8 * 9728
+STAGE_1 = ((2 + 2 + 12 / 8 + 2 * 2) * N + 6144 * 36 * QWEN3 + LOGITS) / GIB  # while training
+STAGE_3 = 0.6 * 80 + 3 * 2 * N / 8 / GIB  # while generating
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], f"1 fits too, and takes less time, because stage 3 gathers the weights for each pass. Predicted for "
+             f"Qwen3-4B on 8 H100 GPUs (--gpu names another kind): {STAGE_1:.1f} GiB a GPU in the tightest phase with "
+             f"stage 1, and {STAGE_3:.1f} GiB with stage 3"),
+        (["--gpu=H200", "--vllm.gpu_memory_utilization=0.7"], "on 8 H200 GPUs (--gpu names another kind): 114.4 GiB"),
+        (["--gpu=4090"], None),  # no stage fits
+        (["--vllm.gpu_memory_utilization=0.7"], None),  # only stage 3 fits
+        (["--ds.zero_stage=2"], None),
+        (["--actor.model_name_or_path=org/model"], None),  # the plan does not know it
+        ([*(f"--{role}.num_gpus_per_node=1" for role in ("actor", "critic", "ref")), "--vllm.num_engines=1",
+          "--actor.model_name_or_path=Qwen/Qwen3-0.6B", "--critic.model_name_or_path=Qwen/Qwen3-0.6B"],
+         "2 fits too, and takes less time"),  # one rank
+    ],
+)  # fmt: skip
+def test_check_warns_of_stage_3_if_a_lower_one_fits(capsys, monkeypatch, words, says):
+    monkeypatch.chdir(ROOT)  # the preset's reward function is a path in the repository
+    config = ["--config", str(CONFIGS / "ba_ppo_qwen3_4b.yaml"), "--prompts=40000", "--ds.zero_stage=3"]
+    assert main.run(["check", *config, *words]) == 0
+    warning = capsys.readouterr().err
+    assert warning == "" if says is None else f"warning: {STAGE} is 3; " in warning and says in warning
