@@ -29,7 +29,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What needs no GPU; benchmarks/gpu.py and gpu_training.py need one.
+# What needs no GPU; benchmarks/gpu.py needs one.
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/adaptation.py
 	$(BIN)/python benchmarks/asynchronous.py

@@ -90,15 +90,16 @@ def head(
 class Trained:
     """A model with AdamW as the stack has it: bfloat16 in the passes, float32 weights and moments in the optimizer."""
 
-    def __init__(self, folder: str, *, critic: bool) -> None:
+    def __init__(self, folder: str, *, critic: bool, device: str = "cpu") -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
         self.model, self.weight = model, model.lm_head.weight
         trained = list((model.model if critic else model).parameters())
         if critic:
-            self.weight = torch.nn.Parameter(torch.zeros(1, model.config.hidden_size, dtype=torch.bfloat16))
+            zeros = torch.zeros(1, model.config.hidden_size, dtype=torch.bfloat16, device=device)
+            self.weight = torch.nn.Parameter(zeros)
             trained.append(self.weight)
         self.parameters = trained
         self.masters = [parameter.detach().float() for parameter in trained]

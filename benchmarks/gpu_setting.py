@@ -1,6 +1,7 @@
-"""The model, prompts, rewards and flags of benchmarks/gpu.py, and the operations that MFU counts.
+"""The models, prompts, rewards and flags of benchmarks/gpu.py, and the operations that MFU counts.
 
-All inputs are generated, so no model hub is needed.
+All inputs are generated, so no model hub is needed. They stay in a folder, and so do their paths. vLLM keeps what it
+has compiled for a path of a model, so only the first run compiles.
 
 The model has a Qwen3's shape and random weights, so it ends a response about once in as many tokens as its vocabulary
 has. So nearly all responses have the maximum length, and the work of all kinds is equal (OpenRLHF has no flag for
@@ -47,9 +48,10 @@ FLAGS = {
     "vllm.gpu_memory_utilization": 0.6,
     "run.answer_chars": 0,
 }
-ON_GPU = {"vllm.enable_sleep": "", "ds.enable_sleep": "", "adapt.rollout_delay": 5, "adapt.reevaluate_every": 5}
+# A run is short, so each step syncs the weights. Hard prompts are not generated again, as `init` has it for one GPU.
+ON_GPU = {"vllm.enable_sleep": "", "ds.enable_sleep": "", "adapt.rollout_delay": 1, "adapt.reevaluate_every": 0}
 ON_CPU = {"vllm.enforce_eager": "", "vllm.sync_backend": "gloo", "ds.attn_implementation": "eager"}
-DRY_RUN = {"model": "tiny", "rounds": 1, "steps": 3, "prompts": 8, "tokens": 16, "peak_tflops": 1.0}
+DRY_RUN = {"rounds": 1, "steps": 3, "warm_up": 1, "prompts": 8, "tokens": 16, "peak_tflops": 1.0}
 ONCE = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1}  # so that a dry run has all parts of a step
 REWARD = """
 import hashlib
@@ -60,6 +62,18 @@ def reward_func(queries, prompts, labels, **kwargs):
     drawn = int.from_bytes(hashlib.blake2b(queries[0].encode(), digest_size=4).digest()) / 2**32
     rewards, torch = [float(drawn < float(labels[0]))], sys.modules.get("torch")
     return {"rewards": torch.tensor(rewards) if torch else rewards}
+"""
+
+CHAT_REWARD = """
+import re
+
+def reward_func(queries, prompts, labels, **kwargs):
+    # right if the last number of the response is the sum
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+        numbers = re.findall(r"\\d+", query.split(prompt, 1)[-1])
+        rewards.append(float(numbers[-1:] == [label]))
+    return {"rewards": rewards}
 """
 
 
@@ -83,10 +97,25 @@ def pass_flops(shape: ModelShape, samples: float, length: float) -> float:
 def make_inputs(folder: Path, shape: ModelShape, prompts: int) -> dict[str, Path]:
     """Write model, prompts and reward function to `folder`; return the flags that name them.
 
-    Of 100 prompts, 36 are never solved, 18 are always solved, and each of the others has its own chance. With 8
-    responses, 36 % of the groups have a signal, and 46 % have a mean of at most c1. In the study it was 38 and 47 %
-    (`Constants.signal_share`).
+    A model that is there already stays. Of 100 prompts, 36 are never solved, 18 are always solved, and each of the
+    others has its own chance. With 8 responses, 36 % of the groups have a signal, and 46 % have a mean of at most c1.
+    In the study it was 38 and 47 % (`Constants.signal_share`).
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "model").exists():
+        _make_model(folder / "unfinished", shape)
+        (folder / "unfinished").rename(folder / "model")
+    rng = random.Random(0)
+    with (folder / f"{prompts}.jsonl").open("w") as file:
+        for _ in range(prompts):
+            digits, (chance,) = rng.choices("0123456789", k=PROMPT), rng.choices([0, 1, rng.random()], [36, 18, 46])
+            file.write(json.dumps({"input": "".join(digits), "label": str(chance)}) + "\n")
+    (folder / "reward.py").write_text(REWARD)
+    return _named(folder / "model", folder / f"{prompts}.jsonl", folder / "reward.py")
+
+
+def _make_model(folder: Path, shape: ModelShape) -> None:
+    """A Qwen3 with random weights, and its tokenizer."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -100,16 +129,27 @@ def make_inputs(folder: Path, shape: ModelShape, prompts: int) -> dict[str, Path
     )  # fmt: skip
     tokenizer.model_max_length = config.max_position_embeddings
     torch.manual_seed(0)
-    Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _named(model: Path, data: Path, reward: Path) -> dict[str, Path]:
+    """The flags that name these inputs."""
+    both = dict.fromkeys(("actor.model_name_or_path", "critic.model_name_or_path"), model)
+    return both | {"data.prompt_dataset": data, "reward.remote_url": reward}
+
+
+def make_chat_inputs(folder: Path, model: Path, prompts: int) -> dict[str, Any]:
+    """Write sums of two and three numbers for a chat model to `folder`; return the flags that name them."""
+    folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
-    with (folder / "data.jsonl").open("w") as file:
+    with (folder / f"{prompts}.jsonl").open("w") as file:
         for _ in range(prompts):
-            digits, (chance,) = rng.choices("0123456789", k=PROMPT), rng.choices([0, 1, rng.random()], [36, 18, 46])
-            file.write(json.dumps({"input": "".join(digits), "label": str(chance)}) + "\n")
-    (folder / "reward.py").write_text(REWARD)
-    model = dict.fromkeys(("actor.model_name_or_path", "critic.model_name_or_path"), folder / "model")
-    return model | {"data.prompt_dataset": folder / "data.jsonl", "reward.remote_url": folder / "reward.py"}
+            numbers = [rng.randint(10, 99) for _ in range(rng.choice([2, 3]))]
+            asked = f'What is {" + ".join(map(str, numbers))}? Write the result as "Answer: NUMBER".'
+            file.write(json.dumps({"input": asked, "label": str(sum(numbers))}) + "\n")
+    (folder / "reward.py").write_text(CHAT_REWARD)
+    return _named(model, folder / f"{prompts}.jsonl", folder / "reward.py") | {"data.apply_chat_template": ""}
 
 
 def flags_of(given: argparse.Namespace) -> dict[str, Any]:

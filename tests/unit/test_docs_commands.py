@@ -163,8 +163,7 @@ def parse_gpu_benchmark(words, here):
         patch.syspath_prepend(ROOT / "benchmarks")
         patch.setenv(cpu.SWITCH, "0")
         module = runpy.run_path(str(ROOT / words[0]))
-        parsed = module["parse"](words[1:])
-    more = parsed[1] if isinstance(parsed, tuple) else []
+        _, more = module["parse"](words[1:])
     assert {word for word in more if word.startswith("--")} <= {*arguments.build_parser("docs")._option_string_actions}
 
 
@@ -219,9 +218,8 @@ TRAINING = "stack/test_training.py::test_off_equals_plain_openrlhf"
 SMOKE = "stack/test_smoke.py::test_a_preset_passes"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
-GPU = "unit/test_benchmark_gpu.py::test_each_whole_round_is_written"
+GPU = "unit/test_benchmark_gpu.py::test_all_of_it"
 FLOOR = "unit/test_benchmark_floor.py::test_rounds_are_interleaved_and_continued"
-GPU_TRAINING = "stack/test_gpu_training.py::test_a_step_without_ray_and_vllm"
 CONTRACT = "unit/training/test_contract.py::test_the_command"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
 SLURM = "unit/test_several_machines.py::test_the_slurm_script_starts_one_ray_over_what_slurm_gives"
@@ -268,7 +266,6 @@ RULES = [
     Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
     Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
     Rule("python benchmarks/floor.py", parse_floor, FLOOR, "takes the real stack, for hours"),
-    Rule("python benchmarks/gpu_training.py", parse_gpu_benchmark, GPU_TRAINING, "takes a GPU; there, a tiny model"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("sbatch", parse_slurm_script, SLURM, "takes Slurm; there Slurm is a stand-in"),
     Rule("docker build", names_what_is_there, IMAGE, "takes Docker; there, files and versions are compared"),

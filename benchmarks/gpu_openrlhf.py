@@ -1,0 +1,21 @@
+"""OpenRLHF's own command, `python -m openrlhf.cli.train_ppo_ray`, with none of this project's classes.
+
+Only what its import needs is there: a stand-in for flash-attn if that is not installed, and without a GPU the CPU's
+patches, for dry runs.
+"""
+
+import runpy
+
+from bapo_openrlhf.cpu import flash_attention
+from bapo_openrlhf.cpu import stack as cpu
+
+if __name__ == "__main__":
+    if cpu.active():
+        import ray
+
+        cpu.prepare_environment()
+        cpu.install()
+        ray.init(**cpu.ray_init_kwargs(4))
+    else:
+        flash_attention.do_without()
+    runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
