@@ -35,7 +35,7 @@ import gpu_page
 import gpu_run
 import steps
 from gpu_budget import Budget, Seconds, Work
-from gpu_page import KINDS, has_critic, label, markdown, measured
+from gpu_page import KINDS, has_critic, has_floor, label, markdown, measured
 from gpu_setting import (
     DRY_RUN,
     MODELS,
@@ -378,7 +378,7 @@ class Benchmark:
         """Measure the floors of the runs of a model that have none yet."""
         shape, name = self.shape(entry), f"{self.shape(entry).name}, the floor"
         runs = {label(run): run for run in measured(self.result) if run["model"] == shape.name and not run["chat"]}
-        runs = {key: run for key, run in runs.items() if len(self.result["floors"].get(key, {})) < 5}
+        runs = {key: run for key, run in runs.items() if not has_floor(self.result, key)}
         if not runs:
             return
         if not self.budget.steps(self.work(entry), len(runs), 1):

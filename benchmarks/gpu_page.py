@@ -107,7 +107,7 @@ def against_floor(run: Run, floor: Mapping[str, float]) -> dict[str, float]:
     found, numbers = {}, run["numbers"]
     if "generation" in floor:
         found["generation"] = floor["generation"] / (numbers["generation"] + numbers["reevaluation"])
-    if all(part in floor for part in FLOOR_PARTS):
+    if set(FLOOR_PARTS) <= set(floor):
         found["step"] = numbers["step"] / sum(floor[part] for part in FLOOR_PARTS)
     return found
 
@@ -152,6 +152,11 @@ def aims(result: Mapping[str, Any]) -> list[list[str]]:
         for text, value, form, aim in found:
             rows.append([label(run), text, form.format(abs(value)), "yes" if value >= aim else "**no**"])
     return rows
+
+
+def has_floor(result: Mapping[str, Any], name: str) -> bool:
+    """Whether all parts of the floor of a run are there."""
+    return set(FLOOR_PARTS) <= set(result["floors"].get(name, {}))
 
 
 def measured(result: Mapping[str, Any]) -> list[Run]:
