@@ -89,6 +89,7 @@ def test_an_engine_by_hand():
         ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 1}, "fit with --train.batch_size 64."),
         ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 2}, "fit with --train.batch_size 128."),
         ("7B", 8, {"vllm.enable_sleep": False, "ds.enable_sleep": False}, "fit with --ds.enable_sleep."),
+        ("8B", 8, {"ds.zero_stage": 1, "vllm.gpu_memory_utilization": 0.3}, "fit with --ds.zero_stage 2."),
         ("70B", 8, {}, "or a smaller model."),
         ("70B", 2, {}, "or a smaller model."),
     ],
