@@ -114,10 +114,11 @@ class AdaptConfig:
         "with --train.async_enable: largest number of trainer steps that generation is ahead of training, in addition "
         "to the v - 1 of the rollout delay; 0: none; default: --train.async_queue_size",
         symbol="eta", source="arXiv 2505.24298", allowed="at least 0", type=int)
-    max_tv_rollout: float | None = _flag(None,
-        "the rollout engines get the actor's weights before v steps are over if the mean sampled total variation "
-        "distance of the fresh groups to today's policy is above this; default: no limit",
-        symbol="v", source="beyond the paper", allowed="in [0, 1]", type=float)
+    max_shift_rollout: float | None = _flag(None,
+        "the rollout engines get the actor's weights before v steps are over if the shift of today's policy on the "
+        "fresh groups is above this. The shift is the mean of (log pi/alpha)^2 over the tokens, less the same mean of "
+        "on-policy groups; default: no limit",
+        symbol="v", source="beyond the paper", allowed="finite and at least 0", type=float)
     reevaluate_every: int = _flag(5,
         "hard prompts are generated again with today's weights once in this many steps; 0 turns X2 off",
         symbol="m", source="Algorithm 1, line 13", allowed="at least 0", type=int)
@@ -125,12 +126,13 @@ class AdaptConfig:
         "largest number of hard prompts that are generated again at a time, oldest first; default: half of "
         "--rollout.batch_size",
         source="Table 3", allowed="at least 1", type=int)
-    max_tv_fresh: float | None = _flag(None,
-        "a fresh group of an earlier policy is not trained on if its sampled total variation distance to today's "
-        "policy is above this; default: no limit", symbol="delta_1", source="Eq. 9", allowed="in [0, 1]", type=float)
-    max_tv_replayed: float | None = _flag(None,
+    max_shift_fresh: float | None = _flag(None,
+        "a fresh group of an earlier policy is not trained on if the shift of today's policy on it is above this; "
+        "default: no limit",
+        symbol="in the place of delta_1", source="Eq. 9", allowed="finite and at least 0", type=float)
+    max_shift_replayed: float | None = _flag(None,
         "the same for a group drawn for replay; default: no limit",
-        symbol="delta_3", source="Eq. 10", allowed="in [0, 1]", type=float)
+        symbol="in the place of delta_3", source="Eq. 10", allowed="finite and at least 0", type=float)
     returns: str = _flag("gae",
         "critic path: gae: OpenRLHF's returns, as if today's policy had generated every response; vtrace: corrected "
         "by truncated importance weights of the tokens that follow",

@@ -35,8 +35,9 @@ from report import CORES, RESULTS, origin, write
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
-from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.review import review
+from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -226,7 +227,7 @@ class Trainer:
             passed = self.maker.forward(to_train)
         trained = len(to_train.samples)
         with clock.of("experience"):
-            found = review(batch, passed.log_ratios, step)
+            found = review(batch, passed.log_ratios, passed.sums, step, Gap())
             experience = self.maker.finish(passed, found.kept)
         with clock.of("training: dealing"):
             for group in filter(None, (self.actor, self.critic)):
@@ -234,6 +235,7 @@ class Trainer:
         with clock.of("metrics"):
             states = states_of(found.batch)
             off_policy(found.batch, experience.log_ratios, self.method.constants(), 1e-6)
+            shifts(found.batch, experience.sums, step, found.gap)
             first_update(experience.tokens, Clip(0.2, 0.2))
             replay_ages(found.batch, step, DELAY)
             numbers = composition(found.batch, self.groups * SIZE, len(made.reevaluated)) | self.method.metrics()

@@ -123,10 +123,11 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
   of kind `solved`, the best response of its first group above 0. The middle of a response longer than
   `--run.answer_chars` is left out. With 0 there is no such file.
 - `probes.jsonl` has a line for each group of a batch, every K steps with `--run.gradient_probe K`: `step`; `uid`;
-  `source`; `age` in trainer steps; `tv`, its TV distance to today's policy; `mean`, its mean reward; `cosine`, between
-  its policy gradient and that of 512 groups that today's policy generates (null if one of them is 0); `norm` of its
-  gradient. The loss is OpenRLHF's, without KL and entropy. The run is the same with the probe as without it, if
-  `--train.full_determinism_enable` is set. Otherwise vLLM's random numbers go on from other places.
+  `source`; `age` in trainer steps; `tv`, its TV distance to today's policy; `shift` of [today's
+  policy](concepts.md#staleness) on it; `mean`, its mean reward; `cosine`, between its policy gradient and that of 512
+  groups that today's policy generates (null if one of them is 0); `norm` of its gradient. The loss is OpenRLHF's,
+  without KL and entropy. The run is the same with the probe as without it, if `--train.full_determinism_enable` is set.
+  Otherwise vLLM's random numbers go on from other places.
 - `evaluations.jsonl` has a line for each evaluation during training (`--eval.dataset`, `--eval.steps`): `step`, and
   OpenRLHF's numbers. `eval_SET_pass1` is the mean reward of the answers to SET's prompts. There are also
   `eval_SET_passN` and lengths.

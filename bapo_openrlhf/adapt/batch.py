@@ -19,7 +19,7 @@ class Batch:
         unimproved: Groups generated again that are still too hard.
         solved: Groups generated again that have nothing left to learn from.
         cut: Groups that were selected for X1 or X2 but did not fit, because the batch is full.
-        too_far: Groups selected for X1 whose policy is further from today's than allowed (Eq. 9).
+        too_far: Groups selected for X1 on which the shift of today's policy is larger than allowed.
         nonfinite: Groups selected for X1 or X2 whose importance ratio today is not a finite number.
         unused: Groups that were drawn for X3 and left out for one of the last two reasons. An earlier step generated
             them.

@@ -8,6 +8,7 @@ from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.shift import Gap, TokenSums, on_policy, shift
 from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP, importance_summary, sync_age
 from bapo_openrlhf.adapt.theory import bound_term, sampled_tv
 from bapo_openrlhf.adapt.vocabulary import SOURCES
@@ -99,6 +100,25 @@ def off_policy(
         bound += len(advantages) / batch.responses * metrics[f"theory/bound_{source}"]
     if len(batch):
         metrics["theory/bound"] = bound
+    return metrics
+
+
+def shifts(batch: Batch, sums: TokenSums, step: int, gap: Gap) -> dict[str, float]:
+    """Shift of today's policy and its KL divergence by source, before the step's first update.
+
+    Args:
+        batch: The batch of this step.
+        sums: Sums over the tokens of its responses, in the order of `Batch.with_sources`.
+        step: Trainer step.
+        gap: The gap of engine and actor that was measured last.
+    """
+    metrics, start = {}, 0
+    for source in SOURCES:
+        today = on_policy(getattr(batch, source), step)
+        own, start = sums.at(slice(start, start + len(today))), start + len(today)
+        if len(today):
+            metrics[f"shift/{source}"] = shift(own, today, gap)
+            metrics[f"kl/{source}"] = float(own.k3.sum() / max(own.tokens.sum(), 1))
     return metrics
 
 

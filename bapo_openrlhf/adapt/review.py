@@ -1,12 +1,15 @@
 """The review of a batch: which of its groups are not trained on once their log-probs under today's policy are known."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch, drop
 from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.shift import Gap, TokenSums, group_shifts, on_policy, shift
 from bapo_openrlhf.adapt.staleness import beyond, group_tv, nonfinite
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 
 @dataclass(frozen=True)
@@ -17,52 +20,76 @@ class Review:
         batch: The batch without the groups that must not be trained on.
         kept: Positions of the samples that stay, among the samples of the batch before the review.
         nonfinite: Number of groups that left because a log ratio of theirs is not finite.
-        rollout_tv: Mean sampled TV distance between the policies that generated the fresh groups and today's policy.
-            Groups with a log ratio that is not finite do not count. It is 0 if no group counts.
-        distances: Sampled TV distance of each group with finite log ratios to today's policy, also if it is too far.
+        gap: The gap of engine and actor, measured in this step if it has on-policy responses.
+        rollout_shift: Shift of today's policy on the fresh groups. It is 0 if there are none.
+        shifts: Shift of today's policy on each group, also if it is too far.
+        distances: Sampled TV distance of each group to today's policy, also if it is too far.
+
+    Groups with a log ratio that is not finite do not count in any of the last four.
     """
 
     batch: Batch
     kept: list[int]
     nonfinite: int
-    rollout_tv: float
+    gap: Gap
+    rollout_shift: float
+    shifts: dict[Group, float]
     distances: dict[Group, float]
+
+    @classmethod
+    def empty(cls, batch: Batch, gap: Gap) -> Self:
+        """The review of a batch without groups."""
+        return cls(batch, [], 0, gap, 0.0, {}, {})
 
 
 def review(
     batch: Batch,
     log_ratios: np.ndarray,
+    sums: TokenSums,
     step: int,
+    gap: Gap,
     *,
-    max_tv_fresh: float | None = None,
-    max_tv_replayed: float | None = None,
+    max_shift_fresh: float | None = None,
+    max_shift_replayed: float | None = None,
 ) -> Review:
     """Find the groups whose log ratios are not finite and those that are too far from today's policy.
 
-    A fresh group may have responses of several policies. The distance of each response is that to its own policy.
-    The distance of a response that today's policy generated is 0, because its log ratio is only the difference in
-    rounding between the rollout engine and the actor.
+    A fresh group may have responses of several policies. Each response counts with its own policy. The shift and the
+    distance of a response that today's policy generated are 0, because its log ratio is only the difference in rounding
+    between the rollout engine and the actor.
 
     Args:
         batch: The batch of this step.
         log_ratios: Log ratios of all responses, shape (N,), in the order of `Batch.with_sources`.
+        sums: Sums over the tokens of each response, in the same order.
         step: Trainer step.
-        max_tv_fresh: Largest TV distance of a fresh group, delta_1 of Eq. 9; None for no limit.
-        max_tv_replayed: Largest TV distance of a replayed group, delta_3 of Eq. 10; None for no limit.
+        gap: The gap of engine and actor that was measured last.
+        max_shift_fresh: Largest shift of a fresh group, in the place of delta_1 of Eq. 9; None for no limit.
+        max_shift_replayed: Largest shift of a replayed group, in the place of delta_3 of Eq. 10; None for no limit.
     """
     groups = [group for _, group in batch.with_sources()]
     if not groups:
-        return Review(batch, [], 0, 0.0, {})
+        return Review.empty(batch, gap)
     sizes = [group.size for group in groups]
-    broken = {group.uid for group, bad in zip(groups, nonfinite(log_ratios, sizes), strict=True) if bad}
-    today = [group.policy_step_of(response) == step for group in groups for response in group.responses]
+    bad = nonfinite(log_ratios, sizes)
+    broken = {group.uid for group, is_bad in zip(groups, bad.tolist(), strict=True) if is_bad}
+    uids = np.repeat([group.uid for group in groups], sizes)
+    today, sound = on_policy(groups, step), np.repeat(~bad, sizes)
+    gap = gap.measured(step, log_ratios[today & sound], sums.at(today & sound))
     tv = group_tv(np.where(today, 0.0, log_ratios), sizes).tolist()
-    distances = dict(zip(groups, tv, strict=True))
-    too_far = beyond({group.uid: distances[group] for group in batch.fresh}, max_tv_fresh)
-    too_far |= beyond({group.uid: distances[group] for group in batch.replayed}, max_tv_replayed)
-    finite = {group: distance for group, distance in distances.items() if group.uid not in broken}
-    fresh = [finite[group] for group in batch.fresh if group in finite]
-    rollout_tv = float(np.mean(fresh)) if fresh else 0.0
-    uids = np.repeat([group.uid for group in groups], sizes).tolist()
-    kept = [position for position, uid in enumerate(uids) if uid not in too_far | broken]
-    return Review(drop(batch, too_far=too_far, nonfinite=broken), kept, len(broken), rollout_tv, finite)
+    distances = {group: distance for group, distance in zip(groups, tv, strict=True) if group.uid not in broken}
+    shifts: dict[Group, float] = {}
+    rollout_shift = 0.0
+    for source in SOURCES:
+        own = [group for group in getattr(batch, source) if group.uid not in broken]
+        rows = np.isin(uids, [group.uid for group in own])
+        found = group_shifts(sums.at(rows), today[rows], [group.size for group in own], gap)
+        shifts |= dict(zip(own, found.tolist(), strict=True))
+        if source == "fresh":
+            rollout_shift = shift(sums.at(rows), today[rows], gap)
+    too_far = set[int]()
+    for source, limit in (("fresh", max_shift_fresh), ("replayed", max_shift_replayed)):
+        too_far |= beyond({group.uid: shifts[group] for group in getattr(batch, source) if group in shifts}, limit)
+    kept = [position for position, uid in enumerate(uids.tolist()) if uid not in too_far | broken]
+    reviewed = drop(batch, too_far=too_far, nonfinite=broken)
+    return Review(reviewed, kept, len(broken), gap, rollout_shift, shifts, distances)

@@ -72,14 +72,14 @@ def group_tv(log_ratios: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     return np.array([sampled_tv(group) for group in by_group(log_ratios, sizes)])
 
 
-def beyond(tv: Mapping[int, float], limit: float | None) -> set[int]:
-    """Groups that break the theorem's condition: TV distance above delta_1 (X1, Eq. 9) or delta_3 (X3, Eq. 10).
+def beyond(shifts: Mapping[int, float], limit: float | None) -> set[int]:
+    """Groups whose policy is too far from today's. The limit of the shift takes the place of delta in Eq. 9 and 10.
 
     Args:
-        tv: Distance of each group, by uid.
-        limit: delta. None means no limit.
+        shifts: Shift of each group, by uid.
+        limit: Largest shift that is allowed. None means no limit.
     """
-    return set() if limit is None else {uid for uid, distance in tv.items() if distance > limit}
+    return set() if limit is None else {uid for uid, shift in shifts.items() if shift > limit}
 
 
 def nonfinite(log_ratios: np.ndarray, sizes: Sequence[int]) -> np.ndarray:

@@ -154,7 +154,7 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     size = f"{most / 2**20:.1f} MiB at {response} response and {prompt} prompt tokens"
     limits = [
         f"{source} {limit:g}"
-        for source, limit in (("fresh", adapt.max_tv_fresh), ("replayed", adapt.max_tv_replayed))
+        for source, limit in (("fresh", adapt.max_shift_fresh), ("replayed", adapt.max_shift_replayed))
         if limit is not None
     ]
     sources = [
@@ -171,7 +171,7 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     rows += [("importance ratio", adapt.ratio)]
     if args.critic.model_name_or_path:
         rows += [("returns", adapt.returns)]
-    return [*rows, ("maximum TV distance", ", ".join(limits) or "none"), ("reward function", _verifier(args))]
+    return [*rows, ("maximum shift", ", ".join(limits) or "none"), ("reward function", _verifier(args))]
 
 
 def _verifier(args: SimpleNamespace) -> str:

@@ -37,6 +37,8 @@ MEANT = {
     "vllm.num_engines": "vllm_num_engines",
 }
 ALIASES = {alias: flag for flag, aliases in MEANT.items() for alias in aliases.split()}
+# Last parts of the names of earlier flags, by the flags that took their place. Those had limits of TV distances.
+REPLACED = {f"max_tv_{of}": f"adapt.max_shift_{of}" for of in ("rollout", "fresh", "replayed")}
 NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # argparse's own takes -1e-6 for a flag
 
 
@@ -50,6 +52,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = list(known)
     dashes, group, last = re.fullmatch(r"(-*)(?:(.*)\.)?(.*)", name).groups()  # type: ignore[union-attr]
     last = last.replace("-", "_")
+    if last in REPLACED and dashes + REPLACED[last] in names:
+        return (
+            f"; {dashes}{REPLACED[last]} takes its place. Its limit is a mean square over tokens and no TV distance: "
+            "docs/concepts.md#staleness has both"
+        )
     meant = []
     for alias in ALIASES.get(last, "").split(" or "):
         of_group = f"{dashes}{group}.{alias.partition('.')[2]}"  # critic.lr is critic.adam.lr

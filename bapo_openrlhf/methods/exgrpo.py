@@ -61,7 +61,7 @@ class ExGRPO(FilteredMethod):
     responses are generated, but the authors generate only the other G - 1. Their loss shapes the ratio w of the stored
     responses as w / (w + 0.1) and does not clip. Here these responses are in the loss like all others, with the ratio
     that `--adapt.ratio` sets. They leave retired prompts out of the data. Here these still come as fresh ones, and are
-    filtered as long as all responses are right. X2 has no limit of distance (`--adapt.max_tv_fresh` is for X1).
+    filtered as long as all responses are right. X2 has no limit of distance (`--adapt.max_shift_fresh` is for X1).
 
     Args:
         group_size: G.

@@ -14,12 +14,15 @@ import ray
 import torch
 from openrlhf.utils.logging_utils import init_logger
 
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.review import Review
+from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import load_state, save_state
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.recorder import Base, RecordedTrainer
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 logger = init_logger(__name__)
 
 
@@ -49,6 +52,7 @@ class WholeCheckpoints(RecordedTrainer):
                 for name, group in groups.items()
                 if group
             },
+            "gap": self.reviewed.gap.state_dict(),
             "ledger": self.ledger.state_dict(),
             "method": self.method.state_dict(),
         }
@@ -68,6 +72,7 @@ class WholeCheckpoints(RecordedTrainer):
             )
         self.method.load_state_dict(state["method"])
         self.ledger.load_state_dict(state["ledger"])
+        self.reviewed = Review.empty(Batch(), Gap(**state["gap"]))
         self.step, self.generated, self.recorder.rollouts = state["step"], state["generated"], state["rollouts"]
         if state["epoch_done"]:
             torch.set_rng_state(state["torch_rng"])
@@ -115,7 +120,7 @@ class WholeCheckpoints(RecordedTrainer):
         """Give the engines the weights that they held when the checkpoint was written."""
         saved, self.resumed_engine_step = self.resumed_engine_step, None
         folder = self.checkpoints.folder(self.args.checked.resume_tag)
-        may_be_early = self.args.adapt.max_tv_rollout is not None
+        may_be_early = self.args.adapt.max_shift_rollout is not None
         self.rollout_weights.resume(saved, self.step, folder, may_be_early=may_be_early)
 
     @extends(Base)

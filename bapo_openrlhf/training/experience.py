@@ -27,6 +27,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import second_moment_mask
 from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.group import Group, Response
+from bapo_openrlhf.adapt.shift import TokenSums
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.adapt.vtrace import vtrace
 from bapo_openrlhf.training.contract import extends
@@ -89,12 +90,14 @@ class ForwardPass:
             their samples.
         origins: Where each sample comes from.
         log_ratios: log pi_today(y|x) - log alpha(y|x) of each sample, summed over its tokens, shape (N,).
+        sums: Other sums over the tokens of each sample.
         reference_kept: Number of generated tokens that were not sent to the reference model.
     """
 
     experiences: list[Experience]
     origins: Sequence[SampleOrigin]
     log_ratios: np.ndarray
+    sums: TokenSums
     reference_kept: int
 
 
@@ -145,11 +148,14 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         experiences = self.make_experience(list(self._dealt.batches))
         self._begin(None, None)
         log_ratios = np.zeros(len(batch.origins))
+        sums = TokenSums(*np.zeros((len(TokenSums._fields), len(batch.origins))))
         for experience in experiences:
-            log_ratios[experience.index] = token_log_ratios(experience).sum(-1).numpy()
-        return ForwardPass(
-            experiences, batch.origins, log_ratios, 0 if self.initial_model_group is None else known.kept_tokens
-        )
+            ratios = token_log_ratios(experience).numpy()
+            log_ratios[experience.index] = ratios.sum(-1)
+            for whole, part in zip(sums, TokenSums.of(ratios, experience.action_mask.bool().numpy()), strict=True):
+                whole[experience.index] = part
+        kept = 0 if self.initial_model_group is None else known.kept_tokens
+        return ForwardPass(experiences, batch.origins, log_ratios, sums, kept)
 
     @torch.no_grad()
     def finish(self, passed: ForwardPass, kept: Sequence[int]) -> MadeExperience:
@@ -170,11 +176,11 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             loss_log_ratios.append(self._loss_log_ratio(today, experience))
         self._groups = [origin.group for origin in origins]
         experiences = self.compute_advantages_and_returns(experiences)
-        log_ratios = passed.log_ratios[list(kept)]
+        log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
         self._weigh(experiences, origins)
         masked = self._mask_moved(experiences, loss_log_ratios)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
-        return MadeExperience(experiences, origins, log_ratios, passed.reference_kept, tokens, masked)
+        return MadeExperience(experiences, origins, log_ratios, sums, passed.reference_kept, tokens, masked)
 
     @extends(RemoteExperienceMaker)
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:

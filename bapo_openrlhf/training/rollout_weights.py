@@ -109,7 +109,7 @@ class RolloutWeights:
             saved: Trainer step of the weights that the engines held.
             step: Trainer step of the checkpoint.
             folder: Folder of the checkpoint. It has the weights only if `saved` is not `step`.
-            may_be_early: Whether a sync may come before the next multiple of v (`--adapt.max_tv_rollout`).
+            may_be_early: Whether a sync may come before the next multiple of v (`--adapt.max_shift_rollout`).
         """
         due = self.schedule.rollout_step(step)
         usable = saved >= due if may_be_early else saved == due

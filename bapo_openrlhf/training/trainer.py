@@ -20,11 +20,12 @@ from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.first_update import Clip, first_update
-from bapo_openrlhf.adapt.group import Group, Prompt, exact_rewards
+from bapo_openrlhf.adapt.group import Prompt, exact_rewards
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
-from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
-from bapo_openrlhf.adapt.review import review
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.review import Review, review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.contract import extends
@@ -47,7 +48,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         step: Number of updates so far. The actor holds the weights of this step.
         generated: Number of groups generated so far.
         phase: What the trainer does now. The error of a run that fails names it.
-        rollout_tv, distances: TV distances of this step, see `adapt.review.Review`.
+        reviewed: The review of this step's batch, and with it the gap of engine and actor that was measured last.
     """
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +69,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         self.ledger = Ledger()
         self.step = self.generated = 0
         self.phase = "starting"
-        self.rollout_tv, self.distances = 0.0, dict[Group, float]()
+        self.reviewed = Review.empty(Batch(), Gap())
         self._prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
         self.samples_generator = self.generator_of(
             AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator,
@@ -121,7 +122,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
     def broadcast_to_vllm(self) -> None:
         """Count the update, and sync the engines at multiples of v (Algorithm 1, lines 3-5).
 
-        They are also synced if the rollout policy was further from the actor than --adapt.max_tv_rollout allows.
+        They are also synced if the actor's shift from the rollout policy was above --adapt.max_shift_rollout.
         OpenRLHF calls this after each update, and once when a run is resumed.
         """
         self.phase = "syncing weights"
@@ -129,8 +130,8 @@ class AdaptedPPOTrainer(ProbedTrainer):
             self.resume_engines()
         else:
             self.step += 1
-            limit = self.args.adapt.max_tv_rollout
-            far = limit is not None and self.rollout_tv > limit
+            limit = self.args.adapt.max_shift_rollout
+            far = limit is not None and self.reviewed.rollout_shift > limit
             if self.rollout_weights.schedule.sync_due(self.step) or far:
                 self.rollout_weights.sync(self.step)
                 self.rollout_weights.keep_if_needed()
@@ -192,7 +193,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
             )
         self.phase = "making experience"
         batch, experience, seconds = self._make_experience(batch)
-        self.method.observe_distances(step, self.distances)
+        self.method.observe_distances(step, self.reviewed.distances)
         status, next_step = self._update(batch, experience, seconds, global_step)
         status |= pretrained
 
@@ -204,6 +205,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         status |= timing | self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
         status["staleness/rollout_policy"] = step - rollout.policy_step
         status |= replay_ages(batch, step, self.rollout_weights.schedule.delay)
+        status |= self.reviewed.gap.metrics(step)
         status |= composition(batch, capacity, len(made.reevaluated))
         status |= self.recorder.add_groups(next_step, made.recorded, states_of(batch), trained=status["tokens/trained"])
         status |= reward_numbers(made.fresh, step)
@@ -230,17 +232,17 @@ class AdaptedPPOTrainer(ProbedTrainer):
 
     def _make_experience(self, batch: Batch) -> tuple[Batch, MadeExperience | None, float]:
         """The batch after its review, its experience, and the seconds it took; no experience if no group is left."""
-        self.rollout_tv, self.distances = 0.0, {}
+        gap = self.reviewed.gap
         if not len(batch):
+            self.reviewed = Review.empty(batch, gap)
             return batch, None, 0.0
         adapt, to_train = self.args.adapt, BatchToTrain.of(batch, self.step)
         start = time.perf_counter()
         passed = self.experience_maker.forward(to_train)
-        limits = {"max_tv_fresh": adapt.max_tv_fresh, "max_tv_replayed": adapt.max_tv_replayed}
-        found = review(batch, passed.log_ratios, self.step, **limits)
+        limits = {"max_shift_fresh": adapt.max_shift_fresh, "max_shift_replayed": adapt.max_shift_replayed}
+        found = self.reviewed = review(batch, passed.log_ratios, passed.sums, self.step, gap, **limits)
         what = "have log-probs under today's policy that are not finite"
         check_share(found.nonfinite, len(batch), what, adapt.max_failed_share, self.vllm_engines)
-        self.rollout_tv, self.distances = found.rollout_tv, found.distances
         experience = self.experience_maker.finish(passed, found.kept) if found.kept else None
         return found.batch, experience, time.perf_counter() - start
 
@@ -258,6 +260,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         status["timing/make_experience"] = seconds
         status["tokens/reference_kept"] = experience.reference_kept
         status |= off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
+        status |= shifts(batch, experience.sums, self.step, self.reviewed.gap)
         status |= probed | corrected
         actor = self.args.actor
         return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)), next_step

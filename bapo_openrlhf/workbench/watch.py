@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from bapo_openrlhf.adapt.findings import FARTHEST_TV, STALEST_TV
+from bapo_openrlhf.adapt.findings import FARTHEST_SHIFT, STALEST_SHIFT
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD
@@ -68,28 +68,19 @@ def warnings(seen: Seen) -> list[str]:
 
 
 def _far(seen: Seen) -> list[str]:
-    """A warning for each source whose groups were too far from today's policy in recent steps.
-
-    Engine and actor round differently, and the difference grows with a response. The nearest groups that were generated
-    show at most how large it is. The policy has moved by at least the rest, because of the triangle inequality.
-    """
-    generated = (row.get(f"tv/{source}") for row in seen.recent for source in ("fresh", "reevaluated"))
-    rounding = min((value for value in generated if value is not None), default=0.0)
+    """A warning for each source from whose groups today's policy was too far in recent steps."""
     found = []
     for source, most, advice in (
-        ("replayed", FARTHEST_TV, f"a group beyond {FARTHEST_TV:g} was worth less than half a fresh one. "
-         "--adapt.max_tv_replayed leaves such groups out, and a smaller learning rate brings them nearer"),
-        ("fresh", STALEST_TV, "0.03 without rounding cost 3.5 points of accuracy. A smaller --adapt.rollout_delay "
-         "brings them nearer, and --adapt.max_tv_rollout syncs when they are too far"),
+        ("replayed", FARTHEST_SHIFT, f"a group beyond {FARTHEST_SHIFT:.1e} was worth less than half a fresh one. "
+         "--adapt.max_shift_replayed leaves such groups out, and a smaller learning rate brings them nearer"),
+        ("fresh", STALEST_SHIFT, f"about twice {STALEST_SHIFT:.1e} cost 3.5 points of accuracy. A smaller "
+         "--adapt.rollout_delay brings them nearer, and --adapt.max_shift_rollout syncs when they are too far"),
     ):  # fmt: skip
-        known = [row for row in seen.recent if row.get(f"groups/{source}") and row.get(f"tv/{source}") is not None]
+        known = [row for row in seen.recent if row.get(f"groups/{source}") and row.get(f"shift/{source}") is not None]
         groups = _sum(known, f"groups/{source}")
-        distance = sum(row[f"groups/{source}"] * row[f"tv/{source}"] for row in known) / max(groups, 1)
-        if distance - rounding > most:
-            found.append(
-                f"{source} groups are at a TV distance of {distance:.2f}. Rounding explains at most {rounding:.2f} of "
-                f"it. In our study {advice}"
-            )
+        shift = sum(row[f"groups/{source}"] * row[f"shift/{source}"] for row in known) / max(groups, 1)
+        if shift > most:
+            found.append(f"{source} groups are at a shift of {shift:.1e}. In our study {advice}")
     return found
 
 
@@ -261,9 +252,9 @@ def _sources(seen: Seen) -> list[Text]:
     """A table of the distance of each source to today's policy, in the last step that trained on the source."""
     columns = {
         "groups": ("groups/{}", "{:.0f}"),
+        "shift": ("shift/{}", "{:.1e}"),
         "TV": ("tv/{}", "{:.3f}"),
         "weight": ("importance/{}_mean", "{:.3f}"),
-        "max": ("importance/{}_max", "{:.2f}"),
         "clipped": ("clip/{}", "{:.1%}"),
         "step": ("step", "{:.0f}"),
     }

@@ -36,7 +36,7 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
             adapt__method=method,
             adapt__options=OPTIONS[method],
             switches=["adapt.scale_learning_rate"] if method == "bapo_bound" else (),
-            adapt__max_tv_rollout=0.02 if method == "bapo_bound" else None,
+            adapt__max_shift_rollout=1e-5 if method == "bapo_bound" else None,
             adapt__rollout_delay=2 if method == "bapo_bound" else 1,
             adapt__reevaluate_every=1,
             train__num_episodes=3 if method == "mopps" else 1,  # it passes over two thirds

@@ -21,8 +21,8 @@ def conditions(run: Run) -> list[Condition]:
         _rewards(run),
         _c1(run),
         _thresholds(run),
-        _distance(run, "fresh", "X1", "the delayed rollout policy", "max_tv_fresh", "Eq. 9, delta_1"),
-        _distance(run, "replayed", "X3", "the policies of the replay buffer", "max_tv_replayed", "Eq. 10, delta_3"),
+        _distance(run, "fresh", "X1", "the delayed rollout policy", "Eq. 9"),
+        _distance(run, "replayed", "X3", "the policies of the replay buffer", "Eq. 10"),
         _today(run),
         _constants(run),
         _k1_applies(run),
@@ -67,17 +67,18 @@ def _thresholds(run: Run) -> Condition:
     return Condition(what, not wrong, "", wrong)
 
 
-def _distance(run: Run, source: str, symbol: str, policy: str, flag: str, equation: str) -> Condition:
+def _distance(run: Run, source: str, symbol: str, policy: str, equation: str) -> Condition:
     what = f"Today's policy is close to {policy} on {symbol} ({equation})."
-    seen = run.curve(f"tv/{source}")
+    seen, shifts, flag = run.curve(f"tv/{source}"), run.curve(f"shift/{source}"), f"adapt.max_shift_{source}"
     if seen.empty:
         return Condition(what, None, f"no step trained on {symbol}")
-    largest = f"the largest mean distance of a step is {seen.max():.3g}, at step {seen.idxmax():g}"
-    limit = run.config.get(f"adapt.{flag}")
-    if not is_number(limit):
-        return Condition(what, None, f"no limit was set (--adapt.{flag}); {largest}")
-    wrong = [int(step) for step in seen.index[seen > limit]]
-    return Condition(what, not wrong, f"the limit is {limit:g}; {largest}", wrong)
+    largest = f"the largest mean TV distance of a step is {seen.max():.3g}, at step {seen.idxmax():g}"
+    limit = run.config.get(flag)
+    if not is_number(limit) or shifts.empty:
+        return Condition(what, None, f"no shift was limited (--{flag}); {largest}")
+    wrong = [int(step) for step in shifts.index[shifts > limit]]
+    note = f"the limit of the shift is {limit:.2g}, and the largest mean of a step {shifts.max():.2g}; {largest}"
+    return Condition(what, not wrong, note, wrong)
 
 
 def _today(run: Run) -> Condition:

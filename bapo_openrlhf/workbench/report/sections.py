@@ -114,10 +114,12 @@ def _buffers(page: Comparison) -> list[Figure]:
 def _theory(page: Comparison) -> Section:
     intro = (
         "Theorem 3.2 bounds from below how much an update improves the policy; these are its conditions and numbers. "
-        "TV is the total variation distance of today's policy to the one that generated a source, from 0 (equal) to 1."
+        "TV is the total variation distance of today's policy to the one that generated a source, from 0 (equal) to 1. "
+        "The shift is a distance for each token, without the rounding of engine and actor."
     )
     drawn = [
         *by_source(page, "tv/{}"),
+        *by_source(page, "shift/{}"),
         *by_source(page, "theory/bound_{}"),
         by_run(page, "theory/bound"),
         *by_source(page, "importance/{}_effective_share"),

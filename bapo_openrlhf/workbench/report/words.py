@@ -69,6 +69,7 @@ WORDS = {
         _entry("reevaluation/improved_share", "share of attempts", why=NO_ATTEMPT),
         _entry("staleness/rollout_policy", "trainer steps"),
         _entry("tv/{}", "TV distance", why=NO_THEORY),
+        _entry("shift/{}", "squared nats per token", why=NO_THEORY),
         _entry("theory/bound_{}", "improvement, at least", why=NO_THEORY),
         _entry("theory/bound", "improvement, at least", why=NO_THEORY),
         _entry("importance/{}_effective_share", "share of responses", why=NO_THEORY),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.shift import Gap, TokenSums
 
 SOURCES = ("fresh", "reevaluated", "replayed")
 NAMES = ("tv/{}", "importance/{}_mean", "importance/{}_max", "importance/{}_effective_share", "theory/bound_{}")
@@ -117,6 +118,28 @@ class TestOffPolicy:
         found = off_policy(Batch(fresh=[make_group(1, size=2)]), np.zeros(2), (math.nan,) * 3, eps=1e-6)
         assert math.isnan(found["theory/bound_fresh"]) and found["tv/fresh"] == 0.0
         assert math.isnan(found["theory/bound"])
+
+
+class TestShifts:
+    def test_by_hand(self, make_group):
+        """A fresh group of today and one of step 7, and a replayed group of step 6; 2 responses of 2 tokens each."""
+        fresh = [make_group(1, size=2, step=9, policy_step=policy) for policy in (9, 7)]
+        batch = Batch(fresh=fresh, replayed=[make_group(1, size=2, step=7, policy_step=6)])
+        log_ratios = np.array([[0.1, -0.1]] * 2 + [[0.3, 0.0]] * 2 + [[0.2, 0.2]] * 2)
+        sums = TokenSums.of(log_ratios, np.ones((6, 2), dtype=bool))
+        k3 = [np.mean(np.exp(part) - 1 - part) for part in (log_ratios[:4], log_ratios[4:])]
+        assert shifts(batch, sums, 9, Gap(0.01)) == pytest.approx(
+            {
+                "shift/fresh": (0.09 / 2 - 0.01) / 2,  # half of the tokens are of today
+                "kl/fresh": k3[0],
+                "shift/replayed": 0.04 - 0.01,
+                "kl/replayed": k3[1],
+            }
+        )
+
+    def test_a_batch_of_nothing(self):
+        nothing = TokenSums(*np.zeros((len(TokenSums._fields), 0)))
+        assert shifts(Batch(), nothing, 9, Gap()) == {}
 
 
 class TestComposition:

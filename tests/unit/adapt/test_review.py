@@ -12,13 +12,17 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.review import Review, review
+from bapo_openrlhf.adapt.shift import BORROWED, Gap, TokenSums
 
 STEP = 9  # today's
+BEFORE = Gap(0.01, 0.02, step=4)  # measured in step 4
 
 
-def reviewed(batch: Batch, log_ratios: list[float], **limits: float | None) -> Review:
-    """The review of a batch in step 9."""
-    return review(batch, np.array(log_ratios), STEP, **limits)
+def reviewed(batch: Batch, log_ratios: list[float], gap: Gap = BEFORE, **limits: float | None) -> Review:
+    """The review of a batch of responses of one token in step 9."""
+    tokens = np.array(log_ratios, dtype=float).reshape(-1, 1)
+    sums = TokenSums.of(tokens, np.ones(tokens.shape, dtype=bool))
+    return review(batch, np.array(log_ratios), sums, STEP, gap, **limits)
 
 
 def uids(groups: list) -> list[int]:
@@ -41,21 +45,39 @@ class TestReview:
                 group = make_group(data.draw(st.integers(0, size)), size=size, step=9, policy_step=policy)
                 getattr(batch, source).append(group)
                 ratios[group.uid] = data.draw(st.lists(log_ratio, min_size=size, max_size=size))
-        limit = st.none() | st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 1)
-        limits = {"max_tv_fresh": data.draw(limit), "max_tv_replayed": data.draw(limit)}
+        limit = st.none() | st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 9)
+        limits = {"max_shift_fresh": data.draw(limit), "max_shift_replayed": data.draw(limit)}
         before = batch.with_sources()
         found = reviewed(batch, [ratio for _, group in before for ratio in ratios[group.uid]], **limits)
 
         broken = {group.uid for _, group in before if not all(map(math.isfinite, ratios[group.uid]))}
+        sound = [(source, group) for source, group in before if group.uid not in broken]
+        # the gap, from what today's weights generated
+        of_today = [r for _, group in sound if group.policy_step == STEP for r in ratios[group.uid]]
+        square = np.mean(np.square(of_today)) if of_today else BEFORE.square
+        with np.errstate(over="ignore"):
+            lost = [max(0.0, 1.0 - np.exp(ratio)) for ratio in of_today]
+        if of_today:
+            assert (found.gap.square, found.gap.step) == (pytest.approx(square), STEP)
+            assert found.gap.tv == pytest.approx(np.mean(lost))
+        else:
+            assert found.gap is BEFORE
+        # the shift of each group that older weights generated, with what it borrows from its source
+        shifts = {group: 0.0 for _, group in sound}
+        for name in SOURCES:
+            older = [group for source, group in sound if source == name and group.policy_step != STEP]
+            mean = np.mean([r**2 - square for group in older for r in ratios[group.uid]]) if older else 0.0
+            for group in older:
+                own = sum(r**2 - square for r in ratios[group.uid])
+                shifts[group] = max(0.0, (own + BORROWED * mean) / (size + BORROWED))
+        assert found.shifts == pytest.approx(shifts, rel=1e-9, abs=1e-9)
         far = set()
-        for source, group in before:
-            of_source = limits.get(f"max_tv_{source}")  # none for re-evaluated groups: today's weights generated them
-            if of_source is not None and not (source == "fresh" and group.policy_step == STEP):
-                with np.errstate(over="ignore"):
-                    tv = np.mean([max(0.0, 1.0 - np.exp(ratio)) for ratio in ratios[group.uid]])
-                if abs(tv - of_source) < 1e-12:
+        for source, group in sound:
+            of_source = limits.get(f"max_shift_{source}")  # none for re-evaluated groups
+            if of_source is not None:
+                if abs(shifts[group] - of_source) < 1e-9:
                     return  # rounding decides; equality is tested below
-                far |= {group.uid} if tv > of_source else set()
+                far |= {group.uid} if shifts[group] > of_source else set()
         after = found.batch
         unfit = broken | far
         fit = [group for _, group in before if group.uid not in unfit]
@@ -73,32 +95,27 @@ class TestReview:
         assert set(uids(after.unused)) == set(uids(batch.replayed)) - set(uids(staying))
         assert after.cut == []
         assert found.nonfinite == len(broken)
-        # the mean distance of the fresh groups that have one
-        distances = []
-        for group in batch.fresh:
-            today = group.policy_step == STEP
-            with np.errstate(over="ignore"):
-                parts = [0.0 if today else max(0.0, 1.0 - np.exp(ratio)) for ratio in ratios[group.uid]]
-            distances += [sum(parts) / size] if group.uid not in broken else []
-        assert found.rollout_tv == pytest.approx(sum(distances) / len(distances) if distances else 0.0, abs=1e-12)
-        # a second review of the groups that stayed lets all of them stay
-        rest = [ratio for group in staying for ratio in ratios[group.uid]]
-        assert reviewed(after, rest, **limits).kept == list(range(len(rest)))
+        # the mean over all tokens of the fresh groups
+        excess = [r**2 - square if group.policy_step != STEP else 0.0
+                  for source, group in sound if source == "fresh" for r in ratios[group.uid]]  # fmt: skip
+        assert found.rollout_shift == pytest.approx(max(0.0, np.mean(excess)) if excess else 0.0, rel=1e-9, abs=1e-9)
 
     @pytest.mark.parametrize("source", SOURCES)
     @pytest.mark.parametrize(
         ("limit", "stays"), [(None, True), (1.0, True), (0.5, True), (0.4999, False), (0.0, False)]
     )
     def test_the_limit_itself_is_allowed(self, make_group, source, limit, stays):
-        # TV = (1 + 0) / 2, exactly
+        # the shift is (1 + 0.5) / 2 - 0.25, exactly
         group = make_group(
             1, size=2, step=9 if source != "replayed" else 7, policy_step=9 if source == "reevaluated" else 6
         )
-        name = "max_tv_replayed" if source == "replayed" else "max_tv_fresh"
-        found = reviewed(Batch(**{source: [group]}), [-1000.0, 0.0], **{name: limit})
+        name = "max_shift_replayed" if source == "replayed" else "max_shift_fresh"
+        log_ratios, gap = [1.0, -math.sqrt(0.5)], Gap(0.25)
+        found = reviewed(Batch(**{source: [group]}), log_ratios, gap, **{name: limit})
         wanted = stays or source == "reevaluated"
         assert found.kept == ([0, 1] if wanted else [])
-        assert len(found.batch) == wanted and found.rollout_tv == (0.5 if source == "fresh" else 0.0)
+        assert len(found.batch) == wanted
+        assert found.rollout_shift == pytest.approx(0.5 if source == "fresh" else 0.0, abs=1e-15)
 
     def test_each_source_has_its_own_limit(self, make_group):
         def batch():
@@ -107,37 +124,45 @@ class TestReview:
                 replayed=[make_group(1, size=2, step=7, policy_step=6)],
             )
 
-        log_ratios = [-1000.0, 0.0] * 2
-        assert reviewed(batch(), log_ratios, max_tv_fresh=0.3).kept == [2, 3]
-        assert reviewed(batch(), log_ratios, max_tv_replayed=0.3).kept == [0, 1]
-        assert reviewed(batch(), log_ratios, max_tv_fresh=0.3, max_tv_replayed=0.3).kept == []
+        log_ratios = [-1.0, 0.0] * 2
+        assert reviewed(batch(), log_ratios, max_shift_fresh=0.3).kept == [2, 3]
+        assert reviewed(batch(), log_ratios, max_shift_replayed=0.3).kept == [0, 1]
+        assert reviewed(batch(), log_ratios, max_shift_fresh=0.3, max_shift_replayed=0.3).kept == []
 
     def test_today_and_the_engines_differ_only_by_rounding(self, make_group):
-        # a fresh group right after a sync is on-policy, although the log-probs of engine and actor differ
+        # a fresh group right after a sync is on-policy, although the log-probs of engine and actor differ; what it
+        # differs by is the gap, which the other group is beyond
         batch = Batch(
             fresh=[make_group(1, size=2, step=9, policy_step=9), make_group(1, size=2, step=9, policy_step=8)]
         )
-        assert reviewed(batch, [-0.01, 0.01, -0.01, 0.01], max_tv_fresh=0.0).kept == [0, 1]
+        found = reviewed(batch, [-0.01, 0.01, -0.02, 0.02], max_shift_fresh=1e-4)
+        assert found.kept == [0, 1]
+        assert (found.gap.square, found.gap.tv) == pytest.approx((1e-4, -math.expm1(-0.01) / 2))
+        assert list(found.shifts.values()) == pytest.approx([0.0, 3e-4])
+        assert reviewed(batch, [-0.02, 0.02, -0.02, 0.02], max_shift_fresh=0.0).kept == [0, 1, 2, 3]
 
     def test_in_a_mixed_group_each_response_counts_with_its_own_policy(self, make_group):
-        # TV = (1 + 0) / 2: the first response is of step 5, the other is of today, and differs only by rounding
+        # the first response is of step 5, the other is of today, and differs only by rounding
         old, group = make_group(1, step=5), make_group(0, size=2, step=9)
         mixed = group.exchange(0, old.standalone(old.responses[0]))
-        log_ratios = [-1000.0, -1000.0]
         for source, limit, stays in (
             ("fresh", 0.5, True),
-            ("fresh", 0.49, False),
+            ("fresh", 0.47, False),
             ("reevaluated", 0.0, True),  # no limit is of X2
         ):
-            found = reviewed(Batch(**{source: [mixed]}), log_ratios, max_tv_fresh=limit)
+            found = reviewed(Batch(**{source: [mixed]}), [-1.0, -0.2], max_shift_fresh=limit)
             assert found.kept == ([0, 1] if stays else [])
+            assert found.shifts[mixed] == pytest.approx((1 - 0.04) / 2) and found.gap.square == pytest.approx(0.04)
+            assert found.distances[mixed] == pytest.approx(-math.expm1(-1) / 2)
         # and the other way round: with an old policy behind the group, that one counts
         delayed = replace(mixed, policy_step=6)
-        assert reviewed(Batch(fresh=[delayed]), log_ratios, max_tv_fresh=0.99).kept == []
+        assert reviewed(Batch(fresh=[delayed]), [-1.0, -0.2], max_shift_fresh=0.5).kept == []
 
     def test_of_a_sound_batch_changes_nothing(self, make_group):
-        batch = Batch(fresh=[make_group(1, size=2)], cut=[make_group(1, size=2)])
-        assert reviewed(batch, [0.0, 0.0]) == Review(batch, [0, 1], 0, 0.0, dict.fromkeys(batch.fresh, 0.0))
+        batch = Batch(fresh=[make_group(1, size=2, policy_step=6)], cut=[make_group(1, size=2)])
+        assert reviewed(batch, [0.0, 0.0]) == Review(
+            batch, [0, 1], 0, BEFORE, 0.0, dict.fromkeys(batch.fresh, 0.0), dict.fromkeys(batch.fresh, 0.0)
+        )
 
     def test_one_group_leaves_by_itself(self, make_group):
         batch = Batch(fresh=[make_group(n, size=4, step=9, policy_step=9) for n in (1, 2, 3, 2)])
@@ -148,23 +173,25 @@ class TestReview:
         assert found.batch.nonfinite == [batch.fresh[1]] and found.batch.cut == []
         assert found.batch.fresh == [batch.fresh[0], *batch.fresh[2:]]
 
-    def test_the_distance_of_a_broken_group_does_not_count(self, make_group):
-        fresh = [make_group(1, size=2, step=9, policy_step=6) for _ in range(2)]
-        assert reviewed(Batch(fresh=fresh), [-1000.0, 0.0, math.nan, -1000.0]).rollout_tv == 0.5
+    def test_a_broken_group_does_not_count(self, make_group):
+        fresh = [make_group(1, size=2, step=9, policy_step=policy) for policy in (6, 6, 9)]
+        found = reviewed(Batch(fresh=fresh), [-1.0, 0.0, math.nan, -9.0, math.inf, 1.0])
+        assert [found.rollout_shift, found.shifts[fresh[0]]] == pytest.approx([0.49, 0.49])
+        assert found.gap is BEFORE and list(found.distances) == list(found.shifts) == fresh[:1]
 
     def test_of_an_empty_batch(self):
         batch = Batch()
-        assert reviewed(batch, []) == Review(batch, [], 0, 0.0, {})
+        assert reviewed(batch, []) == Review(batch, [], 0, BEFORE, 0.0, {}, {})
 
     def test_the_distance_of_each_group_is_kept_also_if_it_is_too_far(self, make_group):
         fresh = [make_group(1, size=2, step=9, policy_step=policy) for policy in (6, 9, 6)]
         replayed = [make_group(1, size=2, step=8, policy_step=6)]
-        log_ratios = [-1000.0, 0.0, -1.0, -1.0, math.nan, 0.0, math.log(0.5), 1.0]
-        found = reviewed(Batch(fresh=fresh, replayed=replayed), log_ratios, max_tv_fresh=0.1, max_tv_replayed=0.1)
+        log_ratios = [-1000.0, 0.0, -0.1, -0.1, math.nan, 0.0, math.log(0.5), 1.0]
+        found = reviewed(Batch(fresh=fresh, replayed=replayed), log_ratios, max_shift_fresh=0.1, max_shift_replayed=0.1)
         assert found.distances == pytest.approx({fresh[0]: 0.5, fresh[1]: 0.0, replayed[0]: 0.25})
         assert found.batch.too_far == [fresh[0]] and found.batch.unused == replayed
 
     def test_groups_that_are_too_far_are_no_fault(self, make_group):
         batch = Batch(fresh=[make_group(1, size=2, step=9, policy_step=6) for _ in range(4)])
-        found = reviewed(batch, [-5.0] * 8, max_tv_fresh=0.1)
+        found = reviewed(batch, [-5.0] * 8, max_shift_fresh=0.1)
         assert (found.kept, found.nonfinite) == ([], 0) and found.batch.too_far == batch.fresh

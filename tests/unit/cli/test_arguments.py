@@ -518,9 +518,9 @@ RANGES = [
     ("critic_lambd", [None, 0.0, 0.95, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
     ("value_pretraining", [0, 4], [-1], "at least 0"),
     ("max_staleness", [None, 0, 4], [-1], "at least 0"),
-    ("max_tv_rollout", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
-    ("max_tv_fresh", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
-    ("max_tv_replayed", [None, 0.0, 0.3, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
+    ("max_shift_rollout", [None, 0.0, 0.3, 7.0], [-0.1, float("inf"), float("nan")], "finite and at least 0"),
+    ("max_shift_fresh", [None, 0.0, 0.3, 7.0], [-0.1, float("inf"), float("nan")], "finite and at least 0"),
+    ("max_shift_replayed", [None, 0.0, 0.3, 7.0], [-0.1, float("inf"), float("nan")], "finite and at least 0"),
 ]
 VERIFIER_RANGES = [
     ("processes", [0, 1, 64], [-1], "at least 0"),
@@ -642,7 +642,7 @@ def test_defaults_are_table_3():
     assert (adapt.ratio, adapt.kl_target, adapt.method) == ("behaviour", "reference", "none")
     assert (adapt.batch_size, adapt.replay_buffer_size) == (None, None)
     # nothing is dropped and nothing is corrected unless asked for
-    assert (adapt.max_tv_fresh, adapt.max_tv_replayed) == (None, None)
+    assert (adapt.max_shift_fresh, adapt.max_shift_replayed) == (None, None)
     assert (adapt.returns, adapt.max_second_moment, adapt.scale_learning_rate) == ("gae", None, False)
     assert adapt.replayed_weight == 1.0
     assert adapt.max_failed_share == 0.5
@@ -671,10 +671,10 @@ MARKS = {
     "rollout_delay": "v, Algorithm 1, line 3",
     "reevaluate_every": "m, Algorithm 1, line 13",
     "max_reevaluated_prompts": "Table 3",
-    "max_tv_rollout": "v, beyond the paper",
+    "max_shift_rollout": "v, beyond the paper",
     "max_staleness": "eta, arXiv 2505.24298",
-    "max_tv_fresh": "delta_1, Eq. 9",
-    "max_tv_replayed": "delta_3, Eq. 10",
+    "max_shift_fresh": "in the place of delta_1, Eq. 9",
+    "max_shift_replayed": "in the place of delta_3, Eq. 10",
     "returns": "A.9; arXiv 1802.01561",
     "critic_lambd": "lambda_critic, arXiv 2503.01491",
     "value_pretraining": "K, arXiv 2503.01491",

@@ -93,7 +93,7 @@ class TestNumbers:
         assert facts["replay (X3)"] == "3 steps, c2 in [1/8, 1/2], c3 in [1/4, 5/8]"
         assert facts["importance ratio"] == "behaviour"
         assert facts["returns"] == "gae"
-        assert facts["maximum TV distance"] == "none"
+        assert facts["maximum shift"] == "none"
         assert facts["hard buffer"] == "7 prompts"
         # 5 groups x 4 x (8192 x 12 + 2048 x 4) bytes = 2 129 920
         assert facts["replay buffer"] == "at most 5 groups, 2.0 MiB at 8192 response and 2048 prompt tokens"
@@ -119,7 +119,7 @@ class TestNumbers:
         assert facts["optimizer steps"].startswith("2 per epoch")
         assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
         gone = ("critic", "critic micro-batches", "hard buffer", "replay buffer", "replay (X3)", "per epoch")
-        gone += ("returns", "maximum TV distance", "reward function")
+        gone += ("returns", "maximum shift", "reward function")
         assert not set(gone) & set(facts)
 
     def test_without_batch_adaptation_its_flags_do_not_count(self, capsys, words):
@@ -203,13 +203,13 @@ class TestNumbers:
     @pytest.mark.parametrize(
         ("more", "text"),
         [
-            (["--adapt.max_tv_fresh=0.25"], "fresh 0.25"),
-            (["--adapt.max_tv_replayed=0"], "replayed 0"),
-            (["--adapt.max_tv_replayed=0.5", "--adapt.max_tv_fresh=1"], "fresh 1, replayed 0.5"),
+            (["--adapt.max_shift_fresh=2.5e-4"], "fresh 0.00025"),
+            (["--adapt.max_shift_replayed=0"], "replayed 0"),
+            (["--adapt.max_shift_replayed=0.5", "--adapt.max_shift_fresh=1"], "fresh 1, replayed 0.5"),
         ],
     )
     def test_limits_of_staleness(self, capsys, words, more, text):
-        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["maximum TV distance"] == text
+        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["maximum shift"] == text
 
     @pytest.mark.parametrize(
         ("more", "text"),
@@ -323,7 +323,7 @@ class TestRefusal:
                 ["--train.async_enable", "--train.partial_rollout_enable"],
                 "train.partial_rollout_enable cannot be combined",
             ),
-            (["--adapt.max_tv_fresh=2"], "adapt.max_tv_fresh is 2.0; it must be in [0, 1]"),
+            (["--adapt.max_shift_fresh=-1"], "adapt.max_shift_fresh is -1.0; it must be finite and at least 0"),
             (["--verifier.timeout=0"], "verifier.timeout is 0.0; it must be finite and above 0"),
             (["--data.prompt_dataset=/none.jsonl"], "data.prompt_dataset is /none.jsonl"),
             (["--config=/none.yaml"], "config /none.yaml cannot be read"),

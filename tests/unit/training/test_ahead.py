@@ -145,7 +145,7 @@ def test_staleness_is_bounded_below_the_queue(world):
     [
         {"queue": 2, "delay": 1, "prompts": 14, "algorithm": "ba_ppo"},
         {"queue": 1, "delay": 3, "prompts": 14, "algo.kl.init_coef": 0.02},
-        {"queue": 3, "delay": 2, "prompts": 9, "adapt.max_tv_replayed": 0.1},
+        {"queue": 3, "delay": 2, "prompts": 9, "adapt.max_shift_replayed": 1e-3},
     ],
     ids=lambda case: " ".join(map(str, case.values())),
 )

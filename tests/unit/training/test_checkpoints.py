@@ -229,10 +229,10 @@ class TestResume:
         {"prompts": 16},  # the last batch of an epoch is a full one
         {"prompts": 14, "algorithm": "ba_ppo"},  # it is not
         {"prompts": 13, "eval.steps": 2, "evaluation": 2, "adapt.rollout_delay": 4, "adapt.returns": "gae"},
-        {"prompts": 12, "algorithm": "ba_ppo", "adapt.returns": "vtrace", "adapt.max_tv_replayed": 0.1},
+        {"prompts": 12, "algorithm": "ba_ppo", "adapt.returns": "vtrace", "adapt.max_shift_replayed": 1e-3},
         {"prompts": 16, "adapt.rollout_delay": 1, "adapt.filter": "gaussian", "eval.steps": 3, "evaluation": 1},
         {"prompts": 27, "adapt.method": CHOOSING},
-        {"prompts": 16, "adapt.rollout_delay": 7, "adapt.max_tv_rollout": 0.0},
+        {"prompts": 16, "adapt.rollout_delay": 7, "adapt.max_shift_rollout": 0.0},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "rollout_replay", "adapt.options": "warm_up=0"},
@@ -309,7 +309,7 @@ class TestResume:
             {"adapt.reevaluate_every": 0},
             {"adapt.buffer_size": 1},
             {"adapt.c3": "1/2"},
-            {"vllm.num_engines": 1, "adapt.max_tv_fresh": 0.5},
+            {"vllm.num_engines": 1, "adapt.max_shift_fresh": 0.5},
         ],
     )
     def test_what_may_change(self, world, tmp_path, changed):
@@ -380,8 +380,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 3}, "the state is of format 3; this version reads 2"),
-            ({"version": 1}, "the state is of format 1; this version reads 2"),
+            ({"version": 4}, "the state is of format 4; this version reads 3"),
+            ({"version": 2}, "the state is of format 2; this version reads 3"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],

@@ -22,9 +22,9 @@ from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
 
 
 class TestObserve:
-    @pytest.mark.parametrize("limit", [1, 0.02])
+    @pytest.mark.parametrize("limit", [1, 0.0035])
     def test_the_method_hears_how_far_each_group_is_before_it_is_trained_on(self, world, limit):
-        made = world(prompts=40, **{"adapt.max_tv_fresh": limit, "adapt.max_tv_replayed": limit})
+        made = world(prompts=40, **{"adapt.max_shift_fresh": limit, "adapt.max_shift_replayed": limit})
         heard, forward, method = [], made.trainer.experience_maker.forward, made.trainer.method
         passes, dropped = [], 0
 
@@ -228,14 +228,26 @@ class TestMixedGroups:
 
 class TestReview:
     def test_in_a_run_what_is_dropped_is_counted_and_not_trained_on(self, world):
-        words = {"adapt.max_tv_replayed": 0.02, "adapt.max_tv_fresh": 0.03, "adapt.batch_size": 6}
-        made = world(prompts=40, **words)
+        limits = {"adapt.max_shift_replayed": 0.0025, "adapt.max_shift_fresh": 0.003}
+        made = world(prompts=40, **limits, **{"adapt.batch_size": 6})
+        reviews, experience = [], made.trainer._make_experience
+
+        def spy(batch):
+            made_of_it = experience(batch)
+            reviews.append(made.trainer.reviewed)
+            return made_of_it
+
+        made.trainer._make_experience = spy
         made.trainer.fit()
         rows = made.metrics()
         assert sum(row["groups/too_far"] for row in rows) > 2 and sum(row["groups/unused"] for row in rows) > 2
         for step, row in enumerate(rows):
             assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES)
-            assert row.get("tv/fresh", 0.0) <= 0.03 and row.get("tv/replayed", 0.0) <= 0.02
+            stays, found = reviews[step].batch, reviews[step].shifts
+            assert all(found[group] <= 0.003 for group in stays.fresh)
+            assert all(found[group] <= 0.0025 for group in stays.replayed)
+            assert all(found[group] > 0.003 for group in stays.too_far)
+            assert all(found[group] > 0.0025 for group in stays.unused)
             trained = sum(len(e.index) for at, experiences in made.trained if at == step for e in experiences)
             assert trained == 4 * sum(row[f"groups/{source}"] for source in SOURCES)
 

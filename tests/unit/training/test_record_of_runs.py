@@ -23,7 +23,7 @@ class TestRecord:
     """What a run leaves, against what the engines were asked for and what was trained on."""
 
     @pytest.mark.parametrize(
-        "case", [{}, {"algorithm": "ba_ppo", "adapt.filter": "gaussian", "adapt.max_tv_fresh": 0.02}]
+        "case", [{}, {"algorithm": "ba_ppo", "adapt.filter": "gaussian", "adapt.max_shift_fresh": 1e-5}]
     )
     def test_every_group_has_its_line(self, world, case):
         made = world(prompts=40, **{"adapt.max_failed_share": 1}, **case)

@@ -104,7 +104,7 @@ class TestResumeEngines:
         ],
     )
     def test_weights_that_came_early_are_used(self, world, step, saved, events):
-        words = {"adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "adapt.max_tv_rollout": 0.5}
+        words = {"adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "adapt.max_shift_rollout": 0.5}
         made = resuming(world(**words), step=step, saved=saved)
         made.trainer.broadcast_to_vllm()
         assert made.events == events and made.trainer.rollout_weights.step == events[0][1]

@@ -139,17 +139,17 @@ class TestRun:
             "step 0: rewards go from 0 to 2, and adapt.reward_range is 0 1. "
         )
 
-    @pytest.mark.parametrize("limit", [0.0, 0.008, 0.012, 1.0])
+    @pytest.mark.parametrize("limit", [0.0, 0.002, 0.003, 1.0])
     def test_weights_come_early_where_the_rollout_policy_is_far(self, world, limit):
         """By the distances that the run itself logs: after a step above the limit, and at multiples of v."""
-        words = {"adapt.rollout_delay": 6, "adapt.reevaluate_every": 0, "adapt.max_tv_rollout": limit}
+        words = {"adapt.rollout_delay": 6, "adapt.reevaluate_every": 0, "adapt.max_shift_rollout": limit}
         made = world(prompts=32, **words)
         made.trainer.fit()
         held, early = 0, 0
         for step, row in enumerate(made.metrics()):
             assert {request.weights for request in made.requests if request.step == step} == {held}
             assert row["staleness/rollout_policy"] == step - held
-            far = held < step and row.get("tv/fresh", 0.0) > limit
+            far = held < step and row.get("shift/fresh", 0.0) > limit
             if (step + 1) % 6 == 0 or far:
                 early += (step + 1) % 6 != 0
                 held = step + 1
@@ -439,11 +439,13 @@ class TestEmptyBatch:
         assert [row["groups/filtered"] for row in rows] == [4, 4, 4]
         assert made.trainer.step == 3 and made.trained == [] and made.updates["actor"] == 0
         assert made.noted("sync") == [0]  # v = 3, before step 3
-        assert not any(key.startswith(("tv/", "importance/")) for row in rows for key in row)
+        assert not any(key.startswith(("tv/", "shift/", "kl/", "gap/", "importance/")) for row in rows for key in row)
 
     def test_where_nothing_is_left_after_the_review(self, world):
         off = {"adapt.reevaluate_every": 0, "adapt.replay_steps": 0}
-        made = world(prompts=12, **{"train.num_episodes": 1, "adapt.max_tv_fresh": 0, "adapt.rollout_delay": 2}, **off)
+        made = world(
+            prompts=12, **{"train.num_episodes": 1, "adapt.max_shift_fresh": 0, "adapt.rollout_delay": 2}, **off
+        )
         made.log_probs = lambda tokens, weights: [-1.0 - weights / 8] * (len(tokens) - 1)
         made.trainer.fit()
         rows = made.metrics()

@@ -194,7 +194,7 @@ def test_what_was_spent_until_a_reward_was_reached():
 def theory_rows(count=4, **changes):
     rows = [
         {"step": k, "theory/k1": 2.0, "theory/k2": 2.0, "theory/k3": 1.2, "threshold/c2": 0.2, "threshold/c3": 0.4,
-         "tv/fresh": 0.1 * k, "tv/replayed": 0.05, "reward/fresh_mean": 0.5}
+         "tv/fresh": 0.1 * k, "shift/fresh": 1e-4 * k, "tv/replayed": 0.05, "reward/fresh_mean": 0.5}
         for k in range(1, count + 1)
     ]  # fmt: skip
     for key, values in changes.items():
@@ -203,7 +203,7 @@ def theory_rows(count=4, **changes):
     return rows
 
 
-FLAGS = {"adapt.c1": "1/8", "adapt.filter": "range", "adapt.method": "bapo", "adapt.max_tv_fresh": 0.25}
+FLAGS = {"adapt.c1": "1/8", "adapt.filter": "range", "adapt.method": "bapo", "adapt.max_shift_fresh": 2.5e-4}
 
 
 def judged(rows, groups=(), **config):
@@ -216,7 +216,7 @@ def judged(rows, groups=(), **config):
 
 def test_conditions_name_the_steps_where_they_did_not_hold():
     found = judged(theory_rows())
-    assert found["on X1"] == (False, [3, 4])  # TV 0.3 and 0.4 against 0.25
+    assert found["on X1"] == (False, [3, 4])  # 3e-4 and 4e-4 against 2.5e-4
     assert found["on X3"] == (None, [])  # no limit
     assert found["X2 was"] == (None, [])  # no step trained on it
     assert found["Rewards"] == found["c1 is above"] == found["c2 and c3"] == found["K1, K2"] == (True, [])
@@ -225,7 +225,12 @@ def test_conditions_name_the_steps_where_they_did_not_hold():
 
 
 def test_a_limit_itself_is_allowed():
-    assert judged(theory_rows(), **{"adapt.max_tv_fresh": 0.4})["on X1"] == (True, [])
+    assert judged(theory_rows(), **{"adapt.max_shift_fresh": 4e-4})["on X1"] == (True, [])
+
+
+def test_a_run_of_an_older_version_has_limits_that_nothing_is_compared_with():
+    rows = [{key: value for key, value in row.items() if key != "shift/fresh"} for row in theory_rows()]
+    assert judged(rows, **{"adapt.max_shift_fresh": None, "adapt.max_tv_fresh": 0.25})["on X1"] == (None, [])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bapo_openrlhf.adapt.findings import FARTHEST_TV, STALEST_TV
+from bapo_openrlhf.adapt.findings import FARTHEST_SHIFT, STALEST_SHIFT
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.follow import Seen
@@ -63,10 +63,12 @@ def make_rows(count, **extra):
                 "staleness/rollout_policy": 1,
                 "staleness/replayed_steps_mean": 2.25,
                 "staleness/replayed_syncs_mean": 1.0,
+                "shift/fresh": 2.1e-5,
                 "tv/fresh": 0.013,
                 "importance/fresh_mean": 1.012,
                 "importance/fresh_max": 1.13,
                 "clip/fresh": 0.016,
+                "shift/replayed": 1.2e-4,
                 "tv/replayed": 0.029,
                 "importance/replayed_mean": 0.939,
                 "importance/replayed_max": 1.19,
@@ -118,9 +120,9 @@ def test_everything_is_said_at_every_width(width):
         for fact in facts:
             assert fact in section(lines, label), (label, fact)
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("source")) :]
-    assert table[0].split() == ["source", "groups", "TV", "weight", "max", "clipped", "step"]
-    assert table[1].split() == ["fresh", "8", "0.013", "1.012", "1.13", "1.6%", "24"]
-    assert table[2].split() == ["replayed", "12", "0.029", "0.939", "1.19", "-", "24"]
+    assert table[0].split() == ["source", "groups", "shift", "TV", "weight", "clipped", "step"]
+    assert table[1].split() == ["fresh", "8", "2.1e-05", "0.013", "1.012", "1.6%", "24"]
+    assert table[2].split() == ["replayed", "12", "1.2e-04", "0.029", "0.939", "-", "24"]
     assert len(table) == 3
 
 
@@ -184,21 +186,29 @@ def test_state(seen, state):
     assert bool(silent) == (state == "silent")
 
 
-@pytest.mark.parametrize("nearest", ["fresh", "reevaluated"])
-@pytest.mark.parametrize(("source", "most"), [("replayed", FARTHEST_TV), ("fresh", STALEST_TV)])
-def test_it_says_when_groups_are_too_far_to_help(source, most, nearest):
-    """The distance is that of the recent groups, not the mean over steps, and rounding does not count."""
-    rounding = 0.3
-    rows = make_rows(30, **{name: None for each in ("replayed", "fresh") for name in (f"groups/{each}", f"tv/{each}")})
-    rows[5] |= {f"groups/{source}": 50, f"tv/{source}": 1.0, f"tv/{nearest}": 0.0}  # too long ago
-    rows[20] |= {f"groups/{source}": 1, f"tv/{source}": rounding + 1.5 * most}
-    rows[21] |= {f"groups/{source}": 3, f"tv/{source}": rounding + 2.5 * most / 3 + 1e-4}
-    rows[22] |= {f"groups/{nearest}": 0, f"tv/{nearest}": rounding}
+@pytest.mark.parametrize(("source", "most"), [("replayed", FARTHEST_SHIFT), ("fresh", STALEST_SHIFT)])
+def test_it_says_when_groups_are_too_far_to_help(source, most):
+    """The shift is that of the recent groups, and not the mean over steps."""
+    rows = make_rows(30)
+    rows[5] |= {f"groups/{source}": 50, f"shift/{source}": 1.0}  # too long ago
+    for row in rows[10:]:
+        row[f"groups/{source}"] = 0
+    rows[20] |= {f"groups/{source}": 1, f"shift/{source}": 1.5 * most}
+    rows[21] |= {f"groups/{source}": 3, f"shift/{source}": 2.5 * most / 3 + 1e-3 * most}
     [text] = warnings(Seen("x", rows, RUN, {}, 1.0))
-    distance = rounding + most + 7.5e-5
-    assert text.startswith(f"{source} groups are at a TV distance of {distance:.2f}. Rounding explains at most 0.30 of")
-    rows[21][f"tv/{source}"] -= 2e-4
+    assert text.startswith(f"{source} groups are at a shift of {most:.1e}. In our study ")
+    rows[21][f"shift/{source}"] -= 2e-3 * most
     assert warnings(Seen("x", rows, RUN, {}, 1.0)) == []
+
+
+def test_a_run_of_an_older_version_has_no_shift():
+    rows = make_rows(30, **{name: None for source in ("fresh", "replayed") for name in (f"shift/{source}", "tv/fresh")})
+    for row in rows:
+        row["tv/replayed"] = 0.9
+    old = Seen("x", [{key: value for key, value in row.items() if value is not None} for row in rows], RUN, {}, 1.0)
+    assert warnings(old) == []
+    [line] = [line for line in shown(old) if line.startswith("replayed")]
+    assert line.split()[2:4] == ["-", "0.900"]
 
 
 def test_a_finished_run_of_before_run_json():

@@ -1,0 +1,134 @@
+"""The shift: how far today's policy has moved from the one that generated the tokens, without the engine's rounding.
+
+For a generated token let r = log pi - log alpha. pi is today's policy, and alpha is the one that generated the token.
+An engine and the actor round differently, so r is not 0 even if both hold the same weights. This part of r does not
+depend on the policy's move, so the squares add up:
+
+    mean of r^2 over the tokens = shift + gap
+
+The *gap* is the same mean over on-policy responses, which today's weights generated. It was measured last in a step
+that had such responses. Neither number grows with the length of a response, as the TV distance does (Eq. 9, 10). A mean
+of |r| could not be corrected by subtracting.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP
+from bapo_openrlhf.adapt.theory import sampled_tv
+
+# Tokens that a group borrows from the others of its source, so that few tokens do not decide by chance. The best number
+# is the variance of r^2 in a group over the variance between groups, both in units of the squared mean. In a run of
+# docs/results.md it was 9.7^2 / 1.1^2.
+BORROWED = 80
+
+
+class TokenSums(NamedTuple):
+    """Sums over the generated tokens of each response, shape (N,) each.
+
+    Attributes:
+        tokens: Number of tokens.
+        squares: Sum of r^2.
+        k3: Sum of e^r - 1 - r, with r capped at 20 in the power. Its mean over tokens from alpha is KL(alpha || pi).
+    """
+
+    tokens: np.ndarray
+    squares: np.ndarray
+    k3: np.ndarray
+
+    @classmethod
+    def of(cls, log_ratios: np.ndarray, mask: np.ndarray) -> Self:
+        """The sums of some responses.
+
+        Args:
+            log_ratios: r of each token, and 0 where there is no generated token, shape (N, A).
+            mask: Which tokens were generated, bool, shape (N, A).
+        """
+        k3 = np.expm1(np.minimum(log_ratios, LOG_RATIO_CAP)) - log_ratios
+        return cls(mask.sum(-1), (log_ratios**2).sum(-1), k3.sum(-1))
+
+    def at(self, places: np.ndarray | Sequence[int] | slice) -> Self:
+        """The sums of these responses: their positions, a slice of them, or a bool for each response."""
+        return type(self)(*(numbers[places] for numbers in self))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What engine and actor differ by if they hold the same weights, measured on on-policy responses.
+
+    Attributes:
+        square: Mean of r^2 over their tokens: what the shift subtracts.
+        tv: Their sampled TV distance (Eq. 9, 10), which is all rounding.
+        step: Trainer step in which it was measured. None if it never was. Then the numbers are 0.
+    """
+
+    square: float = 0.0
+    tv: float = 0.0
+    step: int | None = None
+
+    def measured(self, step: int, log_ratios: np.ndarray, sums: TokenSums) -> "Gap":
+        """The gap of on-policy responses with finite log ratios in this step; the one from before if there are none.
+
+        Args:
+            step: Trainer step.
+            log_ratios: Log ratios of the responses, shape (N,).
+            sums: Sums over their tokens.
+        """
+        tokens = sums.tokens.sum()
+        return Gap(float(sums.squares.sum() / tokens), sampled_tv(log_ratios), step) if tokens else self
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics of trainer step `step`. There are none if the gap was never measured."""
+        if self.step is None:
+            return {}
+        numbers = {f"gap/{name}": number for name, number in asdict(self).items() if name != "step"}
+        return numbers | {"gap/age": step - self.step}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The gap as plain data. `Gap(**state)` is the inverse."""
+        return asdict(self)
+
+
+def on_policy(groups: Sequence[Group], step: int) -> np.ndarray:
+    """Whether the weights of trainer step `step` generated each response of the groups, bool, shape (N,)."""
+    return np.array([group.policy_step_of(one) == step for group in groups for one in group.responses], dtype=bool)
+
+
+def shift(sums: TokenSums, today: np.ndarray, gap: Gap) -> float:
+    """The shift of today's policy on these responses, at least 0. It is 0 if there are no tokens.
+
+    A response that today's policy generated counts with its tokens, and its shift is 0.
+
+    Args:
+        sums: Sums over the tokens of each response, all finite.
+        today: Whether today's policy generated each response, bool, shape (N,).
+        gap: The gap that was measured last.
+    """
+    moved = np.where(today, 0.0, sums.squares - gap.square * sums.tokens)
+    return max(0.0, float(moved.sum() / max(sums.tokens.sum(), 1)))
+
+
+def group_shifts(sums: TokenSums, today: np.ndarray, sizes: Sequence[int], gap: Gap) -> np.ndarray:
+    """The shift of today's policy on each group of one source, at least 0, shape (groups,).
+
+    It is the mean over all tokens of the group, so a long response counts more than a short one. A group whose
+    responses come from earlier policies has BORROWED tokens more, at the mean of all such responses.
+
+    Args:
+        sums, today: As in `shift`, for the responses of the source, group after group.
+        sizes: Number of responses of each group.
+        gap: The gap that was measured last.
+    """
+    if not sizes:
+        return np.zeros(0)
+    old = np.where(today, 0, sums.tokens)
+    moved = np.where(today, 0.0, sums.squares - gap.square * sums.tokens)
+    borrowed = BORROWED * moved.sum() / max(old.sum(), 1)
+    starts = np.cumsum([0, *sizes[:-1]])
+    moved, old, tokens = (np.add.reduceat(numbers, starts) for numbers in (moved, old, sums.tokens))
+    of_old = np.where(old > 0, (moved + borrowed) / (old + BORROWED), 0.0)
+    return np.maximum(of_old * old / np.maximum(tokens, 1), 0.0)

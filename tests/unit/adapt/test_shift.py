@@ -1,0 +1,179 @@
+"""The shift and the gap, against numpy's own means of the numbers that the log ratios were drawn from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.shift import BORROWED, Gap, TokenSums, group_shifts, on_policy, shift
+from bapo_openrlhf.adapt.staleness import group_tv
+
+DRIFT, ROUNDING = 0.013, 0.01  # standard deviations of a token's log ratio
+GROUPS, SIZE = 24, 8
+OLD = np.zeros(GROUPS * SIZE, dtype=bool)  # which responses today's policy generated: none
+
+
+def sums_of(log_ratios: np.ndarray) -> TokenSums:
+    return TokenSums.of(log_ratios, np.ones(log_ratios.shape, dtype=bool))
+
+
+def measured(log_ratios: np.ndarray, step: int = 0) -> Gap:
+    return Gap().measured(step, log_ratios.sum(-1), sums_of(log_ratios))
+
+
+class TestOfAnyLength:
+    """A drift with independent noise on each token, beside on-policy responses that have only the noise."""
+
+    LENGTHS = (64, 256, 1024, 8192)
+
+    def drawn(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Drift and noise of the tokens of old responses, and noise of on-policy ones, (responses, length) each."""
+        rng = np.random.default_rng(length)
+        shape = GROUPS * SIZE, length
+        # a few tokens of a response move a lot, and most hardly at all
+        drift = rng.standard_t(5, shape) * DRIFT * math.sqrt(3 / 5)
+        return drift, rng.normal(0, ROUNDING, shape), rng.normal(0, ROUNDING, shape)
+
+    @pytest.mark.parametrize("length", LENGTHS)
+    def test_a_drift_with_noise_has_the_shift_of_the_drift(self, length):
+        drift, noise, other = self.drawn(length)
+        found = shift(sums_of(drift + noise), OLD, measured(other))
+        assert found == pytest.approx(np.mean(drift**2), rel=0.1)
+        assert found == pytest.approx(DRIFT**2, rel=0.1)  # the same for all lengths
+
+    @pytest.mark.parametrize("length", LENGTHS)
+    def test_so_has_each_group_on_average(self, length):
+        drift, noise, other = self.drawn(length)
+        found = group_shifts(sums_of(drift + noise), OLD, [SIZE] * GROUPS, measured(other))
+        assert np.mean(found) == pytest.approx(DRIFT**2, rel=0.1)
+        assert np.std(found) < 0.25 * DRIFT**2  # and none is far off, at 512 tokens a group or more
+
+    def test_the_tv_distance_of_noise_alone_grows_with_the_length(self):
+        short, long = (group_tv(self.drawn(n)[1].sum(-1), [SIZE] * GROUPS).mean() for n in (64, 8192))
+        assert short < 0.04 and long > 5 * short
+
+    @pytest.mark.parametrize("length", LENGTHS)
+    def test_noise_alone_has_no_shift(self, length):
+        _, noise, other = self.drawn(length)
+        assert shift(sums_of(noise), OLD, measured(other)) < 0.1 * DRIFT**2
+
+
+MASK = np.array([[1, 1, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]], dtype=bool)
+LOGS = np.array([[0.5, -0.25, 0.0, 1.0], [0.0, -2.0, 0.125, 0.0], [0.0, 0.0, 0.0, 0.0]])
+
+
+class TestTokenSums:
+    def test_by_hand(self):
+        sums = TokenSums.of(LOGS, MASK)
+        assert sums.tokens.tolist() == [3, 2, 0]
+        assert sums.squares == pytest.approx([0.25 + 0.0625 + 1.0, 4.0 + 0.015625, 0.0])
+        assert sums.k3 == pytest.approx([
+            math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75 + math.e - 2, math.exp(-2) + 1 + math.exp(0.125) - 1.125, 0.0
+        ])  # fmt: skip
+
+    def test_k3_is_the_kl_divergence_of_alpha_from_today(self):
+        alpha, pi = np.array([4, 2, 1, 1]) / 8, np.array([0.1, 0.2, 0.3, 0.4])
+        sums = sums_of(np.repeat(np.log(pi / alpha), [4, 2, 1, 1])[None])  # tokens in exact proportion
+        assert sums.k3.sum() / sums.tokens.sum() == pytest.approx(np.sum(alpha * np.log(alpha / pi)))
+
+    def test_a_small_k3_is_exact_and_a_large_one_is_finite(self):
+        assert sums_of(np.array([[1e-7]])).k3.item() == pytest.approx(5e-15, rel=1e-2)
+        with np.errstate(all="raise", under="ignore"):
+            assert sums_of(np.array([[1000.0]])).k3.item() == math.expm1(20) - 1000
+            assert sums_of(np.array([[-1000.0]])).k3.item() == 999.0
+
+    def test_some_of_the_responses(self):
+        sums = TokenSums.of(LOGS, MASK)
+        for places in ([1, 0], np.array([False, True, False]), slice(1, 3)):
+            part, wanted = sums.at(places), TokenSums.of(LOGS[places], MASK[places])
+            assert all(np.array_equal(mine, its) for mine, its in zip(part, wanted, strict=True))
+
+
+class TestGap:
+    def test_by_hand(self):
+        gap = Gap().measured(7, LOGS.sum(-1), TokenSums.of(LOGS, MASK))
+        assert gap.square == pytest.approx((1.3125 + 4.015625) / 5)
+        assert gap.tv == pytest.approx((0 + 1 - math.exp(-1.875) + 0) / 3)
+        assert gap.metrics(9) == {"gap/square": gap.square, "gap/tv": gap.tv, "gap/age": 2}
+        assert Gap(**gap.state_dict()) == gap
+
+    def test_stays_as_it_is_without_on_policy_responses(self):
+        before = Gap(0.5, 0.25, step=3)
+        for rows in ([], [2]):  # the last one has no tokens
+            assert before.measured(7, LOGS[rows].sum(-1), TokenSums.of(LOGS, MASK).at(rows)) is before
+
+    def test_has_no_metrics_before_it_was_measured(self):
+        assert Gap().metrics(3) == {}
+
+
+def one_by_one(log_ratios: list[list[float]], today: list[bool], sizes: list[int], square: float) -> list[float]:
+    """The shift of each group by its definition, token by token."""
+    excess = [[0.0 if now else r * r - square for r in row] for row, now in zip(log_ratios, today, strict=True)]
+    old = [value for row, now in zip(excess, today, strict=True) if not now for value in row]
+    found, start = [], 0
+    for size in sizes:
+        rows, flags = excess[start : start + size], today[start : start + size]
+        start += size
+        own = [value for row, now in zip(rows, flags, strict=True) if not now for value in row]
+        mean = (math.fsum(own) + BORROWED * math.fsum(old) / len(old)) / (len(own) + BORROWED) if own else 0.0
+        found.append(max(0.0, mean * len(own) / sum(map(len, rows))))
+    return found
+
+
+class TestShift:
+    @given(data=st.data())
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
+    def test_of_groups_against_the_definition(self, data):
+        sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+        log_ratio = st.floats(-3, 3)
+        rows = [data.draw(st.lists(log_ratio, min_size=1, max_size=5)) for _ in range(sum(sizes))]
+        today = [data.draw(st.booleans()) for _ in rows]
+        square = data.draw(st.floats(0, 2))
+        width = max(map(len, rows))
+        mask = np.array([[place < len(row) for place in range(width)] for row in rows])
+        padded = np.array([row + [0.0] * (width - len(row)) for row in rows])
+        sums, gap = TokenSums.of(padded, mask), Gap(square)
+        found = group_shifts(sums, np.array(today), sizes, gap)
+        assert found == pytest.approx(one_by_one(rows, today, sizes, square), rel=1e-9, abs=1e-12)
+        excess = [r * r - square for row, now in zip(rows, today, strict=True) if not now for r in row]
+        whole = max(0.0, math.fsum(excess) / sum(map(len, rows)))
+        assert shift(sums, np.array(today), gap) == pytest.approx(whole, rel=1e-9, abs=1e-12)
+
+    def test_of_one_group_borrows_nothing_from_others(self):
+        sums = sums_of(np.array([[0.5, -0.5]]))
+        assert group_shifts(sums, np.array([False]), [1], Gap(0.05)) == pytest.approx([0.2])
+
+    def test_a_group_of_few_tokens_is_judged_by_the_others_and_one_of_many_by_itself(self):
+        # 63 responses of 1024 quiet tokens, and one of 4 tokens, of which one has moved far
+        mask = np.zeros((64, 1024), dtype=bool)
+        mask[:63], mask[63, :4] = True, True
+        ratios = np.where(mask, 0.01, 0.0)
+        ratios[63, 0] = 0.4
+        found = group_shifts(TokenSums.of(ratios, mask), np.zeros(64, dtype=bool), [1] * 64, Gap())
+        by_itself = np.mean(ratios[63, :4] ** 2)
+        assert by_itself == pytest.approx(0.04, rel=0.01) and found[63] < by_itself / 15
+        assert found[0] == pytest.approx(1e-4, rel=0.02)
+
+    def test_nothing_is_below_0(self):
+        sums, old = sums_of(np.full((2, 3), 0.1)), np.zeros(2, dtype=bool)
+        assert shift(sums, old, Gap(0.02)) == 0 and group_shifts(sums, old, [2], Gap(0.02)) == [0]
+
+    def test_of_nothing(self):
+        nothing = TokenSums(*np.zeros((len(TokenSums._fields), 0)))
+        assert shift(nothing, np.zeros(0, dtype=bool), Gap()) == 0
+        assert group_shifts(nothing, np.zeros(0, dtype=bool), [], Gap()).shape == (0,)
+        empty = TokenSums(*np.zeros((len(TokenSums._fields), 2)))  # two responses without a token
+        assert shift(empty, np.zeros(2, dtype=bool), Gap()) == 0
+        assert group_shifts(empty, np.zeros(2, dtype=bool), [1, 1], Gap()).tolist() == [0, 0]
+
+
+def test_on_policy_asks_for_each_response(make_group):
+    old, group = make_group(1, step=5), make_group(0, size=3, step=9, policy_step=9)
+    mixed = group.exchange(1, old.standalone(old.responses[0]))
+    assert on_policy([mixed, replace(group, policy_step=8)], 9).tolist() == [True, False, True, False, False, False]
+    assert on_policy([], 9).shape == (0,)
