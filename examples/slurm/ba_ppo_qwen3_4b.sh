@@ -16,20 +16,28 @@ read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # Not the loopback address that some machines have for their own name.
 address=$(getent ahostsv4 "$head" | awk '$1 !~ /^127\./ && !n++ {print $1}')
 : "${address:?$head has no address that other machines reach}"
+gpus=$((SLURM_JOB_NUM_NODES * SLURM_GPUS_ON_NODE))
 
 run=(
     --config configs/ba_ppo_qwen3_4b.yaml
     --actor.num_nodes "$SLURM_JOB_NUM_NODES" --actor.num_gpus_per_node "$SLURM_GPUS_ON_NODE"
     --critic.num_nodes "$SLURM_JOB_NUM_NODES" --critic.num_gpus_per_node "$SLURM_GPUS_ON_NODE"
     --ref.num_nodes "$SLURM_JOB_NUM_NODES" --ref.num_gpus_per_node "$SLURM_GPUS_ON_NODE"
-    --vllm.num_engines $((SLURM_JOB_NUM_NODES * SLURM_GPUS_ON_NODE))
-    --ckpt.load_enable "$@"
+    --vllm.num_engines "$gpus" --ckpt.load_enable "$@"
 )
 bapo-openrlhf check "${run[@]}"
 
 export RAY_ADDRESS=$address:6379
-export RAY_TMPDIR=/tmp/ray_$SLURM_JOB_ID               # another user's Ray may have left its files in /tmp/ray
-export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300      # seconds; Python starts slowly from a shared file system
-srun --cpu-bind=none --kill-on-bad-exit=1 \
-    ray symmetric-run --address "$RAY_ADDRESS" --min-nodes "$SLURM_JOB_NUM_NODES" --num-gpus "$SLURM_GPUS_ON_NODE" -- \
-    bapo-openrlhf train "${run[@]}"
+export RAY_TMPDIR=/tmp/ray_$SLURM_JOB_ID # another user's Ray may have left its files in /tmp/ray
+# One Ray on each machine: the first starts it, the others join it. It ends with the job.
+srun --cpu-bind=none bash -c '
+    if ((SLURM_NODEID == 0)); then
+        exec ray start --block --head --node-ip-address "${RAY_ADDRESS%:*}" --port "${RAY_ADDRESS#*:}" --num-gpus "$0"
+    fi
+    until ray health-check > /dev/null 2>&1; do sleep 5; done
+    exec ray start --block --address "$RAY_ADDRESS" --num-gpus "$0"' "$SLURM_GPUS_ON_NODE" &
+if ! timeout 10m bash -c 'until ray status 2> /dev/null | grep -F "/$0.0 GPU"; do sleep 5; done' "$gpus"; then
+    echo "error: Ray has not found $gpus GPUs within 10 minutes" >&2
+    exit 1
+fi
+bapo-openrlhf train "${run[@]}"

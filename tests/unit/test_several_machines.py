@@ -70,94 +70,108 @@ def directives():
 
 @pytest.fixture
 def submit(tmp_path):
-    """submit(*flags, addresses=..., nodes=...): run the script as a job; the calls of programs, and the environment."""
+    """submit(*flags, ...): run the script as a job.
+
+    Its result has the status, what was written to stderr, and the calls of programs. A call is (machine, words). The
+    machine is "" outside of srun.
+    """
     stubs, calls = tmp_path / "stubs", tmp_path / "calls"
     stubs.mkdir()
-    note = '#!/bin/bash\nprintf "%s\\0" "${0##*/}" "$@" >> "$CALLS"; printf "\\1" >> "$CALLS"\n'
-    more = {
-        "bapo-openrlhf": "",
+    note = '#!/bin/bash\nprintf "%s\\0" "${SLURM_NODEID-}" "${0##*/}" "$@" $\'\\1\' >> "$CALLS"\n'
+    programs = {
+        "bapo-openrlhf": '[[ $1 != train ]] || exit "$STATUS"\n',
         "scontrol": "printf 'gpu01\\ngpu02\\n'\n",
         "getent": 'printf "%s STREAM gpu01\\n" $ADDRESSES\n',
-        "srun": 'env -0 > "$CALLS.environment"\n',
+        "srun": 'for node in 0 1; do SLURM_NODEID=$node "${@:2}" || exit; done\n',
+        "ray": '[[ $1 != status ]] || echo " 0.0/$FOUND.0 GPU"\n',
+        "sleep": "kill $PPID\n",  # instead of another round of the loop that waits
     }
-    for name, text in more.items():
+    for name, text in programs.items():
         (stubs / name).write_text(note + text)
         (stubs / name).chmod(0o755)
     (tmp_path / VENV / "bin").mkdir(parents=True)
     (tmp_path / VENV / "bin" / "activate").write_text('PATH="$STUBS:$PATH"\n')
 
-    def start(*flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", nodes=None):
+    def start(*flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", machines=None, gpus=None, found=None, status=0):
+        machines, gpus = machines or int(directives()["nodes"]), gpus or int(directives()["gpus-per-node"])
         environment = {
             "PATH": "/usr/bin:/bin",
             "STUBS": str(stubs),
             "CALLS": str(calls),
             "ADDRESSES": addresses,
+            "FOUND": str(machines * gpus if found is None else found),
+            "STATUS": str(status),
             "SLURM_JOB_ID": "4711",
             "SLURM_JOB_NODELIST": "gpu[01-02]",
-            "SLURM_JOB_NUM_NODES": str(nodes or directives()["nodes"]),
-            "SLURM_GPUS_ON_NODE": directives()["gpus-per-node"],
+            "SLURM_JOB_NUM_NODES": str(machines),
+            "SLURM_GPUS_ON_NODE": str(gpus),
         }
         done = subprocess.run(
             ["bash", SLURM, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
-        found = [call.split("\0")[:-1] for call in calls.read_text().split("\1")[:-1]]
-        exported = Path(f"{calls}.environment")
-        variables = exported.read_text().split("\0")[:-1] if exported.exists() else []
+        lines = [call.split("\0")[:-1] for call in calls.read_text().split("\1\0")[:-1]]
         return SimpleNamespace(
-            status=done.returncode,
-            errors=done.stderr,
-            calls=found,
-            environment=dict(line.split("=", 1) for line in variables),
+            status=done.returncode, errors=done.stderr, calls=[(line[0], line[1:]) for line in lines]
         )
 
     return start
 
 
-def parts(call):
-    """The flags of srun, of `ray symmetric-run` before "--", and of the training."""
-    ray, separator = call.index("ray"), call.index("--")
-    assert call[0] == "srun" and call[ray : ray + 2] == ["ray", "symmetric-run"]
-    assert call[separator + 1 : separator + 3] == ["bapo-openrlhf", "train"]
-    names, values = call[ray + 2 : separator : 2], call[ray + 3 : separator : 2]
-    return call[1:ray], dict(zip(names, values, strict=True)), call[separator + 3 :]
+def trained(job):
+    """The flags of the training, which is the last call outside of srun."""
+    *_, (program, command, *flags) = [
+        words for machine, words in job.calls if not machine and words[0] == "bapo-openrlhf"
+    ]
+    assert (program, command) == ("bapo-openrlhf", "train")
+    return flags
 
 
 def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     asked, job = directives(), submit()
     assert job.status == 0, job.errors
-    lookup, resolve, check, run = job.calls
-    assert lookup == ["scontrol", "show", "hostnames", "gpu[01-02]"]
-    assert resolve == ["getent", "ahostsv4", "gpu01"]
-    srun, ray, train = parts(run)
-    assert check == ["bapo-openrlhf", "check", *train]
-    # One Ray on each machine, because `ray symmetric-run` runs on every task.
-    assert asked["ntasks-per-node"] == "1" and "exclusive" in asked and not [word for word in srun if "ntasks" in word]
-    assert ray["--min-nodes"] == asked["nodes"] and ray["--num-gpus"] == asked["gpus-per-node"]
-    assert ray["--address"] == job.environment["RAY_ADDRESS"] == f"{HOST}:6379"
-    ray_source = source("ray", "scripts/symmetric_run.py") + source("ray", "scripts/scripts.py")
-    assert all(f'"{flag}"' in ray_source for flag in ray)
-    assert_fills(train, int(asked["nodes"]), int(asked["gpus-per-node"]), capsys)
+    assert [words for _, words in job.calls[:2]] == [
+        ["scontrol", "show", "hostnames", "gpu[01-02]"],
+        ["getent", "ahostsv4", "gpu01"],
+    ]
+    assert job.calls[2] == ("", ["bapo-openrlhf", "check", *trained(job)])
+    # One task on each machine, which nothing but this job uses.
+    (srun,) = [words for _, words in job.calls if words[0] == "srun"]
+    assert asked["ntasks-per-node"] == "1" and "exclusive" in asked and srun[1:3] == ["--cpu-bind=none", "bash"]
+    starts = {machine: words[2:] for machine, words in job.calls if words[:2] == ["ray", "start"]}
+    gpus = ["--num-gpus", asked["gpus-per-node"]]
+    assert starts["0"] == ["--block", "--head", "--node-ip-address", HOST, "--port", "6379", *gpus]
+    assert starts["1"] == ["--block", "--address", f"{HOST}:6379", *gpus]
+    assert ("1", ["ray", "health-check"]) in job.calls
+    known = source("ray", "scripts/scripts.py")
+    assert all(f'"{word}"' in known for words in starts.values() for word in words if word.startswith("--"))
+    assert all(f'name="{command}"' in known or f"def {command}(" in known for command in ("health-check", "status"))
+    assert_fills(trained(job), int(asked["nodes"]), int(asked["gpus-per-node"]), capsys)
 
 
 def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(submit, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    job = submit("--run.name", "four machines", nodes=4)
-    _, ray, train = parts(job.calls[-1])
-    assert ray["--min-nodes"] == "4" and train[-2:] == ["--run.name", "four machines"]
-    assert_fills(train, 4, int(directives()["gpus-per-node"]), capsys)
+    job = submit("--run.name", "four machines", machines=4, gpus=2)
+    assert trained(job)[-2:] == ["--run.name", "four machines"]
+    assert all(words[-2:] == ["--num-gpus", "2"] for _, words in job.calls if words[:2] == ["ray", "start"])
+    assert_fills(trained(job), 4, 2, capsys)
 
 
-def test_the_slurm_script_stops_if_the_machine_has_only_a_loopback_address(submit):
+def test_the_job_has_the_status_of_the_training(submit):
+    assert submit(status=7).status == 7
+
+
+def test_the_job_fails_if_a_machine_is_missing(submit):
+    machines, gpus = int(directives()["nodes"]), int(directives()["gpus-per-node"])
+    job = submit(found=(machines - 1) * gpus)
+    assert job.status == 1 and f"error: Ray has not found {machines * gpus} GPUs" in job.errors
+    assert not [words for _, words in job.calls if "train" in words]
+
+
+def test_the_job_fails_if_the_machine_has_only_a_loopback_address(submit):
     job = submit(addresses="127.0.1.1 127.0.0.1")
     assert job.status != 0 and "gpu01 has no address that other machines reach" in job.errors
-    assert [call[0] for call in job.calls] == ["scontrol", "getent"]
-
-
-def test_ray_reads_the_seconds_that_the_script_gives_it(submit):
-    name = "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT"
-    (default,) = re.findall(rf'env_integer\("{name}", (\d+)\)', source("ray", "scripts/symmetric_run.py"))
-    assert int(submit().environment[name]) > int(default)
+    assert [words[0] for _, words in job.calls] == ["scontrol", "getent"]
 
 
 # ── Kubernetes ──
@@ -222,7 +236,7 @@ def test_the_ray_job_continues_if_it_is_started_again(monkeypatch):
 def test_both_examples_run_the_same_preset_on_the_same_machines(submit, monkeypatch):
     monkeypatch.chdir(ROOT)
     places = {"run.dir", "logger.tensorboard_dir", "data.prompt_dataset", "ckpt.path", "ckpt.output_dir"}
-    slurm = flags_of(arguments.parse(parts(submit().calls[-1])[2]))
+    slurm = flags_of(arguments.parse(trained(submit())))
     kubernetes = flags_of(arguments.parse(entrypoint(ray_job())[1]))
     assert {name for name in slurm if slurm[name] != kubernetes[name]} == places
     for text in (SLURM.read_text(), RAY_JOB.read_text()):
