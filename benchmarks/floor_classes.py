@@ -27,13 +27,14 @@ class Recorder:
         super().init_model_from_pretrained(*args, **kwargs)
         self.noted: list[tuple[float, str, dict[str, torch.Tensor]]] = []
         if hasattr(self, "trainer"):
-            step = self.trainer.training_step
+            name = "train_micro_batch" if hasattr(self.trainer, "train_micro_batch") else "training_step"  # OpenRLHF's
+            step = getattr(self.trainer, name)
 
-            def training_step(experience: Any, *more: Any) -> Any:
+            def noted(experience: Any, *more: Any) -> Any:
                 self.note("train", **{name: getattr(experience, name) for name in NAMES})
                 return step(experience, *more)
 
-            self.trainer.training_step = training_step
+            setattr(self.trainer, name, noted)
 
     def note(self, what: str, **tensors: torch.Tensor) -> None:
         self.noted.append((time.time(), what, tensors))

@@ -141,6 +141,48 @@ def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: i
     return plan
 
 
+def parts_by_tokens(lengths: Sequence[int], most: int, *, padded: bool) -> list[list[int]]:
+    """Positions of the samples of each micro-batch, so that none has more than `most` tokens (first-fit decreasing).
+
+    A sample that is longer than this has a micro-batch of its own.
+
+    Args:
+        lengths: Number of tokens of each sample.
+        most: Tokens of a micro-batch.
+        padded: Whether each sample counts as long as the longest of its micro-batch. If not, samples are packed.
+    """
+    parts: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        for part in parts:
+            tokens = lengths[part[0]] * len(part) if padded else sum(lengths[other] for other in part)
+            if tokens + lengths[part[0] if padded else place] <= most:
+                part.append(place)
+                break
+        else:
+            parts.append([place])
+    return parts
+
+
+def token_plan(
+    totals: Sequence[int], own: Sequence[Sequence[int]], counts: Sequence[int], real: Sequence[int]
+) -> list[MicroBatch]:
+    """The micro-batches of one rank for one epoch, in order, if they were made by tokens.
+
+    Each argument has one entry for each optimizer step. Fillers make up for what this rank has less than another.
+
+    Args:
+        totals: Samples on all ranks.
+        own: Samples of each micro-batch of this rank.
+        counts: Micro-batches of the rank that has most.
+        real: Micro-batches on all ranks, without fillers.
+    """
+    return [
+        MicroBatch(samples, part == count, total, parts)
+        for total, sizes, count, parts in zip(totals, own, counts, real, strict=True)
+        for part, samples in enumerate([*sizes, *[0] * (count - len(sizes))], start=1)
+    ]
+
+
 def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     """Trainer steps of one pass through `prompts` prompts of the data.
 

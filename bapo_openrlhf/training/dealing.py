@@ -19,9 +19,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.trainer.ray import launcher
 from openrlhf.trainer.ray.launcher import RayActorGroup
-from openrlhf.utils.seqlen_balancing import get_minimum_num_micro_batch_size, get_seqlen_balanced_partitions
 
-from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step
+from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, parts_by_tokens
 from bapo_openrlhf.training.contract import extends, rebound
 
 WIDE = ("sequences", "attention_mask", "action_mask")  # int32 or bool in the trainer, and int64 in the workers
@@ -246,10 +245,10 @@ def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]
     rollout, ds = args.rollout, args.ds
     if not args.train.dynamic_batch_enable:
         return [in_parts(share, rollout.micro_batch_size) for share in dealt]
-    own = [[lengths[place] for place in share] for share in dealt]
-    tokens = (rollout.max_tokens_per_gpu, ds.ring_attn_size, ds.tensor_parallel_size)
-    count = max(get_minimum_num_micro_batch_size(each, *tokens) for each in own)
-    parts = [get_seqlen_balanced_partitions(each, min(count, len(each)), False) if each else [] for each in own]
+    limit = rollout.max_tokens_per_gpu * ds.ring_attn_size * ds.tensor_parallel_size
+    parts = [
+        parts_by_tokens([lengths[place] for place in share], limit, padded=not ds.packing_samples) for share in dealt
+    ]
     return [[[share[n] for n in part] for part in cut] for share, cut in zip(dealt, parts, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Divide one rank's share of a batch into micro-batches, and decide after which of them the optimizer steps.
+"""The samples of one rank's share of a batch, and the micro-batches and optimizer steps in which it trains on them.
 
 OpenRLHF trains only on whole micro-batches, and with dynamic batching only on whole optimizer steps; it drops the rest.
 Here every sample is trained on. The last micro-batch of a rank may be smaller, and so may the last optimizer step. A
@@ -6,21 +6,18 @@ filler is a fully masked sample. It takes the place of a micro-batch that a rank
 ranks have equally many micro-batches.
 """
 
-import copy
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
-from openrlhf.trainer.ppo_utils.experience import Experience
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, step_totals
-from bapo_openrlhf.training.contract import extends
-
-# OpenRLHF's plan of dynamic batching has these lists in addition to the sample indices; one entry per micro-batch.
-PLANNED = ("dynamic_batch_num_tokens", "dynamic_global_batch_size", "dynamic_optimizer_step")
+from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, parts_by_tokens, step_totals, token_plan
 
 
 class WholeBatchReplayBuffer(NaiveReplayBuffer):
@@ -29,6 +26,8 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
     Attributes:
         plan: This rank's micro-batches of an epoch, in order.
         total: Number of samples of the batch on all ranks.
+        items: This rank's samples, without the filler.
+        filler: A fully masked sample.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,45 +51,62 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
         self.total = total
 
     def set_up(self, strategy: Any) -> None:
-        """Plan the micro-batches of the samples that are in the buffer now, without dynamic batching."""
-        ranks, args = data_parallel_ranks(strategy), strategy.args.train
-        self.plan = micro_batch_plan(self.total, len(self.items), ranks, self.sample_batch_size, args.batch_size)
-        if self.plan[-1].samples == 0:
-            self.items.append(self.filler)
+        """Plan the micro-batches of the samples that are in the buffer now, by their number or by their tokens."""
+        args, ranks = strategy.args, data_parallel_ranks(strategy)
+        if not args.train.dynamic_batch_enable:
+            size, window = self.sample_batch_size, args.train.batch_size
+            self.plan = micro_batch_plan(self.total, len(self.items), ranks, size, window)
+            return
+        window, samples = args.train.batch_size // ranks, long_and_short(self.items)
+        limit = args.train.max_tokens_per_gpu * args.ds.ring_attn_size * args.ds.tensor_parallel_size
+        steps = [samples[start : start + window] for start in range(0, -(-self.total // ranks), window)]
+        lengths = [[int(sample.total_length) for sample in step] for step in steps]
+        parts = [parts_by_tokens(step, limit, padded=not self.packing_samples) for step in lengths]
+        counts = torch.tensor([len(own) for own in parts], device=torch.cuda.current_device())
+        most, filled, group = counts.clone(), counts, strategy.ds_device_mesh["dp"].get_group()
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(filled, op=dist.ReduceOp.SUM, group=group)
+        totals = step_totals(self.total, args.train.batch_size)
+        sizes = [list(map(len, own)) for own in parts]
+        self.plan = token_plan(totals, sizes, most.tolist(), filled.tolist())
+        self.items = [step[place] for step, own in zip(steps, parts, strict=True) for part in own for place in part]
 
-    @extends(NaiveReplayBuffer)
-    def setup_dynamic_batch(self, strategy: Any) -> None:
-        """Plan micro-batches by tokens, one optimizer step at a time. OpenRLHF calls this before it trains.
+    def loader(self, shuffle: bool, pin_memory: bool) -> DataLoader:
+        """The micro-batches of an epoch, in the order of the plan, in the memory of the CPU.
 
-        For each step, OpenRLHF plans a training batch that has only the samples of this step. If the rank has one
-        sample less than another rank, a filler takes part in the plan. It is taken out again if it shares a
-        micro-batch with a sample.
+        Args:
+            shuffle: Whether the samples change their places. Those of a plan by tokens never do.
+            pin_memory: Whether a GPU is to copy them from pinned memory.
         """
-        ranks = data_parallel_ranks(strategy)
-        window, share = strategy.args.train.batch_size // ranks, -(-self.total // ranks)
-        samples = long_and_short(self.items) + [self.filler] * (share - len(self.items))
-        last, indices, plan = len(self.items), [], []
-        planned: dict[str, list] = {name: [] for name in PLANNED}
-        for step, total in enumerate(step_totals(self.total, strategy.args.train.batch_size)):
-            start = step * window
-            self.items = samples[start : start + window]
-            super().setup_dynamic_batch(_one_step(strategy, len(self.items) * ranks))
-            parts = [[start + index for index in part] for part in self.dynamic_indices]
-            parts = [[index for index in part if index < last] or part for part in parts]
-            sizes = [len(part) if part[0] < last else 0 for part in parts]
-            filled = torch.tensor(sum(size > 0 for size in sizes), device=torch.cuda.current_device())
-            dist.all_reduce(filled, op=dist.ReduceOp.SUM, group=strategy.ds_device_mesh["dp"].get_group())
-            plan += [
-                MicroBatch(size, bool(closes), total, int(filled))
-                for size, closes in zip(sizes, self.dynamic_optimizer_step, strict=True)
-            ]
-            indices += parts
-            for name, values in planned.items():
-                values += getattr(self, name)
-        self.items, self.plan, self.dynamic_indices = samples, plan, indices
-        self.dynamic_sample_loss_scale = [1.0] * len(plan)  # workers.py scales the auxiliary loss itself
-        for name, values in planned.items():
-            setattr(self, name, values)
+        return DataLoader(
+            [*self.items, self.filler],  # type: ignore[arg-type]
+            batch_sampler=MicroBatches(self.plan, shuffle),
+            collate_fn=partial(make_experience_batch, packing_samples=self.packing_samples),
+            pin_memory=pin_memory,
+        )
+
+
+class MicroBatches(Sampler[list[int]]):
+    """Yields the buffer positions of each micro-batch of a plan. The filler has the last position.
+
+    Args:
+        plan: The micro-batches.
+        shuffle: Whether the samples are drawn in random order.
+    """
+
+    def __init__(self, plan: list[MicroBatch], shuffle: bool) -> None:
+        self.plan = plan
+        places = range(sum(part.samples for part in plan))
+        self.order = RandomSampler(places) if shuffle and places else SequentialSampler(places)
+        self.filler = len(places)
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        places = iter(self.order)
+        for part in self.plan:
+            yield list(islice(places, part.samples)) or [self.filler]
 
 
 def long_and_short(items: list[Experience]) -> list[Experience]:
@@ -101,42 +117,3 @@ def long_and_short(items: list[Experience]) -> list[Experience]:
 def data_parallel_ranks(strategy: Any) -> int:
     """The number of ranks that share the samples of a batch. A ring or tensor-parallel group counts as one rank."""
     return dist.get_world_size(group=strategy.ds_device_mesh["dp"].get_group())
-
-
-def _one_step(strategy: Any, samples: int) -> Any:
-    """A copy of `strategy` for a run whose training batch is one optimizer step of `samples` samples."""
-    step = copy.copy(strategy)
-    step.args = copy.copy(strategy.args)
-    step.args.train, step.args.rollout = copy.copy(step.args.train), copy.copy(step.args.rollout)
-    step.args.train.batch_size = step.args.rollout.batch_size = samples
-    return step
-
-
-class MicroBatches(Sampler[list[int]]):
-    """Yields the buffer positions of each micro-batch. If there is a filler, it comes last."""
-
-    def __init__(self, buffer: WholeBatchReplayBuffer, size: int, shuffle: bool) -> None:
-        self.plan = buffer.plan
-        places = range(sum(part.samples for part in self.plan))
-        order = RandomSampler(places) if shuffle and places else SequentialSampler(places)
-        self.samples, self.filler = BatchSampler(order, size, drop_last=False), len(places)
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from self.samples
-        if self.plan[-1].samples == 0:
-            yield [self.filler]
-
-
-class WholeBatchLoader(DataLoader):
-    """Replaces OpenRLHF's DataLoader, which drops the samples that do not fill a micro-batch."""
-
-    def __init__(
-        self, buffer: WholeBatchReplayBuffer, *, batch_size: int, shuffle: bool, drop_last: bool, **settings: Any
-    ) -> None:
-        if buffer.dynamic_batch:  # each item is a planned micro-batch
-            super().__init__(buffer, batch_size=batch_size, shuffle=shuffle, **settings)
-        else:
-            super().__init__(buffer, batch_sampler=MicroBatches(buffer, batch_size, shuffle), **settings)

@@ -1,171 +1,23 @@
-"""Actor and critic workers that train on a batch of any size.
-
-OpenRLHF steps the optimizer when DeepSpeed has counted `train.batch_size` samples. The size of an adapted batch is
-seldom a multiple of this, so the rest would stay in the gradient buffers and leak into the next step. Here the last
-optimizer step of a batch takes the samples that are left. Its loss is normalised over the tokens that are really in it,
-because OpenRLHF normalises each accumulation window by its tokens. With dynamic batching, OpenRLHF decides for each
-micro-batch whether a step follows it, and here DeepSpeed is told the same. Otherwise it would keep, under ZeRO-1 and 2,
-only the gradient of the last micro-batch of a step.
-
-A rank that has one micro-batch less than another rank trains on a filler, a fully masked sample (see `dealing`). A
-filler adds nothing to a gradient, to a metric or to the auxiliary loss of a mixture of experts.
-
-One thing is added that OpenRLHF's actor does not do: a factor on the learning rate.
-"""
+"""The processes of actor, critic, reference and reward model."""
 
 import socket
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Hashable
 from typing import Any
 
 import ray
 import torch
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 
-from bapo_openrlhf.adapt.arithmetic import MicroBatch, pretraining_steps
+from bapo_openrlhf.adapt.arithmetic import pretraining_steps
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.gradients import probe_gradients
 from bapo_openrlhf.training.log_probs import SlicedActor
-from bapo_openrlhf.training.weight_sync import in_parcels
-from bapo_openrlhf.training.whole_batch import WholeBatchLoader, WholeBatchReplayBuffer, data_parallel_ranks
+from bapo_openrlhf.training.updates import ParcelActorTrainer, WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer
 
 POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)
 REFERENCE = plain_class(launcher.ReferenceModelActor)
-
-
-class _WholeBatch:
-    """A mixin for OpenRLHF's actor and critic trainers, which lets them train on every sample of a batch.
-
-    The last micro-batch of a batch closes its optimizer step. A loss that is not finite stops the run before its
-    gradient reaches the weights.
-    """
-
-    module: ModuleType  # the module that defines OpenRLHF's trainer
-
-    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(strategy, *args, **kwargs)
-        backward = self.strategy.backward
-
-        def checked(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            if not torch.isfinite(loss):
-                raise FloatingPointError(
-                    f"the loss of {type(self).__name__} is {loss.item()}; its gradient was not applied"
-                )
-            backward(loss, *args, **kwargs)
-
-        self.strategy.backward = checked
-
-    @extends(ppo_actor.ActorPPOTrainer)
-    @extends(ppo_critic.CriticPPOTrainer)
-    def ppo_train(self, *args: Any) -> dict[str, float]:
-        """Run OpenRLHF's epochs over every sample of the buffer."""
-        if not self.args.train.dynamic_batch_enable:
-            self.replay_buffer.set_up(self.strategy)
-        with rebound(self.module, DataLoader=WholeBatchLoader):
-            return super().ppo_train(*args)
-
-    @property
-    def _parts_of_a_step(self) -> int:
-        """The number of micro-batches of a whole optimizer step on all ranks, as OpenRLHF's normalisers count it."""
-        accumulated = 1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient
-        return data_parallel_ranks(self.strategy) * accumulated
-
-    @contextmanager
-    def _micro_batch(self, engine: Any, step: int) -> Iterator[MicroBatch]:
-        """Tell DeepSpeed, the moving average and the auxiliary loss about micro-batch `step`, counted from 0."""
-        part, actor = self.replay_buffer.plan[step], self.args.actor
-        engine.set_gradient_accumulation_boundary(part.closes)
-        # OpenRLHF averages the weights when its count is a multiple of its gradient accumulation, so set the count.
-        self.strategy.time_steps["ema"] = -1 if part.closes else 0
-        # DeepSpeed divides the sum over micro-batches and ranks by their number. The weight makes this a sample mean.
-        coefficient, weight = actor.aux_loss_coef, part.samples * self._parts_of_a_step / part.step_samples
-        actor.aux_loss_coef = coefficient * weight
-        try:
-            yield part
-        finally:
-            actor.aux_loss_coef = coefficient
-
-
-class ParcelActorTrainer(ppo_actor.ActorPPOTrainer):
-    """OpenRLHF's actor trainer, which sends its weights in parcels."""
-
-    @extends(ppo_actor.ActorPPOTrainer)
-    def broadcast_to_vllm(self) -> None:
-        """Make OpenRLHF's weight sync, with many tensors in a message."""
-        with in_parcels(self):
-            super().broadcast_to_vllm()
-
-
-class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
-    """OpenRLHF's actor trainer on a batch of any number of micro-batches."""
-
-    module = ppo_actor
-    rate_factor = 1.0  # on the learning rate
-
-    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        if strategy.args.adapt.kl_target == "behaviour":
-            # The flag was set to 0 so that OpenRLHF loads no reference model, but the loss needs the coefficient.
-            strategy.args.algo.kl.init_coef = strategy.args.checked.kl_coef
-        super().__init__(strategy, *args, **kwargs)
-
-    @extends(ppo_actor.ActorPPOTrainer)
-    def training_step(self, experience: Any, kl_ctl: float, step: int, loss_batch_info: Any = None) -> dict:
-        """Make OpenRLHF's step, and count a filler in no metric."""
-        with self._micro_batch(self.actor.model, step) as part:
-            if part.closes and self.rate_factor != 1:
-                self._set_rates(self.rate_factor)
-            status = super().training_step(experience, kl_ctl, step, loss_batch_info)
-        if part.closes and self.rate_factor != 1:
-            self._set_rates(1.0)
-        self._count(status, part)
-        return status
-
-    def _set_rates(self, factor: float) -> None:
-        """Set the optimizer's learning rates to those of the schedule, times the factor."""
-        groups = self.actor.model.optimizer.param_groups
-        for group, rate in zip(groups, self.actor_scheduler.get_last_lr(), strict=True):
-            group["lr"] = factor * rate
-
-    def _count(self, status: dict[str, Any], part: MicroBatch) -> None:
-        """Correct OpenRLHF's numbers of a micro-batch.
-
-        OpenRLHF divides the loss of a micro-batch by the tokens (or samples) of an average micro-batch of its optimizer
-        step. It assumes that the step has all of its micro-batches. The losses are corrected if there are fewer.
-        """
-        metrics, weights = status["metrics"], status["weights"]
-        if part.samples == 0:
-            status["num_samples"] = status["num_action_tokens"] = 0.0
-            status["metrics"] = {name: value if weights[name] is None else 0.0 for name, value in metrics.items()}
-            return
-        losses = ["policy_loss", "entropy_loss"] + ["kl"] * self.args.algo.kl.use_loss
-        for name in metrics.keys() & set(losses):
-            metrics[name] = metrics[name] * (part.step_parts / self._parts_of_a_step)
-
-
-class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
-    """OpenRLHF's critic trainer on a batch of any number of micro-batches."""
-
-    module = ppo_critic
-
-    @extends(ppo_critic.CriticPPOTrainer)
-    def training_step(self, experience: Any, step: int, loss_batch_info: Any = None) -> dict[str, float]:
-        """Make OpenRLHF's step, and count a filler in no metric.
-
-        OpenRLHF takes the plain mean of these numbers over micro-batches and ranks. The numbers are weighted here, so
-        that this mean becomes a mean over samples: of each micro-batch's mean value and of each optimizer step's mean
-        loss.
-        """
-        with self._micro_batch(self.critic, step) as part:
-            status = super().training_step(experience, step, loss_batch_info)
-        plan, total = self.replay_buffer.plan, self.replay_buffer.total
-        if part.samples == 0:
-            return status | {"critic_loss": 0.0, "values": 0.0}
-        parts = len(plan) * data_parallel_ranks(self.strategy)
-        status["critic_loss"] *= part.step_samples * parts / (total * self._parts_of_a_step)
-        status["values"] *= part.samples * parts / total
-        return status
 
 
 class _Worker:

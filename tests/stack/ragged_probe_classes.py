@@ -9,6 +9,7 @@ from pathlib import Path
 import ray
 import torch
 from deepspeed.utils import safe_get_full_fp32_param
+from waits import Waits
 
 from bapo_openrlhf.training import workers
 from bapo_openrlhf.training.contract import rebound
@@ -37,7 +38,7 @@ class Watched:
         loss.register_forward_pre_hook(lambda _, inputs: self.note.update(output=inputs[0].detach().clone()))
 
     def ppo_train(self, *args):
-        engine, first = self.engine(), self.strategy.is_rank_0()
+        engine, first = self.engine, self.strategy.is_rank_0()
         given = [(item.sequences.clone(), item.advantages.clone()) for item in self.replay_buffer.items]
         before = parameters(engine)
         self.micro_batches = []
@@ -55,35 +56,30 @@ class Watched:
         self.updates += 1
         return status
 
-    def training_step(self, experience, *args):
-        engine = self.engine()
+    def train_micro_batch(self, experience, *args):
+        engine = self.engine
         fields = {name: getattr(experience, name) for name in READ_BY_THE_LOSSES}
         self.note = {name: value.clone() for name, value in fields.items() if value is not None}
         logged = {name: getattr(experience, name) for name in LOGGED_BY_SAMPLE} | experience.info
         self.note["by_sample"] = {name: torch.tensor([float(x) for x in value]) for name, value in logged.items()}
         self.note["rate"], steps = engine.optimizer.param_groups[0]["lr"], engine.global_steps
-        status = super().training_step(experience, *args)
+        with Waits() as waits:
+            super().train_micro_batch(experience, *args)
+        self.note["waits"] = dict(waits.found)
         self.note["stepped"] = engine.global_steps > steps
         if self.note["stepped"]:
             after = parameters(engine)
             if self.strategy.is_rank_0():
                 self.note |= {"after": after, "norm": float(engine.get_global_grad_norm())}
         self.micro_batches.append(self.note)
-        return status
 
 
 class WatchedActorTrainer(Watched, workers.WholeBatchActorTrainer):
     model = "actor"
 
-    def engine(self):
-        return self.actor.model
-
 
 class WatchedCriticTrainer(Watched, workers.WholeBatchCriticTrainer):
     model = "critic"
-
-    def engine(self):
-        return self.critic
 
 
 class WatchedPolicyWorker(workers.PolicyWorker):

@@ -269,6 +269,13 @@ def test_every_sample_is_trained_on_once_an_epoch(watched, model):
             assert trained == given + given
 
 
+def test_a_micro_batch_hardly_waits_for_a_gpu(watched, model):
+    """For the places of the response tokens; before the optimizer steps, for its loss; and DeepSpeed for the norm."""
+    for update in watched.notes[model]:
+        for batch in (batch for rank in update for batch in rank["micro_batches"]):
+            assert sum(batch["waits"].values()) <= (5 if batch["stepped"] else 1), batch["waits"]
+
+
 def rate_after(model, steps, total):
     """Learning rate after so many optimizer steps of `total`: cosine after a linear warm-up."""
     rate, end, warmup = RATES[model]
@@ -413,7 +420,7 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
         else:
             wanted = plain_update.critic_metrics(of_steps, VALUE_CLIP)
             wanted |= {"critic_lr": sum(rates) / len(rates)}
-            wanted |= {"critic_grad_norm": sum(norms[done] for done in stepped) / len(stepped)}
+            wanted |= {"critic_grad_norm": sum(norms[steps - len(of_steps) + 1 : steps + 1]) / len(of_steps)}
         for rank in update:
             assert rank["status"].keys() == wanted.keys()
             for name, number in rank["status"].items():

@@ -1,4 +1,4 @@
-"""The objective of each `adapt.ratio`, through OpenRLHF's own training step, against the papers' formulas in numpy.
+"""The objective of each `adapt.ratio`, through the actor's loss, against the papers' formulas in numpy.
 
 pi is the policy that is being trained, prox is today's policy before the update, and alpha generated the sample.
 """
@@ -22,9 +22,11 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 
+from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
+from bapo_openrlhf.training.updates import Means, Part, WholeBatchActorTrainer  # noqa: E402
 
 LOW, HIGH, CAP = 0.2, 0.28, 2.0
 # One row a sample: whole, padded, two turns.
@@ -59,22 +61,16 @@ def policies() -> SimpleNamespace:
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Runs a batch through this project's experience maker and OpenRLHF's actor trainer, without models and workers.
+    """Runs a batch through the experience maker and the actor's trainer, without models and workers.
 
-    Returns the loss that the trainer sends backward, and its gradient in log pi.
+    Returns the loss, and its gradient in log pi.
     """
     monkeypatch.setattr(ppo_actor, "NaiveReplayBuffer", lambda *args: None)
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
 
     def run(args: SimpleNamespace, policies: SimpleNamespace) -> tuple[float, np.ndarray]:
-        log_probs, losses = torch.tensor(policies.pi, requires_grad=True), []
-        strategy = SimpleNamespace(
-            args=args,
-            ring_attn_group=None,
-            backward=lambda loss, *_: losses.append(loss),
-            optimizer_step=lambda *_, **__: None,
-            get_grad_norm=lambda *_: 0.0,
-        )
+        log_probs = torch.tensor(policies.pi, requires_grad=True)
+        strategy = SimpleNamespace(args=args, ring_attn_group=None)
         experience = Experience(
             index=list(range(len(MASK))),
             action_mask=torch.tensor(MASK),
@@ -90,11 +86,11 @@ def trained(monkeypatch):
         experience.advantages = torch.tensor(policies.advantages)
         (experience,) = maker.finish(maker.forward(BatchToTrain([], [], origins)), range(len(MASK))).experiences
 
-        actor, scheduler = Mock(return_value=(log_probs, None)), Mock(get_last_lr=lambda: [0.0])
-        trainer = ppo_actor.ActorPPOTrainer(strategy, actor, None, None, scheduler, vllm_engines=None)
+        trainer = WholeBatchActorTrainer(strategy, Mock(return_value=(log_probs, None)), None, None, None)
+        trainer.means = Means()
         tokens = {"dp_size": 1, "batch_num_tokens": float(MASK.sum()), "global_batch_size": float(len(MASK))}
-        trainer.training_step(experience, 0.0, 0, tokens)
-        (loss,) = losses
+        part = Part(MicroBatch(len(MASK), True, len(MASK), 1), float(MASK.sum()), 1, tokens)
+        loss = trainer.loss(experience, part, 0.0)
         loss.backward()
         return loss.item(), log_probs.grad.numpy()
 

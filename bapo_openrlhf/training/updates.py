@@ -1,0 +1,402 @@
+"""The updates of actor and critic: the loop over the micro-batches of a batch.
+
+It takes the place of OpenRLHF's loop, for three reasons. OpenRLHF steps the optimizer when DeepSpeed has counted
+`train.batch_size` samples. The size of an adapted batch is seldom a multiple of this, so the rest would stay in the
+gradient buffers and leak into the next step; here the last optimizer step of a batch takes the samples that are left. A
+rank that has one micro-batch less than another rank trains on a filler, a fully masked sample (see `dealing`), which
+adds nothing to a gradient, to a metric or to the auxiliary loss of a mixture of experts. And OpenRLHF's loop waits for
+the GPU several times in each micro-batch, because it reads each metric there. Here metrics stay on the GPU, and all of
+them are reduced over the ranks in one call, after the last micro-batch.
+
+Models, losses, optimizers and schedules are OpenRLHF's. What its loop reads of the arguments is read here as well:
+
+| OpenRLHF's argument | here |
+| --- | --- |
+| `train.max_epochs` | `ppo_train` |
+| `train.batch_size`, `train.micro_batch_size` | `whole_batch.WholeBatchReplayBuffer.set_up` |
+| `train.dynamic_batch_enable`, `train.max_tokens_per_gpu` | the same |
+| `ds.ring_attn_size`, `ds.tensor_parallel_size` | the same; the samples are then not shuffled |
+| `ds.packing_samples` | by the buffer, which batches samples, and by the models |
+| `algo.kl.use_loss`, `.init_coef`, `.estimator`, `.unbiased_gradient` | `WholeBatchActorTrainer._kl` |
+| `actor.entropy_coef` | `WholeBatchActorTrainer.loss` |
+| `actor.aux_loss_coef` | `_WholeBatch._balance`; the critic's is the actor's, as in OpenRLHF |
+| `train.enable_ema`, `train.ema_beta` | `WholeBatchActorTrainer._average_weights` |
+| of `PolicyLoss` and `ValueLoss` | OpenRLHF's constructors read them |
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from openrlhf.models import aggregate_loss
+from openrlhf.models.utils import compute_approx_kl, masked_mean
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray import ppo_actor, ppo_critic
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+from tqdm import tqdm
+
+from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.weight_sync import in_parcels
+from bapo_openrlhf.training.whole_batch import data_parallel_ranks
+
+# What a loss reads of an experience. Everything else stays in the memory of the CPU.
+READ = (
+    "sequences", "attention_mask", "action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs",
+    "advantages", "values", "returns",
+)  # fmt: skip
+
+
+class Means:
+    """Weighted means of numbers over micro-batches and ranks.
+
+    Numbers may be on the GPU. Nothing waits for them before `reduced`.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, name: str, value: torch.Tensor | float, weight: float) -> None:
+        """Count a number, without dimensions, with a weight. A number with the weight 0 may be nan."""
+        number = value.detach().double() if isinstance(value, torch.Tensor) else value
+        self._sums[name] = self._sums.get(name, 0.0) + (number * weight if weight else 0.0)
+        self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the numbers, in order."""
+        return sorted(self._sums)
+
+    def reduced(self, device: Any) -> dict[str, float]:
+        """The means over all ranks, by name. All ranks must call this, with the same names."""
+        names = self.names
+        numbers = [self._sums[name] for name in names] + [self._weights[name] for name in names]
+        vector = torch.stack([torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers])
+        dist.all_reduce(vector)
+        sums, weights = vector.view(2, -1).tolist()
+        return {name: total / weight for name, total, weight in zip(names, sums, weights, strict=True)}
+
+
+class Part(NamedTuple):
+    """A micro-batch, and what its loss needs to know of the batch.
+
+    Attributes:
+        plan: Its place in the plan.
+        tokens: Generated tokens in it; 0 if it is a filler.
+        whole: Micro-batches of a whole optimizer step, on all ranks. DeepSpeed divides the sum of their losses by it.
+        normalisers: Arguments of OpenRLHF's losses: tokens and samples of the optimizer step, divided by DeepSpeed's
+            gradient accumulation, and the number of ranks.
+    """
+
+    plan: MicroBatch
+    tokens: float
+    whole: int
+    normalisers: Mapping[str, Any]
+
+
+def optimizer_steps(
+    plan: Sequence[MicroBatch], experiences: Iterable[Experience]
+) -> Iterator[list[tuple[MicroBatch, Experience]]]:
+    """The micro-batches of each optimizer step."""
+    step = []
+    for part, experience in zip(plan, experiences, strict=True):
+        step.append((part, experience))
+        if part.closes:
+            yield step
+            step = []
+
+
+class _WholeBatch:
+    """A mixin for OpenRLHF's actor and critic trainers, which lets them train on every sample of a batch.
+
+    The last micro-batch of a batch closes its optimizer step. A loss that is not finite stops the run before its
+    gradient reaches the weights.
+
+    Attributes:
+        name: Of the model, as metrics name it.
+        engine: DeepSpeed's.
+        optimizer: DeepSpeed's.
+        scheduler: Of the learning rate.
+    """
+
+    name: str
+    engine: Any
+    optimizer: Any
+    scheduler: Any
+
+    @extends(ppo_actor.ActorPPOTrainer)
+    @extends(ppo_critic.CriticPPOTrainer)
+    def ppo_train(self, *loss_arguments: Any) -> dict[str, float]:
+        """Make the epochs of a batch. Returns the metrics, means over micro-batches and ranks.
+
+        Raises:
+            FloatingPointError: A loss is not finite.
+        """
+        self.replay_buffer.set_up(self.strategy)
+        self.means, self._losses, self._norms, self._rates = Means(), 0.0, [], []
+        for epoch in range(self.max_epochs):
+            loader = tqdm(
+                self.replay_buffer.loader(self._shuffles, self.dataloader_pin_memory),
+                desc=f"Train epoch [{epoch + 1}/{self.max_epochs}]",
+                disable=not self.strategy.is_rank_0(),
+            )
+            for step in optimizer_steps(self.replay_buffer.plan, loader):
+                for experience, part in self._with_normalisers(step):
+                    self.train_micro_batch(experience, part, *loss_arguments)
+        return self._metrics()
+
+    @property
+    def _shuffles(self) -> bool:
+        """Whether the samples are shuffled.
+
+        A plan by tokens depends on their places, and the processes of a ring or of a tensor-parallel group must see the
+        same samples.
+        """
+        ds = self.args.ds
+        return not self.args.train.dynamic_batch_enable and max(ds.ring_attn_size, ds.tensor_parallel_size) <= 1
+
+    def _with_normalisers(self, step: Sequence[tuple[MicroBatch, Experience]]) -> list[tuple[Experience, Part]]:
+        """The micro-batches of an optimizer step, with what their losses need to know of all ranks' micro-batches."""
+        ranks = data_parallel_ranks(self.strategy)
+        accumulated = 1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient
+        tokens = [float(experience.action_mask.sum()) for _, experience in step]
+        samples = [float(experience.action_mask.any(-1).sum()) for _, experience in step]
+        counts = torch.tensor([sum(tokens), sum(samples)]).to(torch.cuda.current_device(), non_blocking=True)
+        dist.all_reduce(counts, group=self.strategy.ds_device_mesh["dp"].get_group())
+        of_tokens, of_samples = (counts / accumulated).unbind()
+        normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
+        return [
+            (experience, Part(plan, own, ranks * accumulated, normalisers))
+            for own, (plan, experience) in zip(tokens, step, strict=True)
+        ]
+
+    def train_micro_batch(self, experience: Experience, part: Part, *loss_arguments: Any) -> None:
+        """Add a micro-batch to the gradient, and step the optimizer if this one closes a step.
+
+        Between two optimizer steps, this waits for the GPU only where the model does.
+        """
+        device = torch.cuda.current_device()
+        for name in READ:
+            value = getattr(experience, name)
+            setattr(experience, name, None if value is None else value.to(device, non_blocking=True))
+        self.engine.set_gradient_accumulation_boundary(part.plan.closes)
+        loss = self.loss(experience, part, *loss_arguments)
+        self.strategy.backward(loss, self.engine, self.optimizer)
+        self._losses = self._losses + loss.detach()
+        if part.plan.closes:
+            self._require_finite()
+        self.strategy.optimizer_step(self.optimizer, self.engine, self.scheduler, name=self.name)
+        self._rates.append(self.scheduler.get_last_lr()[0])
+        if part.plan.closes:
+            self._norms.append(self.engine.get_global_grad_norm())
+
+    def _require_finite(self) -> None:
+        """Raise FloatingPointError unless the losses of an optimizer step are finite."""
+        losses, self._losses = self._losses, 0.0
+        if not torch.isfinite(losses):
+            raise FloatingPointError(
+                f"the loss of {type(self).__name__} is {losses.item()}; its gradient was not applied"
+            )
+
+    def _balance(self, output: Any, part: Part) -> torch.Tensor | float:
+        """The auxiliary loss of experts, weighted so that DeepSpeed's sum is a mean over the samples of the step."""
+        if not self.aux_loss:
+            return 0.0
+        plan: MicroBatch = part.plan
+        weight = plan.samples * part.whole / plan.step_samples
+        return output.aux_loss * (self.args.actor.aux_loss_coef * weight)
+
+    def _metrics(self) -> dict[str, float]:
+        raise NotImplementedError
+
+
+class ParcelActorTrainer(ppo_actor.ActorPPOTrainer):
+    """OpenRLHF's actor trainer, which sends its weights in parcels."""
+
+    @extends(ppo_actor.ActorPPOTrainer)
+    def broadcast_to_vllm(self) -> None:
+        """Make OpenRLHF's weight sync, with many tensors in a message."""
+        with in_parcels(self):
+            super().broadcast_to_vllm()
+
+
+class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
+    """OpenRLHF's actor trainer on a batch of any number of micro-batches.
+
+    Attributes:
+        rate_factor: On the learning rate of the optimizer steps to come (`--adapt.scale_learning_rate`).
+    """
+
+    name = "actor"
+    rate_factor = 1.0
+
+    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        if strategy.args.adapt.kl_target == "behaviour":
+            # The flag was set to 0 so that OpenRLHF loads no reference model, but the loss needs the coefficient.
+            strategy.args.algo.kl.init_coef = strategy.args.checked.kl_coef
+        super().__init__(strategy, *args, **kwargs)
+
+    engine = property(lambda self: self.actor.model)
+    optimizer = property(lambda self: self.actor_optim)
+    scheduler = property(lambda self: self.actor_scheduler)
+
+    def train_micro_batch(self, experience: Experience, part: Part, *loss_arguments: Any) -> None:
+        """Train on a micro-batch. A factor on the learning rate holds only while the optimizer steps."""
+        scaled = part.plan.closes and self.rate_factor != 1
+        if scaled:
+            self._set_rates(self.rate_factor)
+        super().train_micro_batch(experience, part, *loss_arguments)
+        if scaled:
+            self._set_rates(1.0)
+        if part.plan.closes and self.ema_model:
+            self._average_weights()
+
+    def _set_rates(self, factor: float) -> None:
+        """Set the optimizer's learning rates to those of the schedule, times the factor."""
+        groups = self.engine.optimizer.param_groups
+        for group, rate in zip(groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = factor * rate
+
+    @torch.no_grad()
+    def _average_weights(self) -> None:
+        """Make one step of the exponential moving average of the weights. Under ZeRO-3, each rank averages its part."""
+        for weight, mean in zip(self.actor.parameters(), self.ema_model.parameters(), strict=True):
+            if weight.requires_grad:
+                own, average = (getattr(parameter, "ds_tensor", parameter).data for parameter in (weight, mean))
+                average.copy_((1 - self.ema_beta) * own.to(average.device) + self.ema_beta * average)
+
+    def loss(self, experience: Experience, part: Part, kl_coef: float) -> torch.Tensor:
+        """The actor's loss of a micro-batch (Eq. 1, 3), with the terms for KL, experts and entropy.
+
+        Args:
+            experience: The micro-batch, with what the loss reads on the device of the model.
+            part: See `Part`.
+            kl_coef: Coefficient of the KL loss.
+        """
+        mask, images = experience.action_mask, {}
+        if experience.mm_train_inputs and self.actor.is_vlm:
+            images = merge_mm_train_inputs(experience.mm_train_inputs, mask.device)
+        entropy_coef = self.args.actor.entropy_coef
+        log_probs, output = self.actor(
+            experience.sequences,
+            mask,
+            attention_mask=experience.attention_mask,
+            return_output=True,
+            ring_attn_group=self.strategy.ring_attn_group,
+            return_entropy=entropy_coef is not None,
+            **images,
+        )
+        policy_loss, clip_ratio, policy_kl, engine_kl, filtered = self.actor_loss_fn(
+            log_probs,
+            experience.action_log_probs,
+            experience.advantages,
+            action_mask=mask,
+            rollout_log_probs=experience.rollout_log_probs,
+            **part.normalisers,
+        )
+        losses = {"policy_loss": policy_loss}
+        numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl}
+        if engine_kl is not None:
+            numbers |= {"vllm_kl": engine_kl, "is_filter_ratio": filtered}
+        loss = policy_loss
+        if self.args.algo.kl.use_loss:
+            losses["kl"], numbers["logprobs_diff"] = self._kl(log_probs, experience, part)
+            loss = loss + losses["kl"] * kl_coef
+        loss = loss + self._balance(output, part)
+        if entropy_coef is not None:
+            entropy = output.entropy[:, -mask.shape[1] :]
+            losses["entropy_loss"] = aggregate_loss(entropy, mask, **part.normalisers)
+            if entropy_coef != 0:
+                loss = loss - losses["entropy_loss"] * entropy_coef
+        self._count(losses, numbers, part)
+        return loss
+
+    def _kl(self, log_probs: torch.Tensor, experience: Experience, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """The KL loss, and the mean difference of log-probs to the reference, both in nats."""
+        kl = self.args.algo.kl
+        if kl.init_coef <= 0:
+            return log_probs.new_zeros(()), log_probs.new_zeros(())
+        reference = experience.base_action_log_probs
+        terms = compute_approx_kl(
+            log_probs,
+            reference,
+            log_probs_old=experience.action_log_probs,
+            kl_estimator=kl.estimator,
+            unbiased_gradient=kl.unbiased_gradient,
+        )
+        difference = masked_mean(log_probs.float() - reference.float(), experience.action_mask)
+        return aggregate_loss(terms, experience.action_mask, **part.normalisers), difference
+
+    def _count(self, losses: Mapping[str, Any], numbers: Mapping[str, Any], part: Part) -> None:
+        """Count the numbers of a micro-batch, weighted by its tokens.
+
+        A loss is divided by the tokens (or samples) of an average micro-batch of a whole optimizer step. It is
+        corrected if the step has fewer micro-batches.
+        """
+        for name, value in losses.items():
+            self.means.add(name, value * (part.plan.step_parts / part.whole), part.tokens)
+        for name, value in numbers.items():
+            self.means.add(name, value, part.tokens)
+
+    def _metrics(self) -> dict[str, float]:
+        """OpenRLHF's metrics of the actor. Those of samples do not depend on the updates."""
+        counted, filler = set(self.means.names), self.replay_buffer.filler
+        for sample in (*self.replay_buffer.items, filler):
+            for name, value in sample_numbers(sample).items():
+                if name not in counted:
+                    self.means.add(name, value, float(sample is not filler))
+        metrics = self.means.reduced(torch.cuda.current_device())
+        return metrics | {"actor_lr": self._rates[-1], "actor_grad_norm": float(self._norms[-1])}
+
+
+class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
+    """OpenRLHF's critic trainer on a batch of any number of micro-batches."""
+
+    name = "critic"
+    engine = property(lambda self: self.critic)
+    optimizer = property(lambda self: self.critic_optim)
+    scheduler = property(lambda self: self.critic_scheduler)
+
+    def loss(self, experience: Experience, part: Part) -> torch.Tensor:
+        """The critic's loss of a micro-batch (Appendix A.9), with the term for experts.
+
+        Args:
+            experience: The micro-batch, with what the loss reads on the device of the model.
+            part: See `Part`.
+        """
+        mask, plan = experience.action_mask, part.plan
+        values, output = self.critic(
+            experience.sequences,
+            action_mask=mask,
+            attention_mask=experience.attention_mask,
+            return_output=True,
+            ring_attn_group=self.strategy.ring_attn_group,
+        )
+        loss = self.critic_loss_fn(values, experience.values, experience.returns, action_mask=mask, **part.normalisers)
+        # So weighted, the mean over samples counts the mean loss of each optimizer step once for each of its samples.
+        self.means.add("critic_loss", loss * (plan.step_samples / (part.whole * max(plan.samples, 1))), plan.samples)
+        self.means.add("values", masked_mean(values, mask), plan.samples)
+        return loss + self._balance(output, part)
+
+    def _metrics(self) -> dict[str, float]:
+        """OpenRLHF's metrics of the critic. The norm is the mean over optimizer steps."""
+        norms, rates = list(map(float, self._norms)), self._rates
+        own = {"critic_lr": sum(rates) / len(rates), "critic_grad_norm": sum(norms) / len(norms)}
+        return self.means.reduced(torch.cuda.current_device()) | own
+
+
+def sample_numbers(sample: Experience) -> dict[str, float]:
+    """What is logged of a sample, by name: what it knows of its episode, and its `info`."""
+    values = {
+        field.name: value
+        for field in fields(Experience)
+        if Experience.is_episode_tensor_field(field.name)
+        and field.name not in ("rewards", "scores")
+        and (value := getattr(sample, field.name)) is not None
+    }
+    return {
+        name: float(torch.as_tensor(value, dtype=torch.float).mean()) for name, value in (values | sample.info).items()
+    }

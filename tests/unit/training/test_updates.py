@@ -1,0 +1,364 @@
+"""The loop over micro-batches: gradients, optimizer steps and metrics, against plain means over the batch.
+
+OpenRLHF's ranks are threads here. The model has three weights; DeepSpeed's part, which adds the gradients of a step's
+micro-batches and averages them over micro-batches and ranks, is written out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ranks import Ranks, arguments
+
+import torch  # isort: skip
+from openrlhf.models.loss import PolicyLoss, ValueLoss
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.training.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer
+
+CLIP, COEF, ENTROPY, AUX, VALUE_CLIP = 0.2, 0.3, 0.1, 0.5, 0.2
+
+
+def sample(generator: torch.Generator, length: int, tokens: int) -> Experience:
+    """A sample of `length` tokens, the last `tokens` of them generated. `sequences` are numbers of its own."""
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.double)
+
+    fields = ("action_log_probs", "base_action_log_probs", "advantages", "values", "returns")
+    return Experience(
+        sequences=draw(length),
+        attention_mask=torch.ones(length, dtype=torch.long),
+        action_mask=torch.tensor([0] * (length - 1 - tokens) + [1] * tokens),
+        **{name: 0.3 * draw(length - 1) for name in fields},
+        total_length=torch.tensor(length),
+        response_length=torch.tensor(float(tokens)),
+        rewards=torch.tensor(7.0),
+        info={"reward": draw(1)[0].float()},
+    )
+
+
+class Model:
+    """Outputs of position t from token t + 1, which is a number; a balance of experts that knows no mask."""
+
+    is_vlm = False
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def features(self, token):
+        return torch.stack([token, token.square(), token.cos()], -1) @ self.weight
+
+    def outputs(self, sequences):
+        return self.features(sequences[..., 1:]).sin()
+
+    def balance(self, sequences):
+        return self.features(sequences[..., 0]).cos()
+
+    def __call__(self, sequences, action_mask, **_):
+        output = self.outputs(sequences)
+        entropy = torch.cat([torch.full_like(output[:, :1], 9.0), output.square()], 1)
+        return output, SimpleNamespace(entropy=entropy, aux_loss=self.balance(sequences).mean())
+
+
+class Engine:
+    """Adds up the gradients of an optimizer step."""
+
+    def __init__(self, weight, accumulated):
+        self.weight, self.accumulated = weight, accumulated
+        self.steps, self.sum, self.parts = [], 0.0, 0
+
+    def set_gradient_accumulation_boundary(self, closes):
+        self.closes = closes
+
+    def backward(self, loss):
+        self.sum = self.sum + torch.autograd.grad(loss / self.accumulated, self.weight)[0]
+
+    def step(self):
+        self.parts += 1
+        if self.closes:
+            self.steps.append(self.sum)
+            self.sum = 0.0
+
+    def get_global_grad_norm(self):
+        return torch.tensor(float(len(self.steps)))
+
+
+def trainer(kind, samples, total, filler, strategy, *, size, accumulated, by_sample=False, weight=None):
+    """A trainer of one rank, as OpenRLHF's constructor would leave it."""
+    made = object.__new__(kind)
+    args = strategy.args
+    args.actor = SimpleNamespace(entropy_coef=ENTROPY, aux_loss_coef=AUX)
+    args.algo = SimpleNamespace(
+        kl=SimpleNamespace(use_loss=True, init_coef=COEF, estimator="k3", unbiased_gradient=False)
+    )
+    made.strategy, made.args, made.max_epochs, made.dataloader_pin_memory = strategy, args, 1, False
+    strategy.accumulated_gradient = accumulated
+    strategy.backward = lambda loss, engine, _: engine.backward(loss)
+    strategy.optimizer_step = lambda _, engine, __, name: engine.step()
+    made.replay_buffer = WholeBatchReplayBuffer(size)
+    made.replay_buffer.items, made.replay_buffer.total, made.replay_buffer.filler = list(samples), total, filler
+    made.aux_loss = True
+    scheduler = SimpleNamespace(get_last_lr=lambda: [0.1])
+    model, engine = Model(weight), Engine(weight, 1 if args.train.dynamic_batch_enable else accumulated)
+    if kind is WholeBatchActorTrainer:
+        model.model = engine
+        made.actor, made.actor_optim, made.actor_scheduler, made.ema_model = model, None, scheduler, None
+        made.actor_loss_fn = PolicyLoss(CLIP, CLIP, token_level_loss=not by_sample)
+    else:
+        made.critic = CriticModel(model, engine)
+        made.critic_optim, made.critic_scheduler, made.critic_loss_fn = None, scheduler, ValueLoss(VALUE_CLIP)
+    return made
+
+
+class CriticModel:
+    """The model, which is its own engine, as a critic is."""
+
+    def __init__(self, model, engine):
+        self.model, self.engine = model, engine
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def __call__(self, sequences, action_mask, **others):
+        return self.model(sequences, action_mask, **others)
+
+
+class Update:
+    """One update of a random batch on `ranks` ranks, and the samples of each of its optimizer steps."""
+
+    def __init__(self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False):
+        generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        lengths = torch.randint(3, 9, (total,), generator=generator).tolist()
+        self.samples = [sample(generator, length, 1 + number % (length - 1)) for number, length in enumerate(lengths)]
+        filler = sample(generator, 4, 0)
+        filler.info["reward"] = torch.tensor(math.nan)
+        self.weight = torch.randn(3, dtype=torch.double, requires_grad=True)
+        self.window = ranks * size * accumulated
+        group = Ranks(ranks)
+        self.trainers = [
+            trainer(kind, self.samples[rank::ranks], total, filler, group.strategy(arguments(self.window, tokens)),
+                    size=size, accumulated=accumulated, by_sample=by_sample, weight=self.weight)
+            for rank in range(ranks)
+        ]  # fmt: skip
+        self.seen = [[] for _ in range(ranks)]  # (tokens of the model's inputs, plan) of each micro-batch
+        for own, made in zip(self.seen, self.trainers, strict=True):
+            self.watch(made, own)
+        arguments_of_loss = (COEF,) if kind is WholeBatchActorTrainer else ()
+        self.metrics = group.run(lambda rank: self.trainers[rank].ppo_train(*arguments_of_loss))
+
+    @staticmethod
+    def watch(made, own):
+        train = made.train_micro_batch
+
+        def watched(experience, part, *rest):
+            own.append((experience.sequences.clone(), experience.action_mask.clone(), part.plan))
+            train(experience, part, *rest)
+
+        made.train_micro_batch = watched
+
+    def windows(self):
+        """For each optimizer step, the samples of each micro-batch of all ranks that is no filler."""
+        number, found = [0] * len(self.seen), {}
+        for rank, own in enumerate(self.seen):
+            for sequences, mask, plan in own:
+                if mask.any():
+                    members = [self.member(row) for row in sequences]
+                    found.setdefault(number[rank], []).append(members)
+                number[rank] += plan.closes
+        return [found[step] for step in sorted(found)]
+
+    def member(self, row):
+        (found,) = (one for one in self.samples if torch.equal(one.sequences, row[: len(one.sequences)]))
+        return found
+
+
+def of_tokens(samples, value):
+    """The numbers of the generated tokens of samples, by sample."""
+    return [value(one)[one.action_mask.bool()] for one in samples]
+
+
+def surrogate(one, weight):
+    """PPO's clipped loss of each token."""
+    ratio = (Model(weight).outputs(one.sequences) - one.action_log_probs).exp()
+    return -torch.minimum(ratio * one.advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * one.advantages)
+
+
+def k3(one, weight):
+    difference = one.base_action_log_probs - Model(weight).outputs(one.sequences)
+    return difference.exp() - 1 - difference
+
+
+def squared_error(one, weight):
+    values = Model(weight).outputs(one.sequences)
+    near = one.values + (values - one.values).clamp(-VALUE_CLIP, VALUE_CLIP)
+    return 0.5 * torch.maximum((near - one.returns).square(), (values - one.returns).square())
+
+
+def balance(samples, weight):
+    return AUX * torch.stack([Model(weight).balance(one.sequences) for one in samples]).mean()
+
+
+def mean(numbers, by_sample=False):
+    return torch.stack([one.mean() for one in numbers]).mean() if by_sample else torch.cat(numbers).mean()
+
+
+SHAPES = {
+    "total": st.integers(1, 30),
+    "ranks": st.integers(1, 3),
+    "size": st.integers(1, 4),
+    "accumulated": st.integers(1, 3),
+    "seed": st.integers(0, 999),
+    "tokens": st.sampled_from([None, 8, 20]),
+}
+UNHURRIED = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+
+
+def gradients(update):
+    """Of each optimizer step, averaged over the ranks."""
+    engines = [getattr(made, "critic", None) or made.actor.model for made in update.trainers]
+    return [torch.stack(steps).mean(0) for steps in zip(*(engine.steps for engine in engines), strict=True)]
+
+
+@UNHURRIED
+@given(**SHAPES, by_sample=st.booleans())
+def test_the_actors_gradient_is_that_of_the_mean_over_each_optimizer_step(by_sample, **shape):
+    update = Update(WholeBatchActorTrainer, **shape, by_sample=by_sample)
+    windows = update.windows()
+    assert sorted(map(id, itertools.chain(*itertools.chain(*windows)))) == sorted(map(id, update.samples))
+    for found, window in zip(gradients(update), windows, strict=True):
+        samples, weight = [*itertools.chain(*window)], update.weight
+        entropies = of_tokens(samples, lambda one, weight=weight: Model(weight).outputs(one.sequences).square())
+        loss = mean(of_tokens(samples, lambda one, weight=weight: surrogate(one, weight)), by_sample)
+        loss = loss + COEF * mean(of_tokens(samples, lambda one, weight=weight: k3(one, weight)), False)
+        loss = loss - ENTROPY * mean(entropies) + balance(samples, weight)
+        assert torch.allclose(found, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+
+
+@UNHURRIED
+@given(**SHAPES)
+def test_the_critics_gradient_is_that_of_the_mean_over_each_optimizer_step(**shape):
+    update = Update(WholeBatchCriticTrainer, **shape)
+    for found, window in zip(gradients(update), update.windows(), strict=True):
+        samples, weight = [*itertools.chain(*window)], update.weight
+        loss = mean(of_tokens(samples, lambda one, weight=weight: squared_error(one, weight))) + balance(
+            samples, weight
+        )
+        assert torch.allclose(found, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+
+
+@UNHURRIED
+@given(**SHAPES)
+def test_the_actors_metrics(**shape):
+    """Means over tokens. A loss is divided by the tokens of an average micro-batch of its own optimizer step."""
+    update = Update(WholeBatchActorTrainer, **shape)
+    weight, windows = update.weight.detach(), update.windows()
+    total = sum(int(one.action_mask.sum()) for one in update.samples)
+    wanted = {"policy_loss": 0.0, "kl": 0.0}
+    for window in windows:
+        tokens = [sum(int(one.action_mask.sum()) for one in part) for part in window]
+        for own, part in zip(tokens, window, strict=True):
+            for name, loss in (("policy_loss", surrogate), ("kl", k3)):
+                summed = sum(numbers.sum() for numbers in of_tokens(part, lambda one, loss=loss: loss(one, weight)))
+                wanted[name] += float(summed) / (sum(tokens) / len(tokens)) * own / total
+    moved = of_tokens(update.samples, lambda one: one.action_log_probs - Model(weight).outputs(one.sequences))
+    wanted["ppo_kl"] = float(torch.cat(moved).mean())
+    for name, value in (
+        ("reward", lambda one: one.info["reward"]),
+        ("response_length", lambda one: one.response_length),
+    ):
+        wanted[name] = sum(float(value(one)) for one in update.samples) / len(update.samples)
+    assert "rewards" not in update.metrics[0]
+    for metrics in update.metrics:
+        assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        assert all(map(math.isfinite, metrics.values()))
+        assert metrics["actor_lr"] == 0.1 and metrics["actor_grad_norm"] == len(windows)
+
+
+@UNHURRIED
+@given(**SHAPES)
+def test_the_critics_metrics(**shape):
+    """The mean loss of each optimizer step, and the mean value of each micro-batch, each counted once a sample."""
+    update = Update(WholeBatchCriticTrainer, **shape)
+    weight, loss, values, windows = update.weight.detach(), 0.0, 0.0, update.windows()
+    for window in windows:
+        samples = [*itertools.chain(*window)]
+        loss += len(samples) * float(mean(of_tokens(samples, lambda one: squared_error(one, weight))))
+        for part in window:
+            values += len(part) * float(mean(of_tokens(part, lambda one: Model(weight).outputs(one.sequences))))
+    steps = len(windows)
+    wanted = {"critic_loss": loss / len(update.samples), "values": values / len(update.samples), "critic_lr": 0.1,
+              "critic_grad_norm": (steps + 1) / 2}  # fmt: skip
+    for metrics in update.metrics:
+        assert metrics == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [WholeBatchActorTrainer, WholeBatchCriticTrainer])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_the_run_before_its_optimizer_step(kind, value):
+    made = trainer(kind, [], 0, None, Ranks(1).strategy(arguments(4)), size=1, accumulated=2,
+                   weight=torch.ones(1, requires_grad=True))  # fmt: skip
+    made.means, made._losses, made._norms, made._rates = Means(), 0.0, [], []
+    losses = iter([1.0, 2.0, value, 1.0])
+    made.loss = lambda *_: made_engine.weight.sum() * next(losses)
+    made_engine = made.engine
+    experience = Experience(sequences=torch.zeros(1, 2))
+    for closes in (False, True, False):
+        made.train_micro_batch(experience, Part(MicroBatch(1, closes, 2, 2), 1.0, 2, {}))
+    with pytest.raises(FloatingPointError) as error:
+        made.train_micro_batch(experience, Part(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
+    assert str(error.value) == f"the loss of {kind.__name__} is {value}; its gradient was not applied"
+    assert len(made_engine.steps) == 1
+
+
+def test_a_factor_on_the_learning_rate_holds_for_the_optimizer_steps():
+    made = trainer(WholeBatchActorTrainer, [], 0, None, Ranks(1).strategy(arguments(4)), size=1, accumulated=2,
+                   weight=torch.ones(1, requires_grad=True))  # fmt: skip
+    made.means, made._losses, made._norms, made._rates = Means(), 0.0, [], []
+    group, used = {"lr": 0.1}, []
+    made.engine.optimizer = SimpleNamespace(param_groups=[group])
+    made.engine.step = lambda: used.append(group["lr"])
+    made.loss, made.rate_factor = lambda *_: made.engine.weight.sum(), 0.5
+    for closes in (False, True, False, True):
+        made.train_micro_batch(Experience(sequences=torch.zeros(1, 2)), Part(MicroBatch(1, closes, 2, 2), 1.0, 2, {}))
+    assert used == [0.1, 0.05, 0.1, 0.05] and group["lr"] == 0.1
+
+
+def test_weights_are_averaged_after_each_optimizer_step():
+    """Also those of which this rank has a part (ZeRO-3), and not those that are frozen."""
+    made = object.__new__(WholeBatchActorTrainer)
+    kinds = [torch.nn.Parameter(torch.tensor([2.0, 4.0])) for _ in range(3)]
+    means = [torch.nn.Parameter(torch.tensor([1.0, 1.0])) for _ in range(3)]
+    for parameter, part in ((kinds[1], [3.0]), (means[1], [5.0])):
+        parameter.data, parameter.ds_tensor = torch.empty(0), torch.tensor(part)
+    kinds[2].requires_grad = False
+    made.actor, made.ema_model = (SimpleNamespace(parameters=lambda own=own: own) for own in (kinds, means))
+    made.ema_beta = 0.75
+    made._average_weights()
+    assert (
+        means[0].tolist() == [1.25, 1.75] and means[1].ds_tensor.tolist() == [4.5] and means[2].tolist() == [1.0, 1.0]
+    )
+    made._average_weights()
+    assert means[0].tolist() == pytest.approx([1.4375, 2.3125])
+
+
+def test_means_of_ranks_that_have_nothing():
+    """A filler counts for nothing, also where its numbers are none, and on a rank that has no other."""
+    ranks = Ranks(2)
+
+    def work(rank):
+        means = Means()
+        for value, weight in [[(1.0, 3.0), (torch.tensor(5.0), 1.0)], [(math.nan, 0.0)]][rank]:
+            means.add("x", value, weight)
+        means.add("y", float(rank), 1.0)
+        return means.reduced(torch.device("cpu"))
+
+    assert ranks.run(work) == [{"x": 2.0, "y": 0.5}] * 2
