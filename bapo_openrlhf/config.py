@@ -76,6 +76,10 @@ class AdaptConfig:
     batch_size: int | None = _flag(None,
         "largest number of groups in a training batch; default: --rollout.batch_size",
         symbol="B", source="Eq. 7", allowed="at least 1", type=int)
+    micro_batch_tokens: int | None = _flag(None,
+        "a micro-batch in training, and a forward pass that makes experience, has as many samples as fit into this "
+        "many tokens of one rank, padding included; default: --train.micro_batch_size and --rollout.micro_batch_size "
+        "samples", allowed="at least 1", type=int)
     filter: str = _flag("range",
         "which fresh groups are trained on: range (drops all-right and all-wrong groups), gaussian, uniform or none",
         symbol="X1", source="Def. 3.1, A.3", choices=["range", "gaussian", "uniform", "none"])

@@ -45,8 +45,8 @@ REBOUND = {
     ),
     "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "SingleTurnAgentExecutor"),
     "openrlhf.trainer.ray.launcher": ("Actor", "ray"),
-    "openrlhf.trainer.ray.ppo_actor": ("Actor", "ActorPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
-    "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer", "DataLoader"),
+    "openrlhf.trainer.ray.ppo_actor": ("Actor", "ActorPPOTrainer", "NaiveReplayBuffer"),
+    "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer"),
 }
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
@@ -67,8 +67,10 @@ CALLED = {
     "openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors": "_actor_handlers is read",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group": "weight_sync.py uses _model_update_group",
     "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.init_process_group": "weight_sync.py uses _model_update_group",
-    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.backward": "workers.py wraps it",
-    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.optimizer_step": "workers.py sets time_steps",
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "training/updates.py does its work",
+    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step": "training/updates.py does its work",
+    "openrlhf.utils.loss_utils:_optimizer_step_loss_norm": "training/updates.py does its work",
+    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.moving_average": "training/updates.py does its work",
 }
 
 

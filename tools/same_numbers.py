@@ -4,13 +4,15 @@
     git worktree add /tmp/before REVISION
     PYTHONPATH=/tmp/before python tools/same_numbers.py run runs/same/before
     python tools/same_numbers.py run runs/same/after
-    python tools/same_numbers.py compare runs/same/before runs/same/after
+    python tools/same_numbers.py compare runs/same/before runs/same/after [WITHIN]
 
-`run` trains ten small deterministic steps of the quickstart's job for each algorithm and each number of ranks. Without
-PYTHONSAFEPATH, Python would prefer the package of the folder that the command is called in to that of PYTHONPATH.
-`compare` compares every metric of every step but times, to the last digit. Each optimizer step is one group, so that
-every step is whole whatever the batch. Plain runs take one prompt a step and sample greedily, because OpenRLHF's
-requests to vLLM have no seed.
+`run` trains ten small deterministic steps of the quickstart's job for each algorithm and each number of ranks;
+`run FOLDER NAME ...` makes only some of the runs. Without PYTHONSAFEPATH, Python would prefer the package of the folder
+that the command is called in to that of PYTHONPATH.
+`compare` compares every metric of every step but times, to the last digit, or within a share of the metric's largest
+value in the run. Each optimizer step is one group, so that every step is whole whatever the batch. Plain runs take one
+prompt a step and sample greedily, because OpenRLHF's requests to vLLM have no seed. Runs with images are checked by
+tests/stack/test_vision.py.
 """
 
 from __future__ import annotations
@@ -24,45 +26,64 @@ from pathlib import Path
 
 ALGORITHMS = ("grpo", "ppo", "bapo_grpo", "ba_ppo")
 RANKS = (1, 2)
+# Further runs, of ba_ppo on two ranks: parts of OpenRLHF that another loop or another sync could lose.
+PARTS = {
+    "delay": {"adapt.rollout_delay": 3},
+    "lora": {"ds.lora.rank": 8, "ds.lora.alpha": 64},
+    "average": {"train.enable_ema": True, "train.ema_beta": 0.5},
+    "tokens": {"adapt.micro_batch_tokens": 200},
+}
 TIMES = ("timing/", "seconds", "reward/call")  # parts of the names of metrics that differ from run to run
 
 
-def run(folder: Path) -> None:
+def runs() -> dict[str, dict[str, object]]:
+    """The flags of each run that are not those of all, by its name."""
+    whole = {f"{algorithm}_{ranks}": {"algorithm": algorithm, **of_ranks(ranks)}
+             for ranks in RANKS for algorithm in ALGORITHMS}  # fmt: skip
+    return whole | {f"ba_ppo_{name}": {"algorithm": "ba_ppo", **of_ranks(2), **flags} for name, flags in PARTS.items()}
+
+
+def of_ranks(ranks: int) -> dict[str, object]:
+    """Ranks of each model, and micro-batches of whole groups for each rank."""
+    sizes = {f"{model}.num_gpus_per_node": ranks for model in ("actor", "critic", "ref")}
+    return sizes | {"train.micro_batch_size": 8 // ranks, "rollout.micro_batch_size": 8 // ranks}
+
+
+def run(folder: Path, names: list[str]) -> None:
     """Train with the package that PYTHONPATH names. A run that is complete already is left as it is."""
-    for ranks in RANKS:
-        for algorithm in ALGORITHMS:
-            name = f"{algorithm}_{ranks}"
-            if (folder / name / "summary.json").exists():
-                continue
-            shutil.rmtree(folder / name, ignore_errors=True)  # a run that was interrupted
-            flags = {
-                "algorithm": algorithm,
-                "train.micro_batch_size": 8 // ranks,  # whole groups for every rank, so that nothing was cut before
-                "rollout.micro_batch_size": 8 // ranks,
-                "train.batch_size": 8,
-                "rollout.batch_size": 12,
-                "data.max_samples": 60,
-                "run.dir": folder,
-                "run.name": name,
-                "run.logs": "full",
-                "ckpt.path": folder / name / "checkpoints",
-                "ckpt.output_dir": folder / name / "model",
-            }
-            if algorithm in ("grpo", "ppo"):
-                flags |= {"rollout.batch_size": 1, "rollout.top_p": 1e-6, "data.max_samples": 5}
-            flags |= {f"{model}.num_gpus_per_node": ranks for model in ("actor", "critic", "ref")}
-            words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-            command = [sys.executable, "-m", "bapo_openrlhf.cli.train_ppo_ray", "--config", "configs/quickstart.yaml"]
-            print(name, flush=True)
-            with open(folder.parent / f"{folder.name}_{name}.log", "w") as log:
-                subprocess.run(
-                    [*command, "--train.full_determinism_enable", *words],
-                    check=True, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONSAFEPATH": "1"},
-                )  # fmt: skip
+    for name, own in runs().items():
+        if (names and name not in names) or (folder / name / "summary.json").exists():
+            continue
+        shutil.rmtree(folder / name, ignore_errors=True)  # a run that was interrupted
+        flags = own | {
+            "train.batch_size": 8,
+            "rollout.batch_size": 12,
+            "data.max_samples": 60,
+            "run.dir": folder,
+            "run.name": name,
+            "run.logs": "full",
+            "ckpt.path": folder / name / "checkpoints",
+            "ckpt.output_dir": folder / name / "model",
+        }
+        if own["algorithm"] in ("grpo", "ppo"):
+            flags |= {"rollout.batch_size": 1, "rollout.top_p": 1e-6, "data.max_samples": 5}
+        words = [
+            word for key, value in flags.items() for word in (f"--{key}", *([] if value is True else [str(value)]))
+        ]
+        command = [sys.executable, "-m", "bapo_openrlhf.cli.train_ppo_ray", "--config", "configs/quickstart.yaml"]
+        print(name, flush=True)
+        with open(folder.parent / f"{folder.name}_{name}.log", "w") as log:
+            subprocess.run(
+                [*command, "--train.full_determinism_enable", *words],
+                check=True, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONSAFEPATH": "1"},
+            )  # fmt: skip
 
 
-def compare(before: Path, after: Path) -> int:
-    """Print each metric that differs, with the first such step and its two values. Return how many runs differ."""
+def compare(before: Path, after: Path, within: float) -> int:
+    """Print each metric that differs, with the first such step and its two values. Return how many runs differ.
+
+    Two values are equal if they differ by at most `within` of the metric's largest value in the run.
+    """
     different = 0
     folders = sorted(path.parent for path in after.glob("*/metrics.jsonl"))
     if not folders:
@@ -76,7 +97,10 @@ def compare(before: Path, after: Path) -> int:
         same = len(rows[0]) == len(rows[1])
         for key in keys:
             pairs = [(step, one.get(key), two.get(key)) for step, (one, two) in enumerate(zip(*rows, strict=False))]
-            unequal = [(step, one, two) for step, one, two in pairs if one != two and not (one != one and two != two)]
+            numbers = [abs(one) for _, one, _ in pairs if isinstance(one, (int, float)) and one == one]
+            unequal = [
+                (step, one, two) for step, one, two in pairs if differ(one, two, within * max(numbers, default=0))
+            ]
             if unequal:
                 same = False
                 step, one, two = unequal[0]
@@ -88,10 +112,17 @@ def compare(before: Path, after: Path) -> int:
     return different
 
 
+def differ(one: object, two: object, most: float) -> bool:
+    """Whether two values of a metric differ. Two nan are equal."""
+    if isinstance(one, (int, float)) and isinstance(two, (int, float)):
+        return one != two and (one == one or two == two) and not abs(one - two) <= most
+    return one != two
+
+
 if __name__ == "__main__":
-    what, *folders = sys.argv[1:]
+    what, folder, *rest = sys.argv[1:]
     if what == "run":
-        Path(folders[0]).mkdir(parents=True, exist_ok=True)
-        run(Path(folders[0]).resolve())
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        run(Path(folder).resolve(), rest)
     else:
-        sys.exit(compare(*map(Path, folders)))
+        sys.exit(compare(Path(folder), Path(rest[0]), float(rest[1]) if rest[1:] else 0.0))

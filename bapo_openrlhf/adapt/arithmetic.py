@@ -163,6 +163,19 @@ def parts_by_tokens(lengths: Sequence[int], most: int, *, padded: bool) -> list[
     return parts
 
 
+def most_tokens(args: SimpleNamespace, phase: str) -> int | None:
+    """Tokens of a micro-batch at most, on one rank; None if micro-batches have a number of samples.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        phase: "train" or "rollout", which is when experience is made.
+    """
+    tokens = args.adapt.micro_batch_tokens
+    if tokens is None and args.train.dynamic_batch_enable:
+        tokens = getattr(args, phase).max_tokens_per_gpu
+    return None if tokens is None else tokens * args.ds.ring_attn_size * args.ds.tensor_parallel_size
+
+
 def token_plan(
     totals: Sequence[int], own: Sequence[Sequence[int]], counts: Sequence[int], real: Sequence[int]
 ) -> list[MicroBatch]:

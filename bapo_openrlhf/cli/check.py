@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from bapo_openrlhf.adapt.arithmetic import epoch_steps
+from bapo_openrlhf.adapt.arithmetic import epoch_steps, most_tokens
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.config import Checked
@@ -93,8 +93,11 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         ("optimizer steps", f"{arithmetic.optimizer_steps} per epoch of a full batch, each of "
                             f"{arithmetic.train_batch} samples; the last of a smaller batch takes what is left"),
     ]  # fmt: skip
+    tokens = most_tokens(args, "train")
+    if tokens is not None:
+        rows.append(("micro-batches", f"as many samples as fit into {tokens} tokens"))
     for model in ("actor", "critic"):
-        if model in arithmetic.ranks:
+        if model in arithmetic.ranks and tokens is None:
             count = arithmetic.micro_batches(model)
             most = arithmetic.micro_train
             rows.append((f"{model} micro-batches", f"{count} per rank and full batch, of at most {most} samples"))

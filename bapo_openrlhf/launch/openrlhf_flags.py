@@ -22,6 +22,7 @@ def check_combinations(args: SimpleNamespace) -> None:
     """
     adapt = args.adapt
     _check_adapters(args)
+    _check_micro_batches(args)
     _check_critic(args)
     _check_probe(args)
     if not adapt.enabled:
@@ -66,6 +67,20 @@ def _check_probe(args: SimpleNamespace) -> None:
             raise ConfigError(f"run.gradient_probe is {every}, and {name} is {value}; it must be {allowed} then")
 
 
+def _check_micro_batches(args: SimpleNamespace) -> None:
+    """Refuse a size of micro-batches that nothing would read, or a second one."""
+    tokens = args.adapt.micro_batch_tokens
+    if tokens is None:
+        return
+    if not args.adapt.enabled:
+        raise ConfigError(f"adapt.micro_batch_tokens is {tokens}; it needs batch adaptation, and adapt.method is none")
+    if args.train.dynamic_batch_enable:
+        raise ConfigError(
+            f"adapt.micro_batch_tokens is {tokens}, and train.dynamic_batch_enable is True; only one of them can make "
+            "the micro-batches"
+        )
+
+
 def _check_critic(args: SimpleNamespace) -> None:
     """Refuse flags of the critic if there is none, or if OpenRLHF computes its returns."""
     adapt, estimator = args.adapt, args.algo.advantage.estimator
@@ -96,6 +111,8 @@ def _check_adapters(args: SimpleNamespace) -> None:
     if not args.ds.lora.rank:
         return
     asked = f"ds.lora.rank is {args.ds.lora.rank}; it must be 0"
+    if args.train.enable_ema:
+        raise ConfigError(f"{asked} with train.enable_ema: OpenRLHF's averaged model has no adapter")
     if not args.adapt.enabled:
         raise ConfigError(f"{asked} without batch adaptation: OpenRLHF's rollout engines cannot load an adapter")
     if args.ds.load_in_4bit:

@@ -132,6 +132,9 @@ def _sizes(f: Mapping[str, Any]) -> Iterator[str]:
             f"rollout.micro_batch_size is {f['rollout.micro_batch_size']}; it must be smaller: {batch * size} samples "
             f"make {passes} of this size, and each of the {ranks} actor ranks needs one"
         )
+    tokens, longest = f["adapt.micro_batch_tokens"], f["data.max_len"]
+    if tokens is not None and tokens < longest:
+        yield f"adapt.micro_batch_tokens is {tokens}; it must be at least data.max_len {longest}, the longest sample"
     generated = f["rollout.vllm_generate_batch_size"] or batch
     if generated > batch and not f["train.async_enable"]:
         yield (

@@ -20,7 +20,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ray import launcher
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
-from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, parts_by_tokens
+from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, most_tokens, parts_by_tokens
 from bapo_openrlhf.training.contract import extends, rebound
 
 WIDE = ("sequences", "attention_mask", "action_mask")  # int32 or bool in the trainer, and int64 in the workers
@@ -242,13 +242,11 @@ def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]
         lengths: Tokens of each sample.
         dealt: Share of each rank.
     """
-    rollout, ds = args.rollout, args.ds
-    if not args.train.dynamic_batch_enable:
-        return [in_parts(share, rollout.micro_batch_size) for share in dealt]
-    limit = rollout.max_tokens_per_gpu * ds.ring_attn_size * ds.tensor_parallel_size
-    parts = [
-        parts_by_tokens([lengths[place] for place in share], limit, padded=not ds.packing_samples) for share in dealt
-    ]
+    limit = most_tokens(args, "rollout")
+    if limit is None:
+        return [in_parts(share, args.rollout.micro_batch_size) for share in dealt]
+    padded = not args.ds.packing_samples
+    parts = [parts_by_tokens([lengths[place] for place in share], limit, padded=padded) for share in dealt]
     return [[[share[n] for n in part] for part in cut] for share, cut in zip(dealt, parts, strict=True)]
 
 

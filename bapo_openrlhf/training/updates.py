@@ -37,7 +37,7 @@ from openrlhf.trainer.ray import ppo_actor, ppo_critic
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from tqdm import tqdm
 
-from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.adapt.arithmetic import MicroBatch, most_tokens
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.weight_sync import in_parcels
 from bapo_openrlhf.training.whole_batch import data_parallel_ranks
@@ -155,8 +155,8 @@ class _WholeBatch:
         A plan by tokens depends on their places, and the processes of a ring or of a tensor-parallel group must see the
         same samples.
         """
-        ds = self.args.ds
-        return not self.args.train.dynamic_batch_enable and max(ds.ring_attn_size, ds.tensor_parallel_size) <= 1
+        copies = max(self.args.ds.ring_attn_size, self.args.ds.tensor_parallel_size)
+        return most_tokens(self.args, "train") is None and copies <= 1
 
     def _with_normalisers(self, step: Sequence[tuple[MicroBatch, Experience]]) -> list[tuple[Experience, Part]]:
         """The micro-batches of an optimizer step, with what their losses need to know of all ranks' micro-batches."""

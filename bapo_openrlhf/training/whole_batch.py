@@ -17,7 +17,14 @@ from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, parts_by_tokens, step_totals, token_plan
+from bapo_openrlhf.adapt.arithmetic import (
+    MicroBatch,
+    micro_batch_plan,
+    most_tokens,
+    parts_by_tokens,
+    step_totals,
+    token_plan,
+)
 
 
 class WholeBatchReplayBuffer(NaiveReplayBuffer):
@@ -53,12 +60,12 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
     def set_up(self, strategy: Any) -> None:
         """Plan the micro-batches of the samples that are in the buffer now, by their number or by their tokens."""
         args, ranks = strategy.args, data_parallel_ranks(strategy)
-        if not args.train.dynamic_batch_enable:
+        limit = most_tokens(args, "train")
+        if limit is None:
             size, window = self.sample_batch_size, args.train.batch_size
             self.plan = micro_batch_plan(self.total, len(self.items), ranks, size, window)
             return
         window, samples = args.train.batch_size // ranks, long_and_short(self.items)
-        limit = args.train.max_tokens_per_gpu * args.ds.ring_attn_size * args.ds.tensor_parallel_size
         steps = [samples[start : start + window] for start in range(0, -(-self.total // ranks), window)]
         lengths = [[int(sample.total_length) for sample in step] for step in steps]
         parts = [parts_by_tokens(step, limit, padded=not self.packing_samples) for step in lengths]

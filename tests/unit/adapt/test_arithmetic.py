@@ -18,7 +18,10 @@ from bapo_openrlhf.adapt.arithmetic import (
     in_parts,
     in_step,
     micro_batch_plan,
+    most_tokens,
+    parts_by_tokens,
     step_totals,
+    token_plan,
 )
 
 many = settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
@@ -299,3 +302,54 @@ class TestFromArguments:
         plain = self.args()
         plain.adapt.enabled = False
         assert batch_arithmetic(plain).capacity == 10
+
+
+class TestPartsByTokens:
+    @given(st.lists(st.integers(1, 30), max_size=30), st.integers(1, 60), st.booleans())
+    def test_each_sample_once_and_no_part_is_too_large(self, lengths, most, padded):
+        parts = parts_by_tokens(lengths, most, padded=padded)
+        assert sorted(itertools.chain(*parts)) == list(range(len(lengths)))
+        for part in parts:
+            own = [lengths[place] for place in part]
+            assert len(part) == 1 or (max(own) * len(own) if padded else sum(own)) <= most
+
+    @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(9, 30))
+    def test_padded_parts_are_as_few_as_can_be(self, lengths, most):
+        """Against every way to divide the samples into parts."""
+
+        def ways(places):
+            if not places:
+                yield []
+                return
+            first, *rest = places
+            for taken in itertools.chain(*(itertools.combinations(rest, n) for n in range(len(rest) + 1))):
+                part = [lengths[place] for place in (first, *taken)]
+                if max(part) * len(part) <= most:
+                    for others in ways([place for place in rest if place not in taken]):
+                        yield [part, *others]
+
+        fewest = min(map(len, ways(range(len(lengths)))))
+        assert len(parts_by_tokens(lengths, most, padded=True)) == fewest
+
+    def test_by_hand(self):
+        assert parts_by_tokens([5, 9, 2, 9, 1], 18, padded=True) == [[1, 3], [0, 2, 4]]
+        assert parts_by_tokens([5, 9, 2, 9, 1], 14, padded=False) == [[1, 0], [3, 2, 4]]
+
+    def test_a_rank_with_fewer_micro_batches_gets_fillers(self):
+        plan = token_plan([8, 3], [[3, 1], [1]], [3, 2], [5, 3])
+        first = [MicroBatch(3, False, 8, 5), MicroBatch(1, False, 8, 5), MicroBatch(0, True, 8, 5)]
+        assert plan == [*first, MicroBatch(1, False, 3, 3), MicroBatch(0, True, 3, 3)]
+
+    @pytest.mark.parametrize(
+        ("own", "dynamic", "found"), [(None, False, [None, None]), (None, True, [70, 60]), (50, False, [500, 500])]
+    )
+    def test_tokens_of_a_rank(self, own, dynamic, found):
+        """The processes of a ring or of a tensor-parallel group share a micro-batch."""
+        copies = 1 if own is None else 5
+        args = SimpleNamespace(
+            adapt=SimpleNamespace(micro_batch_tokens=own),
+            train=SimpleNamespace(dynamic_batch_enable=dynamic, max_tokens_per_gpu=70),
+            rollout=SimpleNamespace(max_tokens_per_gpu=60),
+            ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1 if own is None else 2),
+        )
+        assert [most_tokens(args, phase) for phase in ("train", "rollout")] == found

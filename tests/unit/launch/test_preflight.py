@@ -638,12 +638,24 @@ class TestCombinations:
             ("bapo_grpo", {"ds__load_in_4bit": True}, "with ds.load_in_4bit: "),
             ("bapo_grpo", {"vllm__sync_with_ray": True}, "with vllm.sync_with_ray: "),
             ("bapo_grpo", {"data__max_images_per_prompt": 1}, "with data.max_images_per_prompt: "),
+            ("bapo_grpo", {"train__enable_ema": True}, "with train.enable_ema: "),
         ],
     )
     def test_adapters_are_refused_if_the_engines_cannot_take_them(self, run, algorithm, flags, why):
         check_combinations(run.parse("bapo_grpo", ds__lora__rank=8))
         with pytest.raises(ConfigError, match=rf"^ds\.lora\.rank is 8; it must be 0 {why}"):
             check_combinations(run.parse(algorithm, ds__lora__rank=8, **flags))
+
+    def test_micro_batches_have_one_size(self, run):
+        tokens = {"adapt__micro_batch_tokens": 3000}
+        run.check(**tokens)
+        start = "adapt.micro_batch_tokens is 3000"
+        assert run.refusal(**tokens, data__max_len=3001).startswith(f"{start}; it must be at least data.max_len 3001")
+        twice = run.parse("bapo_grpo", **tokens, train__dynamic_batch_enable=True)
+        with pytest.raises(ConfigError, match=f"^{start}, and train.dynamic_batch_enable is True; only one of them"):
+            check_combinations(twice)
+        with pytest.raises(ConfigError, match=f"^{start}; it needs batch adaptation, and adapt.method is none"):
+            check_combinations(run.parse("grpo", **tokens))
 
     @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
     def test_resuming_is_allowed(self, run, algorithm):

@@ -180,9 +180,10 @@ def test_a_signature_that_changed(another_version):
 
 def test_a_name_that_is_no_longer_read(another_version):
     (message,) = another_version(
-        "trainer/ray/ppo_actor.py", "dataloader = DataLoader(", "dataloader = torch.utils.data.DataLoader("
+        "trainer/ray/ppo_actor.py", "self.replay_buffer = NaiveReplayBuffer(", "self.replay_buffer = make_buffer("
     )
-    assert "ActorPPOTrainer.ppo_train was changed (" in message and ", and no longer reads DataLoader. Look" in message
+    assert "ActorPPOTrainer.__init__ was changed (" in message
+    assert ", and no longer reads NaiveReplayBuffer. Look" in message
 
 
 def test_a_module_that_moved(tmp_path, installed):

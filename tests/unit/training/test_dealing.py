@@ -535,8 +535,8 @@ def maker(
     args = SimpleNamespace(
         train=SimpleNamespace(dynamic_batch_enable=tokens is not None),
         rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=tokens),
-        adapt=SimpleNamespace(critic_lambd=None),
-        ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor),
+        adapt=SimpleNamespace(critic_lambd=None, micro_batch_tokens=None),
+        ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor, packing_samples=tokens is not None),
         algo=SimpleNamespace(advantage=SimpleNamespace(estimator="gae")),
     )
     actor, critic = (model(of, count, ring * tensor, kind) for of, count in enumerate(ranks))
@@ -612,18 +612,14 @@ class TestExperienceMaker:
         for of, (group, answers) in enumerate(zip(groups, asked(made, batches, *groups), strict=True)):
             assert_answered(answers, batches, of, lengths)
             shares, limit = dealt(lengths, ranks[of]), tokens * ring * tensor
-            most = max(first_fit([lengths[number] for number in share], limit) for share in shares)
-            for share, calls in zip(shares, calls_of(group), strict=True):
-                assert len(calls) == most
+            needed = [first_fit(sorted((lengths[number] for number in share), reverse=True), limit) for share in shares]
+            for share, own, calls in zip(shares, needed, calls_of(group), strict=True):
                 loads = [[int(row[0]) - 1000 for row in call["sequences"]] for call in calls]
                 filled = [bool(call["action_mask"].any()) for call in calls]
-                # each rank spreads its samples on as many passes as the rank that needs the most; the rest are fillers
-                count = min(most, len(share))
-                assert filled == [True] * count + [False] * (most - count)
-                assert sorted(number for load in loads[:count] for number in load) == sorted(share)
-                sums = [sum(lengths[number] for number in load) for load in loads[:count]]
-                # as even as OpenRLHF's partitions by the largest differencing method: but for one sample at most
-                assert not sums or max(sums) - min(sums) <= max(lengths[number] for number in share)
+                # a rank that needs fewer passes than another one gets fillers for the rest
+                assert filled == [True] * own + [False] * (max(needed) - own)
+                assert sorted(number for load in loads[:own] for number in load) == sorted(share)
+                assert all(sum(lengths[number] for number in load) <= limit for load in loads[:own])
 
     def test_different_info_keys_are_refused_before_a_model_is_asked(self):
         """OpenRLHF checks this only within a forward-pass batch, and its error does not name the keys."""
