@@ -8,8 +8,8 @@ VENV_GPU := .venv-gpu
 INSTALLED_GPU := $(VENV_GPU)/.installed
 # The first import compiles what tools/install.sh did not, and keeps that unless this variable forbids it.
 unexport PYTHONDONTWRITEBYTECODE
-# SIGTERM to make also ends what a command has started.
-STOPPABLE := $(PYTHON) tools/stoppable.py
+# SIGTERM to make also ends what a command has started. A shell in between would not pass it on.
+STOPPABLE := exec $(PYTHON) tools/stoppable.py
 # Two processes: each runs one part of the tests of the real stack, then they share the unit tests (tests/conftest.py).
 TWO := -n 2
 

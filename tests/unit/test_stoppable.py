@@ -69,10 +69,15 @@ def test_all_processes_end(start, tmp_path, number, family):
     assert alive(tmp_path) == []
 
 
-def test_make_passes_it_on(start, tmp_path):
-    """In the way in which the Makefile calls it."""
+@pytest.mark.parametrize("words", ["", '"a b"'], ids=["plain", "quoted"])
+def test_make_passes_it_on(start, tmp_path, words):
+    """In the way in which the Makefile calls it. Make runs a shell for a line with quotes, and none for another."""
     (tmp_path / "family.sh").write_text(FAMILY)
-    (tmp_path / "Makefile").write_text(f"all:\n\t{' '.join(STOPPABLE)} sh family.sh\n")
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
+    named = [
+        line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(("PYTHON ", "STOPPABLE "))
+    ]
+    (tmp_path / "Makefile").write_text("\n".join([*named, "all:", f"\t@$(STOPPABLE) sh family.sh {words}\n"]))
     process = start("make")
     process.send_signal(signal.SIGTERM)
     process.wait(60)
