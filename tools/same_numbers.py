@@ -82,7 +82,8 @@ def run(folder: Path, names: list[str]) -> None:
 def compare(before: Path, after: Path, within: float) -> int:
     """Print each metric that differs, with the first such step and its two values. Return how many runs differ.
 
-    Two values are equal if they differ by at most `within` of the metric's largest value in the run.
+    Two values are equal if they differ by at most `within` of the metric's largest value in the run, or of 0.01 if this
+    is larger: a mean that is 0 but for rounding has no digit to compare.
     """
     different = 0
     folders = sorted(path.parent for path in after.glob("*/metrics.jsonl"))
@@ -98,9 +99,7 @@ def compare(before: Path, after: Path, within: float) -> int:
         for key in keys:
             pairs = [(step, one.get(key), two.get(key)) for step, (one, two) in enumerate(zip(*rows, strict=False))]
             numbers = [abs(one) for _, one, _ in pairs if isinstance(one, (int, float)) and one == one]
-            unequal = [
-                (step, one, two) for step, one, two in pairs if differ(one, two, within * max(numbers, default=0))
-            ]
+            unequal = [(step, one, two) for step, one, two in pairs if differ(one, two, within * max(0.01, *numbers))]
             if unequal:
                 same = False
                 step, one, two = unequal[0]

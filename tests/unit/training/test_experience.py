@@ -85,6 +85,7 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
     """An experience maker of these arguments, whose models answer at once, without Ray."""
     args = SimpleNamespace(
         adapt=SimpleNamespace(
+            micro_batch_tokens=None,
             eps=EPS,
             ratio="behaviour",
             kl_target="reference",
