@@ -501,6 +501,7 @@ class TestThresholds:
 RANGES = [
     # field, allowed, refused, what the message says
     ("buffer_size", [1, 256], [0, -1], "at least 1"),
+    ("micro_batch_tokens", [1, 8192], [0, -1], "at least 1"),
     ("replay_steps", [0, 3], [-1], "at least 0"),
     ("rollout_delay", [1, 5], [0, -5], "at least 1"),
     ("reevaluate_every", [0, 5], [-1], "at least 0"),
@@ -686,7 +687,7 @@ MARKS = {
 }
 # About running a method, not about the method: no paper has a word for these.
 UNMARKED = {
-    "adapt": {"max_failed_share", "reevaluated_weight", "replayed_weight"},
+    "adapt": {"max_failed_share", "micro_batch_tokens", "reevaluated_weight", "replayed_weight"},
     "verifier": numbers(VerifierConfig),
     "run": {"name", "dir", "logs", "overwrite", "answer_chars", "gradient_probe"},
 }
