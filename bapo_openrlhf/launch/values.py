@@ -133,7 +133,7 @@ def _sizes(f: Mapping[str, Any]) -> Iterator[str]:
             f"make {passes} of this size, and each of the {ranks} actor ranks needs one"
         )
     tokens, longest = f["adapt.micro_batch_tokens"], f["data.max_len"]
-    if tokens is not None and tokens < longest:
+    if tokens is not None and 0 < tokens < longest:
         yield f"adapt.micro_batch_tokens is {tokens}; it must be at least data.max_len {longest}, the longest sample"
     generated = f["rollout.vllm_generate_batch_size"] or batch
     if generated > batch and not f["train.async_enable"]:

@@ -714,7 +714,8 @@ class TestHelp:
                 assert not item.metadata["symbol"] and not item.metadata["source"]
                 words = parser._option_string_actions[f"--{group}.{item.name}"].help
                 assert words.startswith(item.metadata["help"])
-                assert item.default is False or f"(default: {item.default})" in words
+                told = "; default: " if item.default is None else f"(default: {item.default})"
+                assert item.default is False or told in words
 
     def test_algorithms(self):
         parser = arguments.build_parser("prog")
