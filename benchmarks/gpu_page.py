@@ -327,7 +327,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
     lines = opening(result)
     for head, rows, about in tables:
-        lines += [*table(head, rows), about, ""] if rows else []
+        lines += [*table(head, rows), *([about, ""] if about else [])] if rows else []
     lines += [] if busy_rows(result) else [f"How busy the GPU is was not measured, because {no_gpu}.", ""]
     chat = [(run["model"], *run["numbers"]["rewards"]) for run in measured(result) if run["chat"]]
     lines += listed("Mean reward of the first measured step, and of the last:", [
