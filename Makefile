@@ -42,6 +42,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/floor.py
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/trainer_process.py
+	$(BIN)/python benchmarks/zero.py
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
