@@ -1,17 +1,34 @@
 """How the prompts of a rollout reach the engines: in few calls, because each call costs both processes time."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.weight_sync import ChangedHandle
 
 CALLS = 8  # of each engine and rollout at most, so that the progress bar moves and samples are made meanwhile
 OWN = ("prompt", "label", "images")  # what a request does not share with the others of its rollout
+
+
+class ChangedHandle:
+    """The handle of an engine. Some of its methods are replaced by functions of this process.
+
+    Args:
+        engine: Handle of the engine.
+        methods: A function for each replaced method.
+    """
+
+    def __init__(self, engine: Any, **methods: Callable[..., Any]) -> None:
+        self._engine = engine
+        for name, method in methods.items():
+            setattr(self, name, SimpleNamespace(remote=method))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 class DispatchingGenerator(SamplesGenerator):

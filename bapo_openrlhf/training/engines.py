@@ -8,7 +8,7 @@ compares its time with that of a second broadcast.
 import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.engine_core import ENGINE
 from bapo_openrlhf.training.reward_pool import RewardPool
 from bapo_openrlhf.training.single_turn import GroupTurn, PackedGroup, SingleTurn
-from bapo_openrlhf.training.weight_sync import Piece, receive
+from bapo_openrlhf.training.weight_receipt import Piece, borrow, receive
 
 # ── In each vLLM worker ──
 
@@ -237,6 +237,10 @@ class RolloutEngine(Engine):
     async def update_weights(self, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
         """Receive and load a parcel of the actor's weights."""
         await self.llm.collective_rpc(receive, args=(pieces, dtype))
+
+    async def borrow_weights(self, pieces: Sequence[Piece], handles: Mapping[str, tuple[Any, tuple]]) -> None:
+        """Load a parcel of the actor's weights from memory of the same GPUs."""
+        await self.llm.collective_rpc(borrow, args=(pieces, handles))
 
     async def keep_weights(self) -> int:
         """Keep today's weights in host memory instead of those kept before, and return their bytes."""

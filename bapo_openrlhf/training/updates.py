@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch, most_tokens
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.weight_sync import in_parcels
+from bapo_openrlhf.training.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.whole_batch import data_parallel_ranks
 
 # What a loss reads of an experience. Everything else stays in the memory of the CPU.
@@ -211,16 +211,6 @@ class _WholeBatch:
 
     def _metrics(self) -> dict[str, float]:
         raise NotImplementedError
-
-
-class ParcelActorTrainer(ppo_actor.ActorPPOTrainer):
-    """OpenRLHF's actor trainer, which sends its weights in parcels."""
-
-    @extends(ppo_actor.ActorPPOTrainer)
-    def broadcast_to_vllm(self) -> None:
-        """Make OpenRLHF's weight sync, with many tensors in a message."""
-        with in_parcels(self):
-            super().broadcast_to_vllm()
 
 
 class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):

@@ -1,129 +1,126 @@
-"""Send the actor's weights to the engines in few large messages.
+"""Send the actor's weights to the engines in parcels, few large messages with many tensors each.
 
-OpenRLHF sends each tensor by itself, with a call to each engine and a broadcast, and for each tensor vLLM looks through
-all parameters of its model. Here OpenRLHF still loops over the tensors: it gathers them from ZeRO-3 shards or from
-tensor-parallel ranks, and leaves frozen parts out. But what it sends is collected and leaves in parcels: one message
-with many tensors. This is not done if actor and engine share a GPU and hand memory over (CUDA IPC), and not with
-`vllm.sync_with_ray`.
+OpenRLHF sends each tensor by itself, with a call to each engine, and for each tensor vLLM looks through all parameters
+of its model. On a GPU that actor and engine share, a sync of a tiny model took 0.7 s so
+(docs/performance.md#on-a-gpu). Parcels travel in one of two ways. If actor and engine share GPUs, the engine opens the
+memory of the parcel (CUDA IPC). Otherwise rank 0 of the actor broadcasts it.
+
+What OpenRLHF's sync reads of the arguments is read here as well: `ds.zero_stage` and `ds.tensor_parallel_size` say how
+a tensor is gathered, `vllm.enable_prefix_caching` whether the engines forget keys and values, and the vision tower of a
+model with images stays out, because it is frozen. With `vllm.sync_with_ray` the sync is OpenRLHF's own.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
+import deepspeed
 import ray
 import torch
+import torch.distributed as dist
+from deepspeed.module_inject.layers import GatherReplacedLayerParams
+from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+from openrlhf.trainer.ray.utils import get_physical_gpu_id
+from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+from torch.multiprocessing.reductions import reduce_tensor
 
-from bapo_openrlhf.training.adapters import is_adapter
+from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.weight_receipt import Piece
 
-PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel, and rank 0 of the actor two
-
-Piece = tuple[str, tuple[int, ...]]
-"""Name and shape of a tensor in a parcel."""
+PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel, and a rank of the actor two
 
 
-class ChangedHandle:
-    """The handle of an engine. Some of its methods are replaced by functions of this process.
+class Parcel(NamedTuple):
+    """Tensors of one dtype, one after the other.
 
-    Args:
-        engine: Handle of the engine.
-        methods: A function for each replaced method.
+    Attributes:
+        pieces: Their names and shapes, in order.
+        flat: Their numbers, of shape (N,).
     """
 
-    def __init__(self, engine: Any, **methods: Callable[..., Any]) -> None:
-        self._engine = engine
-        for name, method in methods.items():
-            setattr(self, name, SimpleNamespace(remote=method))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+    pieces: list[Piece]
+    flat: torch.Tensor
 
 
-class Parcels:
-    """Takes the place of the engines and of the process group to which OpenRLHF's actor sends each tensor.
+def parcels(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[Parcel]:
+    """Collect tensors into parcels.
+
+    A tensor is copied before the next one is asked for, because a gathered tensor is then gone. A parcel holds until
+    the next one is asked for.
 
     Args:
-        engines: Handles of the engines.
-        group: Process group with `broadcast(tensor, src, stream)`; the workers of all engines are in it.
-        limit: Largest number of bytes in a parcel. A tensor that is larger gets a parcel of its own.
+        tensors: Names and tensors.
+        limit: Largest number of bytes in a parcel. A tensor that is larger has a parcel of its own, without a copy.
     """
+    pieces: list[Piece] = []
+    copies: list[torch.Tensor] = []
+    for name, tensor in tensors:
+        flat, piece = tensor.reshape(-1), (name, tuple(tensor.shape))
+        if copies and (sum(copy.nbytes for copy in copies) + flat.nbytes > limit or copies[0].dtype != flat.dtype):
+            yield Parcel(pieces, torch.cat(copies))
+            pieces, copies = [], []
+        if flat.nbytes > limit:
+            yield Parcel([piece], flat)
+        else:
+            pieces.append(piece)
+            copies.append(flat.clone())
+    if copies:
+        yield Parcel(pieces, torch.cat(copies))
 
-    def __init__(self, engines: Sequence[Any], group: Any, limit: int) -> None:
-        self._real, self._group, self._limit = engines, group, limit
-        self._announced: Piece = ("", ())
-        self._pieces: list[Piece] = []
-        self._tensors: list[torch.Tensor] = []  # a flat copy for each piece
-        self._bytes = 0
-        self._nothing_to_wait_for = ray.put(None)
-        # Their `update_weight` only announces the next tensor.
-        self.engines = [ChangedHandle(engine, update_weight=self._announce) for engine in engines]
 
-    def _announce(self, name: str, dtype: torch.dtype, shape: Sequence[int], empty_cache: bool = False) -> Any:
-        self._announced = (name, tuple(shape))
-        return self._nothing_to_wait_for
+class ParcelActorTrainer(ActorPPOTrainer):
+    """OpenRLHF's actor trainer, which sends its weights in parcels."""
 
-    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        """Copy the tensor that was announced last into the parcel, because OpenRLHF may free it after the call."""
-        flat = tensor.reshape(-1)
-        if self._bytes + flat.nbytes > self._limit or (self._tensors and self._tensors[0].dtype != flat.dtype):
-            self.send()
-        if flat.nbytes > self._limit:
-            self._send([self._announced], flat)
+    @extends(ActorPPOTrainer)
+    def broadcast_to_vllm(self) -> None:
+        """Send all weights to all engines, and wait until they are loaded. All ranks must call this."""
+        args, first = self.strategy.args, dist.get_rank() == 0
+        if args.vllm.sync_with_ray:
+            super().broadcast_to_vllm()
             return
-        self._pieces.append(self._announced)
-        self._tensors.append(flat.clone())
-        self._bytes += flat.nbytes
+        resets = []
+        if first and args.vllm.enable_prefix_caching:
+            resets = [engine.reset_prefix_cache.remote() for engine in self.vllm_engines]
+        torch.cuda.empty_cache()
+        if self.use_cuda_ipc:
+            for parcel in parcels(self._gathered(), PARCEL_BYTES):
+                self._lend(parcel)
+        elif first:
+            for parcel in parcels(self._gathered(), PARCEL_BYTES):
+                self._broadcast(parcel)
+        else:
+            for _ in self._gathered():  # the other ranks only take part in the gathering
+                pass
+        ray.get(resets)
+        torch.cuda.empty_cache()
+        torch_dist_barrier_and_cuda_sync()
 
-    def send(self) -> None:
-        """Send the collected tensors, and wait until the engines have loaded them."""
-        if self._pieces:
-            self._send(self._pieces, torch.cat(self._tensors))
-        self._pieces, self._tensors, self._bytes = [], [], 0
+    def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and weight of each tensor that the engines get. A weight is whole until the next one is asked for."""
+        for name, parameter in self.actor.model.module.named_parameters():
+            if parameter.requires_grad or not self.actor.is_vlm:
+                with self._gathering(parameter):
+                    yield name, parameter.data
 
-    def _send(self, pieces: list[Piece], flat: torch.Tensor) -> None:
-        loaded = [engine.update_weights.remote(pieces, flat.dtype) for engine in self._real]
-        self._group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
+    def _gathering(self, parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:
+        """Within the block, a parameter that ZeRO-3 or tensor parallelism has cut is whole."""
+        ds = self.strategy.args.ds
+        if ds.tensor_parallel_size > 1:
+            return GatherReplacedLayerParams([parameter], self.actor.model.module, enabled=True)
+        return deepspeed.zero.GatheredParameters([parameter], enabled=ds.zero_stage == 3)
+
+    def _broadcast(self, parcel: Parcel) -> None:
+        """Send a parcel from rank 0 to all engines."""
+        loaded = [engine.update_weights.remote(parcel.pieces, parcel.flat.dtype) for engine in self.vllm_engines]
+        self._model_update_group.broadcast(parcel.flat, src=0, stream=torch.cuda.current_stream())
         ray.get(loaded)
 
-
-@contextmanager
-def in_parcels(trainer: Any) -> Iterator[None]:
-    """Within the block, OpenRLHF's actor trainer sends its weights to the engines in parcels. Only rank 0 sends any."""
-    group = getattr(trainer, "_model_update_group", None)  # only rank 0 has one
-    if trainer.use_cuda_ipc or not hasattr(group, "broadcast"):  # with vllm.sync_with_ray it is a name
-        yield
-        return
-    engines = trainer.vllm_engines
-    parcels = Parcels(engines, group, PARCEL_BYTES)
-    trainer.vllm_engines, trainer._model_update_group = parcels.engines, parcels
-    try:
-        yield
-        parcels.send()
-    finally:
-        trainer.vllm_engines, trainer._model_update_group = engines, group
-
-
-def receive(worker: Any, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
-    """Receive a parcel in a vLLM worker and load it.
-
-    Args:
-        worker: The vLLM worker.
-        pieces: Names and shapes of the tensors in the parcel, in its order.
-        dtype: Type of the tensors.
-
-    Raises:
-        RuntimeError: The tensors have another dtype than vLLM's model, or the model has no weight of these names.
-    """
-    # Receive before checking, because a sender without a receiver would not fail but wait until the group's timeout.
-    flat = torch.empty(sum(math.prod(shape) for _, shape in pieces), dtype=dtype, device=worker.device)
-    worker._model_update_group.broadcast(flat, src=0, stream=torch.cuda.current_stream() if flat.is_cuda else None)
-    adapters = all(is_adapter(name) for name, _ in pieces)  # DeepSpeed may keep them in float32
-    if dtype != worker.model_config.dtype and not adapters:
-        raise RuntimeError(f"weights are {dtype} in the actor and {worker.model_config.dtype} in vLLM")
-    parts = flat.split([math.prod(shape) for _, shape in pieces])
-    weights = [(name, part.view(shape)) for (name, shape), part in zip(pieces, parts, strict=True)]
-    loaded = worker.model_runner.model.load_weights(weights=weights)
-    if loaded is not None and not loaded:
-        raise RuntimeError(f"vLLM has none of the actor's weights {', '.join(name for name, _ in pieces)}")
+    def _lend(self, parcel: Parcel) -> None:
+        """Let each engine's worker load a parcel from the memory of the rank that is on its GPU. All ranks have it."""
+        handles: list[Any] = [None] * dist.get_world_size()
+        torch_dist_barrier_and_cuda_sync()  # the copies are complete
+        dist.all_gather_object(handles, (get_physical_gpu_id(), reduce_tensor(parcel.flat)))
+        if dist.get_rank() == 0:
+            loaded = [engine.borrow_weights.remote(parcel.pieces, dict(handles)) for engine in self.vllm_engines]
+            ray.get(loaded)
+        torch_dist_barrier_and_cuda_sync()  # no rank uses the memory again before all engines have read it

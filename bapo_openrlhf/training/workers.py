@@ -13,7 +13,8 @@ from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.gradients import probe_gradients
 from bapo_openrlhf.training.log_probs import SlicedActor
-from bapo_openrlhf.training.updates import ParcelActorTrainer, WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer
 
 POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)

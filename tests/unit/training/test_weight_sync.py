@@ -1,4 +1,4 @@
-"""The weight sync in parcels: every engine gets what OpenRLHF's own loop would have sent it, tensor by tensor."""
+"""The weight sync in parcels: every engine gets each of the actor's weights once, in either way."""
 
 from types import SimpleNamespace
 
@@ -13,10 +13,11 @@ cpu.prepare_environment()
 cpu.install()
 
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
+from openrlhf.trainer.ray import utils as ray_utils  # noqa: E402
 
 from bapo_openrlhf.training import weight_sync  # noqa: E402
-from bapo_openrlhf.training.weight_sync import Parcels, receive  # noqa: E402
-from bapo_openrlhf.training.workers import WholeBatchActorTrainer  # noqa: E402
+from bapo_openrlhf.training.weight_receipt import borrow, load, receive  # noqa: E402
+from bapo_openrlhf.training.weight_sync import ParcelActorTrainer, parcels  # noqa: E402
 
 
 class Remote:
@@ -50,16 +51,17 @@ class Engine:
     """An engine with one worker, whose model notes the weights that it gets."""
 
     def __init__(self, wire, dtype=torch.float32):
-        self.weights, self.messages, self.resets, self.waiting = {}, 0, 0, None
-        model = SimpleNamespace(load_weights=self.load)
+        self.weights, self.messages, self.resets, self.waiting = {}, 0, 0, []
         self.worker = SimpleNamespace(
-            device=torch.device("cpu"),
+            device=torch.device("cuda", 3),
             model_config=SimpleNamespace(dtype=dtype),
-            model_runner=SimpleNamespace(model=model),
-            _model_update_group=wire.receiver(),
+            model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=self.load)),
         )
-        self.update_weights = Remote(self.expect)
-        self.reset_prefix_cache = Remote(self.reset)
+        if wire:
+            self.worker.device, self.worker._model_update_group = torch.device("cpu"), wire.receiver()
+        self.update_weights = Remote(lambda *given: self.later(receive, given))
+        self.borrow_weights = Remote(lambda *given: self.later(borrow, given))
+        self.reset_prefix_cache = Remote(lambda: setattr(self, "resets", self.resets + 1))
 
     def load(self, weights):
         self.messages += 1
@@ -68,43 +70,55 @@ class Engine:
             self.weights[name] = weight.clone()
         return set(self.weights)
 
-    def expect(self, pieces, dtype):
-        self.waiting = (list(pieces), dtype)
+    def later(self, call, given):
+        self.waiting.append(lambda: call(self.worker, *given))
         return self
 
-    def reset(self):
-        self.resets += 1
-        return None
-
     def finish(self):
-        receive(self.worker, *self.waiting)
-        self.waiting = None
+        self.waiting.pop()()
 
 
 @pytest.fixture(autouse=True)
-def no_ray(monkeypatch):
+def one_process(monkeypatch):
+    """No Ray and no process group. Memory that is lent to another process stays in this one."""
+
     def get(references):
-        for reference in references:
-            if isinstance(reference, Engine):
-                reference.finish()
+        for reference in filter(None, references):
+            reference.finish()
 
-    fake = SimpleNamespace(get=get, put=lambda value: value)
-    monkeypatch.setattr(weight_sync, "ray", fake)
-    monkeypatch.setattr(ppo_actor, "ray", fake)
-    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(weight_sync, "ray", SimpleNamespace(get=get))
+    monkeypatch.setattr(weight_sync, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    monkeypatch.setattr(weight_sync.dist, "get_rank", lambda: 0)
 
 
-def made_trainer(model, engines, group, *, rank=0, ipc=False, is_vlm=False, prefix_cache=False):
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Two ranks on GPUs of their own; an engine's worker on the second. The handle's seventh argument is the GPU."""
+    monkeypatch.setattr(weight_sync.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(weight_sync, "get_physical_gpu_id", lambda: "second")
+    monkeypatch.setattr(ray_utils, "get_physical_gpu_id", lambda: "second")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def gather(found, own):
+        found[:] = [("first", None), own]
+
+    monkeypatch.setattr(weight_sync.dist, "all_gather_object", gather)
+
+    def rebuild(tensor, *rest):
+        assert rest[5] == 3  # as the engine's process numbers it
+        return tensor
+
+    monkeypatch.setattr(weight_sync, "reduce_tensor", lambda flat: (rebuild, (flat, 1, 2, 3, 4, 5, 0, 7)))
+
+
+def made_trainer(model, engines, group, *, ipc=False, is_vlm=False, prefix_cache=False, with_ray=False):
     """The part of OpenRLHF's actor trainer that the sync needs."""
-    trainer = object.__new__(WholeBatchActorTrainer)
+    trainer = object.__new__(ParcelActorTrainer)
     trainer.actor = SimpleNamespace(model=SimpleNamespace(module=model), is_vlm=is_vlm)
-    vllm = SimpleNamespace(enable_prefix_caching=prefix_cache, sync_with_ray=False)
+    vllm = SimpleNamespace(enable_prefix_caching=prefix_cache, sync_with_ray=with_ray)
     ds = SimpleNamespace(zero_stage=2, tensor_parallel_size=1)
     trainer.strategy = SimpleNamespace(args=SimpleNamespace(vllm=vllm, ds=ds))
-    trainer.vllm_engines, trainer.use_cuda_ipc = engines, ipc
-    if rank == 0:
-        trainer._model_update_group = group
+    trainer.vllm_engines, trainer.use_cuda_ipc, trainer._model_update_group = engines, ipc, group
     return trainer
 
 
@@ -113,22 +127,49 @@ def made_model():
     return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3, bias=False))
 
 
-@pytest.mark.parametrize(("limit", "messages"), [(1 << 20, 1), (4 * 64, 2), (4 * 30, 3), (4, 5)])
-def test_openrlhfs_sync_in_parcels(monkeypatch, limit, messages):
+def assert_has_all(engine, model):
+    assert list(engine.weights) == [name for name, _ in model.named_parameters()]
+    assert all(torch.equal(engine.weights[name], parameter.data) for name, parameter in model.named_parameters())
+
+
+LIMITS = pytest.mark.parametrize(("limit", "messages"), [(1 << 20, 1), (4 * 64, 2), (4 * 30, 3), (4, 5)])
+
+
+@LIMITS
+def test_broadcast(monkeypatch, limit, messages):
     """Tensors of 35, 7, 7, 7 and 21 numbers of 4 bytes, in parcels of so many bytes."""
     monkeypatch.setattr(weight_sync, "PARCEL_BYTES", limit)
     model, wire = made_model(), Wire()
     engines = [Engine(wire), Engine(wire)]
-    trainer = made_trainer(model, engines, wire, prefix_cache=True)
-    trainer.broadcast_to_vllm()
+    made_trainer(model, engines, wire, prefix_cache=True).broadcast_to_vllm()
     for engine in engines:
-        assert list(engine.weights) == [name for name, _ in model.named_parameters()]
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(engine.weights[name], parameter.data, rtol=0, atol=0)
-        assert engine.resets == 1  # what is not about weights reaches the engine as before
-        assert engine.messages == messages
+        assert_has_all(engine, model)
+        assert engine.resets == 1 and engine.messages == messages
     assert len(wire.sent) == messages
-    assert trainer.vllm_engines is engines and trainer._model_update_group is wire
+
+
+@LIMITS
+def test_engines_on_the_same_gpus_open_the_parcels(monkeypatch, two_gpus, limit, messages):
+    monkeypatch.setattr(weight_sync, "PARCEL_BYTES", limit)
+    model, engine = made_model(), Engine(None)
+    made_trainer(model, [engine], None, ipc=True).broadcast_to_vllm()
+    assert_has_all(engine, model)
+    assert engine.resets == 0 and engine.messages == messages
+
+
+@pytest.mark.parametrize("ipc", [False, True])
+def test_other_ranks_call_no_engine(monkeypatch, two_gpus, ipc):
+    """They gather each weight, and lend parcels if they share a GPU with an engine."""
+    monkeypatch.setattr(weight_sync.dist, "get_rank", lambda: 1)
+    gathered = []
+    monkeypatch.setattr(
+        ParcelActorTrainer, "_gathering", lambda self, weight: gathered.append(weight) or torch.no_grad()
+    )
+    model, lent = made_model(), []
+    monkeypatch.setattr(weight_sync, "reduce_tensor", lambda flat: lent.append(flat.numel()))
+    made_trainer(model, ["no engine"], None, ipc=ipc, prefix_cache=True).broadcast_to_vllm()
+    assert [id(weight) for weight in gathered] == [id(weight) for weight in model.parameters()]
+    assert lent == ([77] if ipc else [])
 
 
 def test_frozen_vision_weights_stay_out():
@@ -139,29 +180,12 @@ def test_frozen_vision_weights_stay_out():
     assert list(engine.weights) == ["1.weight", "1.bias", "2.weight"]
 
 
-@pytest.mark.parametrize("kind", ["other rank", "shared GPU", "through Ray"])
-def test_openrlhfs_own_way_elsewhere(kind):
-    trainer = made_trainer(
-        made_model(),
-        ["engine"],
-        "the name of a group" if kind == "through Ray" else Wire(),
-        rank=1 if kind == "other rank" else 0,
-        ipc=kind == "shared GPU",
-    )
-    before = dict(vars(trainer))
-    with weight_sync.in_parcels(trainer):
-        assert vars(trainer) == before
-
-
-def test_nothing_is_sent_after_an_error_and_the_engines_are_back():
-    wire = Wire()
-    engines = [Engine(wire)]
-    trainer = made_trainer(made_model(), engines, wire)
-    with pytest.raises(KeyError, match="gather"), weight_sync.in_parcels(trainer):
-        trainer.vllm_engines[0].update_weight.remote("w", dtype=torch.float32, shape=(2,))
-        trainer._model_update_group.broadcast(torch.ones(2), src=0)
-        raise KeyError("gather")
-    assert not wire.sent and trainer.vllm_engines is engines and trainer._model_update_group is wire
+def test_through_ray_it_is_openrlhfs(monkeypatch):
+    called = []
+    monkeypatch.setattr(ppo_actor.ActorPPOTrainer, "broadcast_to_vllm", lambda self: called.append(self))
+    trainer = made_trainer(made_model(), ["engine"], "the name of a group", with_ray=True)
+    trainer.broadcast_to_vllm()
+    assert called == [trainer]
 
 
 @given(
@@ -169,39 +193,31 @@ def test_nothing_is_sent_after_an_error_and_the_engines_are_back():
     halves=st.lists(st.booleans(), min_size=12, max_size=12),
     limit=st.integers(1, 400),
 )
-def test_any_tensors_arrive_in_parcels_of_the_limit(shapes, halves, limit):
-    wire = Wire()
-    engine = Engine(wire)
-    engine.worker.model_config.dtype = None
-    received = {}
+def test_any_tensors_are_in_parcels_of_the_limit(shapes, halves, limit):
+    sent = {
+        str(n): torch.rand(shape).to(torch.bfloat16 if halves[n] else torch.float32) for n, shape in enumerate(shapes)
+    }
 
-    def expect(pieces, dtype):
-        engine.worker.model_config.dtype = dtype
-        engine.waiting = (pieces, dtype)
-        return engine
+    def gathered():
+        for name, tensor in sent.items():
+            whole = tensor.clone()
+            yield name, whole
+            whole.zero_()  # under ZeRO-3 the gathered tensor is gone
 
-    engine.update_weights = Remote(expect)
-    parcels = Parcels([engine], wire, limit)
-    for number, shape in enumerate(shapes):
-        tensor = torch.rand(shape).to(torch.bfloat16 if halves[number] else torch.float32)
-        received[str(number)] = tensor.clone()
-        assert parcels.engines[0].update_weight.remote(str(number), dtype=tensor.dtype, shape=tensor.shape) is None
-        parcels.broadcast(tensor, src=0)
-        tensor.zero_()  # under ZeRO-3 the gathered tensor is gone
-    parcels.send()
-    assert list(engine.weights) == list(received)
-    for name, tensor in received.items():
+    engine, sizes = Engine(Wire()), {tensor.nbytes for tensor in sent.values()}
+    for parcel in parcels(gathered(), limit):
+        assert parcel.flat.nbytes <= limit or parcel.flat.nbytes in sizes
+        engine.worker.model_config.dtype = parcel.flat.dtype
+        load(engine.worker, *parcel)
+    assert list(engine.weights) == list(sent)
+    for name, tensor in sent.items():
         assert engine.weights[name].dtype == tensor.dtype and torch.equal(engine.weights[name], tensor)
-    sizes = {tensor.nbytes for tensor in received.values()}
-    assert all(flat.nbytes <= limit or flat.nbytes in sizes for flat in wire.sent)
 
 
 def test_a_large_tensor_is_not_copied():
-    places = []
-    group = SimpleNamespace(broadcast=lambda tensor, src, stream: places.append(tensor.data_ptr()))
-    parcels, tensor = Parcels([], group, 100), torch.ones(30)
-    parcels.broadcast(tensor, src=0)
-    assert places == [tensor.data_ptr()]
+    tensor = torch.ones(30)
+    (parcel,) = parcels([("large", tensor)], 100)
+    assert parcel.flat.data_ptr() == tensor.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -212,13 +228,9 @@ def test_a_large_tensor_is_not_copied():
     ],
 )
 def test_what_the_engine_cannot_take_is_an_error(dtype, loads, message):
-    wire = Wire()
-    engine = Engine(wire, dtype)
+    engine = Engine(Wire(), dtype)
     if not loads:
         engine.worker.model_runner.model.load_weights = lambda weights: set()
-    parcels = Parcels([engine], wire, 100)
-    for name in "ab":
-        parcels.engines[0].update_weight.remote(name, dtype=torch.float32, shape=(2,))
-        parcels.broadcast(torch.ones(2), src=0)
+    (parcel,) = parcels([(name, torch.ones(2)) for name in "ab"], 100)
     with pytest.raises(RuntimeError, match=message):
-        parcels.send()
+        load(engine.worker, *parcel)
