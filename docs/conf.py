@@ -60,6 +60,7 @@ CONTENTS = {
         "benchmarks/results/start",
         "benchmarks/results/steps",
         "benchmarks/results/trainer_process",
+        "benchmarks/results/zero",
     ],
 }
 

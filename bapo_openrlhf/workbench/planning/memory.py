@@ -36,16 +36,16 @@ def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants
 
     With checkpointing all layers keep only their inputs, and one layer at a time is complete.
     """
-    tokens = workload.args.train.micro_batch_size * workload.sample_tokens / workload.copies
+    samples = workload.micro_samples("train")
+    tokens = samples * workload.sample_tokens / workload.copies
     layer = shape.activation_bytes(workload.masked_tokens)
     inputs = BYTES * shape.hidden
     again = workload.args.actor.gradient_checkpointing_enable
     kept = inputs * shape.layers + layer if again else layer * shape.layers
-    samples = workload.args.train.micro_batch_size if logits else 0
-    return tokens * kept + logit_bytes(shape, workload, constants, samples)
+    return tokens * kept + logit_bytes(shape, workload, constants, samples if logits else 0)
 
 
-def logit_bytes(shape: ModelShape, workload: Workload, constants: Constants, samples: int) -> float:
+def logit_bytes(shape: ModelShape, workload: Workload, constants: Constants, samples: float) -> float:
     """Bytes of the logits of a micro-batch of so many of the longest samples, on one GPU.
 
     The output head takes only the responses' tokens, and holds a block of logits at a time, of which a tile is in fp32.
@@ -119,7 +119,7 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     reference = weights("reference") if workload.has_reference(algorithm) and not args.ref.offload else 0.0
     trained = algorithm.trained
     activations = {model: activation_bytes(shape, workload, constants, logits=model == "actor") for model in trained}
-    forward = logit_bytes(shape, workload, constants, args.rollout.micro_batch_size)
+    forward = logit_bytes(shape, workload, constants, workload.micro_samples("rollout"))
     if args.train.colocate_all:
         idle = {model: weights(model) if args.ds.enable_sleep else state(model) for model in trained}
         resident = reference + (engine if workload.shared_engines and not args.vllm.enable_sleep else 0.0)

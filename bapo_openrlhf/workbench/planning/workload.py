@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+from bapo_openrlhf.adapt.arithmetic import most_tokens
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.workbench.planning.constants import Constants
 
@@ -77,11 +78,19 @@ class Workload:
         """Tokens of the longest sample."""
         return self.prompt_tokens + self.response_tokens
 
+    def micro_samples(self, phase: str) -> float:
+        """The number of longest samples in a micro-batch ("train"), or in a forward pass ("rollout")."""
+        tokens = most_tokens(self.args, phase)
+        if tokens is not None:
+            return tokens / self.sample_tokens
+        size: int = getattr(self.args, phase).micro_batch_size
+        return size
+
     @property
     def masked_tokens(self) -> int:
         """Tokens of a sample in a micro-batch that torch's attention takes with padding; 0 if there is no padding."""
         args = self.args
-        padded = args.train.micro_batch_size > 1 and not args.ds.packing_samples
+        padded = self.micro_samples("train") > 1 and not args.ds.packing_samples
         return self.sample_tokens if padded and args.ds.attn_implementation == "sdpa" else 0
 
     def lengths(self, constants: Constants) -> tuple[float, float]:

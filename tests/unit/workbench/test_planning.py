@@ -444,12 +444,21 @@ def test_activations_of_a_real_layer(tmp_path, kind, padded):
     [
         ({"train.micro_batch_size": 2}, 6144),
         ({}, 0),  # a sample at a time is not padded
+        ({"adapt.micro_batch_tokens": 6144}, 0),
+        ({"adapt.micro_batch_tokens": 6145}, 6144),
         ({"train.micro_batch_size": 2, "ds.packing_samples": True}, 0),
         ({"train.micro_batch_size": 2, "ds.attn_implementation": "flash_attention_2"}, 0),
     ],
 )
 def test_which_samples_have_a_mask(flags, tokens):
     assert with_flags(WORKLOAD, flags).masked_tokens == tokens
+
+
+def test_micro_batches_by_tokens_are_planned_as_so_many_samples():
+    by_tokens = with_flags(WORKLOAD, {"adapt.micro_batch_tokens": 4 * 6144})
+    by_number = with_flags(WORKLOAD, {"train.micro_batch_size": 4, "rollout.micro_batch_size": 4})
+    planned = [memory.gpu_memory(SHAPES["7B"], one, CONSTANTS, BA_PPO, 8) for one in (by_tokens, by_number)]
+    assert planned[0] == planned[1] != memory.gpu_memory(SHAPES["7B"], WORKLOAD, CONSTANTS, BA_PPO, 8)
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
