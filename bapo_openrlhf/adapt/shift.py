@@ -11,6 +11,7 @@ that had such responses. Neither number grows with the length of a response, as 
 of |r| could not be corrected by subtracting.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
@@ -25,6 +26,8 @@ from bapo_openrlhf.adapt.theory import sampled_tv
 # is the variance of r^2 in a group over the variance between groups, both in units of the squared mean. In a run of
 # docs/results.md it was 9.7^2 / 1.1^2.
 BORROWED = 80
+# OpenRLHF's default limits of the weight of a token (`--algo.advantage.is_correction_threshold`).
+BAND = (0.5, 5.0)
 
 
 class TokenSums(NamedTuple):
@@ -34,11 +37,15 @@ class TokenSums(NamedTuple):
         tokens: Number of tokens.
         squares: Sum of r^2.
         k3: Sum of e^r - 1 - r, with r capped at 20 in the power. Its mean over tokens from alpha is KL(alpha || pi).
+        absolute: Sum of |r|.
+        outside: Number of tokens whose weight e^r = pi / alpha is outside of BAND.
     """
 
     tokens: np.ndarray
     squares: np.ndarray
     k3: np.ndarray
+    absolute: np.ndarray
+    outside: np.ndarray
 
     @classmethod
     def of(cls, log_ratios: np.ndarray, mask: np.ndarray) -> Self:
@@ -49,7 +56,9 @@ class TokenSums(NamedTuple):
             mask: Which tokens were generated, bool, shape (N, A).
         """
         k3 = np.expm1(np.minimum(log_ratios, LOG_RATIO_CAP)) - log_ratios
-        return cls(mask.sum(-1), (log_ratios**2).sum(-1), k3.sum(-1))
+        outside = (log_ratios < math.log(BAND[0])) | (log_ratios > math.log(BAND[1]))
+        parts = mask, log_ratios**2, k3, np.abs(log_ratios), outside
+        return cls(*(part.sum(-1) for part in parts))
 
     def at(self, places: np.ndarray | Sequence[int] | slice) -> Self:
         """The sums of these responses: their positions, a slice of them, or a bool for each response."""
@@ -63,11 +72,16 @@ class Gap:
     Attributes:
         square: Mean of r^2 over their tokens: what the shift subtracts.
         tv: Their sampled TV distance (Eq. 9, 10), which is all rounding.
+        kl, absolute: Means of k3 and of |r| over their tokens.
+        cut_share: Share of their tokens that truncated or masked weights would cut, with the limits of BAND.
         step: Trainer step in which it was measured. None if it never was. Then the numbers are 0.
     """
 
     square: float = 0.0
     tv: float = 0.0
+    kl: float = 0.0
+    absolute: float = 0.0
+    cut_share: float = 0.0
     step: int | None = None
 
     def measured(self, step: int, log_ratios: np.ndarray, sums: TokenSums) -> "Gap":
@@ -79,7 +93,10 @@ class Gap:
             sums: Sums over their tokens.
         """
         tokens = sums.tokens.sum()
-        return Gap(float(sums.squares.sum() / tokens), sampled_tv(log_ratios), step) if tokens else self
+        if not tokens:
+            return self
+        square, kl, absolute, cut_share = (float(numbers.sum() / tokens) for numbers in sums[1:])
+        return Gap(square, sampled_tv(log_ratios), kl, absolute, cut_share, step)
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics of trainer step `step`. There are none if the gap was never measured."""

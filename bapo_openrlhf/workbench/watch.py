@@ -245,6 +245,13 @@ def _numbers(seen: Seen, width: int) -> list[Text]:
         _fact(row, "staleness/replayed_steps_mean", "replayed groups {:.1f} steps old"),
         _fact(row, "staleness/replayed_syncs_mean", "{:.1f} syncs"),
     )
+    show(
+        "engine gap",
+        _fact(row, "gap/kl", "KL {:.1e} a token"),
+        _fact(row, "gap/absolute", "log-probs differ by {:.1e}"),
+        _fact(row, "gap/cut_share", "{:.2%} of tokens would be cut"),
+        None if row.get("gap/kl") is None else f"{many(row['gap/age'], 'step')} ago",
+    )
     return lines + _sources(seen)
 
 

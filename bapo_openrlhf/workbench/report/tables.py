@@ -23,6 +23,7 @@ def overview(page: Comparison) -> Table:
         "reward, first steps": lambda run: data.end_means(run.curve(REWARD))[0],
         "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
+        "gap of engine and actor, right after a sync": _gap,
     }
     return _by_run(page, "", [[name, *map(fact, page.runs)] for name, fact in facts.items()])
 
@@ -35,6 +36,16 @@ def _progress(run: Run) -> str:
 def _capacity_used(run: Run) -> str | None:
     room = run.total("groups/capacity")
     return f"{sum(run.total(f'groups/{source}') for source in SOURCES) / room:.0%}" if room else None
+
+
+def _gap(run: Run) -> str | None:
+    """Means over the steps that measured it."""
+    rows = [row for row in run.rows if row.get("gap/age") == 0 and is_number(row.get("gap/kl"))]
+    if not rows:
+        return None
+    names = ("gap/kl", "gap/absolute", "gap/cut_share")
+    kl, absolute, cut = (sum(row[name] for row in rows) / len(rows) for name in names)
+    return f"KL {kl:.1e} a token; log-probs differ by {absolute:.1e}; {cut:.2%} of tokens would be cut"
 
 
 def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: str = "") -> Table:

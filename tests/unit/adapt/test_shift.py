@@ -76,6 +76,10 @@ class TestTokenSums:
             math.exp(0.5) - 1.5 + math.exp(-0.25) - 0.75 + math.e - 2, math.exp(-2) + 1 + math.exp(0.125) - 1.125, 0.0
         ])  # fmt: skip
 
+    def test_a_weight_outside_of_a_half_and_five_is_counted(self):
+        log_ratios = np.log([[0.499, 0.501, 1.0, 4.99], [5.01, 1e9, 1e-9, 2.0]])
+        assert sums_of(log_ratios).outside.tolist() == [1, 3]
+
     def test_k3_is_the_kl_divergence_of_alpha_from_today(self):
         alpha, pi = np.array([4, 2, 1, 1]) / 8, np.array([0.1, 0.2, 0.3, 0.4])
         sums = sums_of(np.repeat(np.log(pi / alpha), [4, 2, 1, 1])[None])  # tokens in exact proportion
@@ -99,7 +103,13 @@ class TestGap:
         gap = Gap().measured(7, LOGS.sum(-1), TokenSums.of(LOGS, MASK))
         assert gap.square == pytest.approx((1.3125 + 4.015625) / 5)
         assert gap.tv == pytest.approx((0 + 1 - math.exp(-1.875) + 0) / 3)
-        assert gap.metrics(9) == {"gap/square": gap.square, "gap/tv": gap.tv, "gap/age": 2}
+        assert gap.kl == pytest.approx(np.mean([math.exp(r) - 1 - r for r in LOGS[MASK]]))
+        assert gap.absolute == pytest.approx((0.5 + 0.25 + 1.0 + 2.0 + 0.125) / 5)
+        assert gap.cut_share == 1 / 5  # the token of e^-2
+        assert gap.metrics(9) == {
+            **{"gap/square": gap.square, "gap/tv": gap.tv, "gap/kl": gap.kl, "gap/absolute": gap.absolute},
+            **{"gap/cut_share": gap.cut_share, "gap/age": 2},
+        }
         assert Gap(**gap.state_dict()) == gap
 
     def test_stays_as_it_is_without_on_policy_responses(self):

@@ -820,10 +820,12 @@ class TestReview:
         assert list(reviewed.origins) == [origins[n] for n in kept]
         assert reviewed.log_ratios.tolist() == without.log_ratios.tolist()
         # they are the log ratios of the samples, in order
-        for log_ratio, n in zip(reviewed.log_ratios, kept, strict=True):
+        for place, (log_ratio, n) in enumerate(zip(reviewed.log_ratios, kept, strict=True)):
             (one,) = forward([copy.deepcopy(samples[n])])
             difference = (one.action_log_probs.double() - one.rollout_log_probs.double()) * one.action_mask
             assert log_ratio == pytest.approx(difference.sum().item(), abs=1e-9)
+            assert reviewed.sums.tokens[place] == one.action_mask.sum()
+            assert reviewed.sums.squares[place] == pytest.approx((difference**2).sum().item(), rel=1e-9)
         # and what follows is the same
         made.compute_advantages_and_returns(found)
         maker_of_kept.compute_advantages_and_returns(wanted)

@@ -251,6 +251,17 @@ class TestReview:
             trained = sum(len(e.index) for at, experiences in made.trained if at == step for e in experiences)
             assert trained == 4 * sum(row[f"groups/{source}"] for source in SOURCES)
 
+    def test_in_a_run_the_gap_stays_until_it_is_measured_again(self, world):
+        made = world(prompts=40, **{"adapt.rollout_delay": 3})
+        made.trainer.fit()
+        last, ages = None, []
+        for step, row in enumerate(made.metrics()):
+            synced = row["staleness/rollout_policy"] == 0
+            last = step if (row["groups/fresh"] and synced) or row["groups/reevaluated"] else last
+            ages.append(row.get("gap/age"))
+            assert ages[-1] == (None if last is None else step - last)
+        assert {0, 1, 2} <= set(ages)
+
     def test_in_a_run_groups_with_broken_log_probs_leave_the_batch(self, world):
         made = world(prompts=24, **{"adapt.max_failed_share": 1})
         made.spoilt = {5, 6}

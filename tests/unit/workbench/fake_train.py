@@ -33,7 +33,7 @@ def row(step):
     counts = {f"groups/{state}": count for state, count in found.items()}
     values = counts | {
         "groups/fresh": 2, "groups/generated": 2, "rollouts/step": 16, "policy_loss": 0.1, "actor_grad_norm": 1.0,
-        "staleness/rollout_policy": (step - 1) % 2, "tv/fresh": 0.001, "length/fresh": 16.0, "timing/step_total": 0.1,
+        "gap/age": (step - 1) % 2, "gap/kl": (1e-4, 0.5)[(step - 1) % 2], "timing/step_total": 0.1,
         "timing/generation": 0.1,
     }  # fmt: skip
     if step == 3:
@@ -42,7 +42,7 @@ def row(step):
             "failed group": {"groups/fresh": 1, "groups/failed": 1},
             "loss": {"policy_loss": float("nan")},
             "no gradient": {},
-            "engines": {"tv/fresh": 0.09},
+            "engines": {"gap/kl": 0.0031},
         }.get(fault, {})
     return values | ({"actor_grad_norm": 0.0} if fault == "no gradient" else {})
 

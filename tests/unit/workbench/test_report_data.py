@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.workbench.pages.page import step_ranges
 from bapo_openrlhf.workbench.report import accuracy, answers, conditions, data
+from bapo_openrlhf.workbench.report.figures import Comparison
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
+from bapo_openrlhf.workbench.report.tables import overview
 
 G = 4
 
@@ -357,3 +359,18 @@ def test_flags_that_differ():
     runs = [{"a": 1, "b": 2, "c": None}, {"a": 1, "b": 3}]
     assert data.differing(runs) == ["b", "c"]
     assert data.differing(runs[:1]) == []
+
+
+# ── engine and actor ──
+
+
+def test_the_gap_is_the_mean_of_the_steps_that_measured_it():
+    def gap(kl, age):
+        return {"gap/kl": kl, "gap/absolute": 10 * kl, "gap/cut_share": 20 * kl, "gap/age": age}
+
+    rows = [{"step": 1}, {"step": 2, **gap(1e-4, 0)}, {"step": 3, **gap(1e-4, 1)}, {"step": 4, **gap(2e-4, 0)}]
+    run = run_of(rows)
+    [table] = [row for row in overview(Comparison([run])).rows if row[0].startswith("gap of engine and actor")]
+    assert table[1] == "KL 1.5e-04 a token; log-probs differ by 1.5e-03; 0.30% of tokens would be cut"
+    old = overview(Comparison([run_of([{"step": 1, "tv/fresh": 0.1}])]))  # of an older version
+    assert [row[1] for row in old.rows if row[0].startswith("gap of engine and actor")] == [None]

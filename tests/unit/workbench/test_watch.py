@@ -63,6 +63,10 @@ def make_rows(count, **extra):
                 "staleness/rollout_policy": 1,
                 "staleness/replayed_steps_mean": 2.25,
                 "staleness/replayed_syncs_mean": 1.0,
+                "gap/kl": 2.4e-5,
+                "gap/absolute": 0.0031,
+                "gap/cut_share": 0.0004,
+                "gap/age": 1,
                 "shift/fresh": 2.1e-5,
                 "tv/fresh": 0.013,
                 "importance/fresh_mean": 1.012,
@@ -114,6 +118,7 @@ def test_everything_is_said_at_every_width(width):
         "thresholds": ["c2 0.285", "c3 0.410", "average reward 0.426"],
         "rates": ["120 responses/s", "2,500 tokens/s", "5,760 responses so far"],
         "step": ["2 s", "generation 1.5 s", "ppo train 0.5 s"],
+        "engine gap": ["KL 2.4e-05 a token", "log-probs differ by 3.1e-03", "0.04% of tokens would be cut", "1 step"],
         "policy": ["rollout weights 1 step old", "replayed groups 2.2 steps old", "1.0 syncs"],
     }
     for label, facts in parts.items():
