@@ -255,12 +255,12 @@ class AdaptedPPOTrainer(ProbedTrainer):
             logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
             self.broadcast_to_vllm()
             return {"skipped_update": 1}, global_step + 1
-        probed, corrected = self.probe(batch, experience), self._correct(experience)
+        step, probed, corrected = self.step, self.probe(batch, experience), self._correct(experience)
         status, next_step = super().train_step(experience.experiences, global_step)
         status["timing/make_experience"] = seconds
         status["tokens/reference_kept"] = experience.reference_kept
         status |= off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
-        status |= shifts(batch, experience.sums, self.step, self.reviewed.gap)
+        status |= shifts(batch, experience.sums, step, self.reviewed.gap)
         status |= probed | corrected
         actor = self.args.actor
         return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)), next_step

@@ -253,13 +253,19 @@ class TestReview:
 
     def test_in_a_run_the_gap_stays_until_it_is_measured_again(self, world):
         made = world(prompts=40, **{"adapt.rollout_delay": 3})
+        actor = made.groups["actor"]
+        exact = actor.forward
+        actor.forward = lambda sequences: exact(sequences) + 0.01 * torch.sin(sequences[:, 1:])  # it rounds otherwise
         made.trainer.fit()
         last, ages = None, []
         for step, row in enumerate(made.metrics()):
+            if row["groups/fresh"]:  # what the engines' weights of today generated has no shift at all
+                assert (row["shift/fresh"] == 0) is (row["staleness/rollout_policy"] == 0)
             synced = row["staleness/rollout_policy"] == 0
             last = step if (row["groups/fresh"] and synced) or row["groups/reevaluated"] else last
             ages.append(row.get("gap/age"))
             assert ages[-1] == (None if last is None else step - last)
+            assert row.get("gap/square", 0.01) > 1e-6
         assert {0, 1, 2} <= set(ages)
 
     def test_in_a_run_groups_with_broken_log_probs_leave_the_batch(self, world):
