@@ -28,8 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # They start a Ray for each run, or none. The other tests of the stack share one.
 OWN_RAY = (
-    "test_evaluate.py", "test_faults.py", "test_first_hour.py", "test_forks.py", "test_smoke.py", "test_study.py",
-    "test_vision.py", "test_warmup.py",
+    "test_evaluate.py", "test_faults.py", "test_first_hour.py", "test_forks.py", "test_rotary.py", "test_smoke.py",
+    "test_study.py", "test_vision.py", "test_warmup.py",
 )  # fmt: skip
 MINUTES = {"direct": 7, "float32": 8}  # of `make test` on 2 idle cores, by how the CPU multiplies bfloat16 matrices
 

@@ -43,6 +43,7 @@ REBOUND = {
         "RayActorGroup",
         "create_vllm_engines",
     ),
+    "openrlhf.cli.train_sft": ("SFTTrainer",),
     "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "SingleTurnAgentExecutor"),
     "openrlhf.trainer.ray.launcher": ("Actor", "ray"),
     "openrlhf.trainer.ray.ppo_actor": ("Actor", "ActorPPOTrainer", "NaiveReplayBuffer"),

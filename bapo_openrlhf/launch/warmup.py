@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
@@ -19,6 +20,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch import attention, openrlhf_cli
 from bapo_openrlhf.launch.data_files import local_rows
 from bapo_openrlhf.launch.preflight import check_dataset, check_model
+from bapo_openrlhf.training.contract import rebound, require_name
 
 
 def check(args: SimpleNamespace) -> None:
@@ -72,9 +74,24 @@ def launch(args: SimpleNamespace, words: Sequence[str]) -> None:
     first = os.environ["RANK"] == "0"
     if first:
         _warn_of_long_rows(args)
-    importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SFT}").train(args)
+    _train(args)
     if first:
         print(f"{args.ckpt.output_dir}: {args.model.model_name_or_path}, trained on {args.data.dataset}")
+
+
+def _train(args: SimpleNamespace) -> None:
+    """Run OpenRLHF's script, and repair what ZeRO stage 3 rounded (see `rotary`) when everything is loaded."""
+    from bapo_openrlhf.training.rotary import restore_frequencies
+
+    script = importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SFT}")
+    trainer = require_name(script, "SFTTrainer")
+
+    def with_float32_frequencies(model: Any, **others: Any) -> Any:
+        restore_frequencies(model)
+        return trainer(model=model, **others)
+
+    with rebound(script, SFTTrainer=with_float32_frequencies):
+        script.train(args)
 
 
 def _set_up() -> None:

@@ -13,16 +13,17 @@ from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.gradients import probe_gradients
 from bapo_openrlhf.training.log_probs import SlicedActor
+from bapo_openrlhf.training.rotary import restore_frequencies
 from bapo_openrlhf.training.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer
 
 POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)
-REFERENCE = plain_class(launcher.ReferenceModelActor)
+REFERENCE, REWARD = plain_class(launcher.ReferenceModelActor), plain_class(launcher.RewardModelActor)
 
 
 class _Worker:
-    """A mixin for OpenRLHF's workers, which keeps the port of their process group.
+    """A mixin for OpenRLHF's workers, which keeps the port of their process group, and rotary frequencies in float32.
 
     OpenRLHF chooses a free port, releases it, and listens on it only after the models' processes have started. In the
     meantime an engine or Ray may take the port. Here the socket with which the port was chosen stays bound. The kernel
@@ -36,6 +37,17 @@ class _Worker:
         self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port_holder.bind(("", 0))
         return self._port_holder.getsockname()[1]
+
+    @extends(POLICY)
+    @extends(CRITIC)
+    @extends(REFERENCE)
+    @extends(REWARD)
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Load all models and the checkpoint, and then repair what ZeRO stage 3 rounded (see `rotary`)."""
+        super().init_model_from_pretrained(*args, **kwargs)
+        for model in vars(self).values():
+            if isinstance(model, torch.nn.Module):
+                restore_frequencies(model)
 
     @extends(launcher.BaseModelActor)
     def execute_batch(self, method_name: str, all_data: Any, start_idx: int, end_idx: int) -> list[Any]:
@@ -116,7 +128,7 @@ class ReferenceWorker(_Worker, REFERENCE):
             super().init_model_from_pretrained(*args, **kwargs)
 
 
-class RewardWorker(_Worker, plain_class(launcher.RewardModelActor)):
+class RewardWorker(_Worker, REWARD):
     """OpenRLHF's reward worker."""
 
 

@@ -14,6 +14,7 @@ import time
 
 import psutil
 import ray
+from rotary_workers import models_of, noted
 
 from bapo_openrlhf.training import trainer
 
@@ -24,6 +25,14 @@ def node_of(actor):
 
 def process_id(actor):
     return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+def frequencies_of(worker):
+    """By role and name: the dtype and the values."""
+    return {
+        role: {name: [str(value.dtype), value.tolist()] for name, value in noted(part).items() if "inv_freq" in name}
+        for role, part in models_of(worker).items()
+    }
 
 
 WORKERS = ("engine", "core", "actor", "critic", "reference")
@@ -46,6 +55,8 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
             "reference": self.reference_model_group,
         }
         self.victims |= {name: process_id(group._actor_handlers[-1]) for name, group in groups.items() if group}
+        calls = [group._actor_handlers[-1].__ray_call__.remote(frequencies_of) for group in groups.values() if group]
+        print("frequencies:", json.dumps(ray.get(calls)), flush=True)
         if "FAULT_NODE" in os.environ:
             self.victims["node"] = int(os.environ["FAULT_NODE"])
             actors = {"engine": self.vllm_engines, "actor": self.actor_model_group._actor_handlers}

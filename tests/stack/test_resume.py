@@ -7,13 +7,17 @@ it is resumed, the probe of gradients. BA-PPO has ZeRO-3 and verifiers that fail
 
 import json
 import math
+import re
 import uuid
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from rotary_workers import noted
 from test_faults import CLI, DIED, PROBE, SWITCHES, assert_nothing_is_left, marked, same_steps
 from test_training import catalogued
+from transformers import AutoModelForCausalLM
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.run_record import PROBES
@@ -120,6 +124,18 @@ def test_the_steps_after_the_checkpoint_are_the_same_again(run):
     assert again[0]["staleness/rollout_policy"] == 1  # by the weights in the checkpoint
 
 
+def test_rotary_frequencies_are_those_of_transformers(run, workspace):
+    """Under stage 2 of the actor, because there is no reference; under stage 3 of actor, critic and reference."""
+    wanted = noted(AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16))
+    (line,) = re.findall(r"frequencies: (\[.*\])", run.output)
+    models = {role: model for worker in json.loads(line) for role, model in worker.items()}
+    critic_path = any("critic_loss" in row for row in run.rows)
+    assert set(models) == ({"actor", "critic", "model"} if critic_path else {"actor"})  # OpenRLHF's name of the last
+    for model in models.values():
+        ours = {name.split("module.")[-1]: found for name, found in model.items()}
+        assert ours == {name: ["torch.float32", value.tolist()] for name, value in wanted.items() if "inv_freq" in name}
+
+
 def test_a_critic_that_dies_is_named(ppo):
     assert f"step {PPO_SAVED + 2}, training: " in ppo.output and all(text in ppo.output for text in DIED)
 
@@ -128,11 +144,10 @@ def test_a_critic_that_dies_is_named(ppo):
 
 
 def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(grpo):
-    """No reference model, an entropy bonus, and an evaluation between two syncs."""
+    """An entropy bonus, and an evaluation between two syncs."""
     rows = grpo.rows
     catalogued(rows, "bapo_grpo")
     assert all("critic_loss" not in row for row in rows)
-    assert "ReferenceModelActor" not in grpo.output
     trained = [row for row in rows if row["groups/replayed"]]
     assert trained and all(math.isfinite(row["policy_loss"]) and row["kl"] != 0 for row in trained)
     assert any(row["actor_grad_norm"] > 0 for row in rows)

@@ -1,0 +1,118 @@
+"""Rotary frequencies as the workers and the warm-up have them after loading. A script: rotary_workers.py FOLDER
+
+FOLDER has folders with models and rows.jsonl for the warm-up. FOLDER/found.pt will have, for each of CASES, the
+frequencies and the scaling of attention by name; and for an actor that resumes, and the warm-up. The workers are those
+of a run, in this process and without Ray.
+"""
+
+import copy
+import os
+import socket
+import sys
+from pathlib import Path
+
+from bapo_openrlhf.cpu import stack as cpu
+
+# model folder, worker, ZeRO stage
+ROPE_TYPES = ("linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+CASES = (
+    *(("default", worker, 3) for worker in ("Policy", "PlainPolicy", "Critic", "PlainCritic", "Reference", "Reward")),
+    *(("default", "Policy", stage) for stage in (0, 1, 2)),
+    *((name, "Reference", 3) for name in (*ROPE_TYPES, "layers", "vision")),
+)
+
+
+def noted(model):
+    """Copies of the frequencies of a model, and how its rotary modules scale attention."""
+    found = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+    for name, module in model.named_modules():
+        found |= {f"{name}.{key}": value for key, value in vars(module).items() if key.endswith("attention_scaling")}
+    return found
+
+
+def worker(kind, args, *more):
+    """A worker that has loaded its model."""
+    from openrlhf.utils import get_strategy
+
+    from bapo_openrlhf.training import workers
+
+    made = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
+    made.init_model_from_pretrained(get_strategy(args), *more)
+    return made
+
+
+def models_of(made):
+    """The engines of a worker by role."""
+    return {name: part for name in ("actor", "ema_model", "critic", "model") if (part := getattr(made, name, None))}
+
+
+def load(folder, args, name, kind, stage):
+    """Load a worker and note the frequencies of its models."""
+    args = copy.deepcopy(args)
+    args.ds.zero_stage, args.ckpt.path = stage, str(folder / f"checkpoints{stage}")
+    more = {"Policy": (10, None), "Critic": (10,)}.get(kind.removeprefix("Plain"), ())
+    made = worker(kind, args, str(folder / name), *more)
+    found = {role: noted(part) for role, part in models_of(made).items()}
+    if (kind, stage) == ("Policy", 3):
+        made.save_checkpoint("global_step1", {"step": 1})
+        args.ckpt.load_enable = True
+        again = worker(kind, args, str(folder / name), *more)
+        assert again.get_checkpoint_states()["step"] == 1
+        found["resumed"] = noted(again.actor)
+    return found
+
+
+def warm_up(folder):
+    """Run the warm-up's command to where OpenRLHF's trainer has the model."""
+    from openrlhf.cli import train_sft
+
+    from bapo_openrlhf.cli.main import run
+
+    class Trainer:
+        def __init__(self, model, **_):
+            found.update(noted(model))
+
+        def fit(self, *_):
+            """Nothing is trained."""
+
+    found = {}
+    train_sft.SFTTrainer = Trainer
+    flags = {
+        "model.model_name_or_path": folder / "default",
+        "data.dataset": folder / "rows.jsonl",
+        "train.batch_size": 1,
+        "train.micro_batch_size": 1,
+        "ds.attn_implementation": "eager",
+        "ds.zero_stage": 3,
+        "ckpt.output_dir": folder / "warm",
+    }
+    assert run(["warmup", *(f"--{name}={value}" for name, value in flags.items())]) == 0
+    return found
+
+
+def main(folder):
+    """Load everything and write FOLDER/found.pt."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    cpu.prepare_environment()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    cpu.install()
+
+    import torch
+
+    from bapo_openrlhf.cli import arguments
+
+    flags = {
+        "algorithm": "ba_ppo", "actor.model_name_or_path": folder / "default", "train.batch_size": 1,
+        "train.micro_batch_size": 1, "data.prompt_dataset": folder / "rows.jsonl", "reward.remote_url": "none.py",
+        "ds.attn_implementation": "eager", "vllm.sync_backend": "gloo", "ckpt.output_dir": folder / "out",
+    }  # fmt: skip
+    args = arguments.parse([*(f"--{name}={value}" for name, value in flags.items()), "--train.enable_ema"])
+    found = {case: load(folder, args, *case) for case in CASES}
+    found["warm-up"] = {"actor": warm_up(folder)}
+    torch.save(found, folder / "found.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

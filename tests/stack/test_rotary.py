@@ -1,0 +1,122 @@
+"""Rotary frequencies of every role after loading, beside those of transformers without DeepSpeed.
+
+ZeRO stage 3 rounds those of the rope type `default` to bfloat16 (see `training/rotary.py`). test_resume.py has them
+in two runs.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from rotary_workers import CASES, ROPE_TYPES, noted
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Gemma3TextConfig,
+    Qwen2_5_VLConfig,
+    Qwen3Config,
+)
+
+from bapo_openrlhf.cpu.prefork.serving import python
+
+pytestmark = pytest.mark.stack
+
+LAST = 4096  # the position whose log-probs are compared
+SIZES = {
+    "vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 8192, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+BEFORE = {"original_max_position_embeddings": 1024}  # of the training, for the types that stretch it
+MORE = {
+    "linear": {"factor": 3.0},
+    "dynamic": {"factor": 3.0},
+    "yarn": {"factor": 8.0, **BEFORE},
+    "longrope": {"factor": 8.0, "short_factor": [1 + i / 7 for i in range(16)], "long_factor": [3.0] * 16, **BEFORE},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **BEFORE},
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+
+
+def config_of(name):
+    """A model with a rope type, with one for each type of layer, or with images."""
+    if name == "layers":
+        kinds = ["full_attention", "sliding_attention"]
+        return Gemma3TextConfig(**SIZES, layer_types=kinds)
+    if name == "vision":
+        rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
+        sizes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+        return Qwen2_5_VLConfig(text_config=SIZES | {"rope_parameters": rope}, vision_config=sizes)
+    return Qwen3Config(**SIZES, rope_parameters={"rope_type": name, "rope_theta": 10000.0, **MORE.get(name, {})})
+
+
+def loaded(folder, dtype):
+    """The model as transformers loads it."""
+    kind = AutoModelForImageTextToText if folder.name == "vision" else AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=dtype)
+
+
+@pytest.fixture(scope="module")
+def folder(workspace):
+    folder = workspace / "rotary"
+    for name in ("default", *ROPE_TYPES, "layers", "vision"):
+        torch.manual_seed(0)
+        kind = AutoModelForImageTextToText if name == "vision" else AutoModelForCausalLM
+        kind.from_config(config_of(name), dtype=torch.bfloat16).save_pretrained(folder / name)
+        for file in (workspace / "model").glob("tok*"):
+            (folder / name / file.name).write_bytes(file.read_bytes())
+    (folder / "rows.jsonl").write_text(json.dumps({"input": "1+1=", "solution": "2"}) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    words = [python(), str(Path(__file__).with_name("rotary_workers.py")), str(folder)]
+    done = subprocess.run(words, env=os.environ | {"BAPO_OPENRLHF_CPU": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return torch.load(folder / "found.pt")
+
+
+@pytest.mark.parametrize("case", [*CASES, "warm-up"], ids=str)
+def test_equal_those_of_transformers_to_the_last_bit(found, folder, case):
+    wanted = noted(loaded(folder / ("default" if case == "warm-up" else case[0]), torch.bfloat16))
+    assert sum(isinstance(value, torch.Tensor) for value in wanted.values()) >= 2
+    for role, ours in found[case].items():
+        ours = {next(name for name in wanted if full.endswith(name)): value for full, value in ours.items()}
+        assert ours.keys() == wanted.keys(), role
+        for name, value in wanted.items():
+            if isinstance(value, torch.Tensor):
+                assert ours[name].dtype == value.dtype == torch.float32 and torch.equal(ours[name], value), (role, name)
+            else:
+                assert ours[name] == value, (role, name)
+
+
+def test_each_role_is_compared(found):
+    roles = {kind: set(found["default", kind, 3]) for kind in ("Policy", "Critic", "Reference", "Reward")}
+    assert roles == {
+        "Policy": {"actor", "ema_model", "resumed"}, "Critic": {"critic"}, "Reference": {"model"}, "Reward": {"model"},
+    }  # fmt: skip
+
+
+def test_log_probs_far_from_the_start(found, folder):
+    """In float32, with the actor's frequencies and with rounded ones in the place of transformers'."""
+    model = loaded(folder / "default", torch.float32)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.nn.init.normal_(torch.empty_like(parameter), std=0.5))
+    tokens = torch.randint(3, SIZES["vocab_size"], (1, LAST + 1))
+
+    def log_probs(frequencies):
+        model.model.rotary_emb.inv_freq = frequencies
+        with torch.no_grad():
+            return model(tokens, logits_to_keep=1).logits.log_softmax(-1)
+
+    own = model.model.rotary_emb.inv_freq
+    (ours,) = (value for name, value in found["default", "Policy", 3]["actor"].items() if name.endswith(".inv_freq"))
+    wanted = log_probs(own)
+    assert torch.equal(log_probs(ours.float()), wanted)
+    assert (log_probs(own.bfloat16().float()) - wanted).abs().max() > 0.001

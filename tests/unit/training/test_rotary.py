@@ -1,0 +1,96 @@
+"""Rotary frequencies that are rounded here as ZeRO stage 3 rounds them. tests/stack/test_rotary.py has DeepSpeed's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Gemma3TextConfig, Gemma3TextModel, LlamaConfig, LlamaModel, Qwen2_5_VLConfig, Qwen2_5_VLModel
+
+from bapo_openrlhf.training.rotary import restore_frequencies
+
+SIZES = {
+    "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+LLAMA = LlamaConfig(**SIZES)
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+LAYERS = Gemma3TextConfig(
+    **SIZES, layer_types=["full_attention", "sliding_attention"], pad_token_id=0,
+    rope_parameters={"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+)  # fmt: skip
+VISION = Qwen2_5_VLConfig(
+    text_config=SIZES | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 9.0}},
+    vision_config={"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "out_hidden_size": 8},
+)
+
+
+def frequencies(model):
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+
+
+def rounded(model, stage=3):
+    """The model as a stage leaves it. DeepSpeed gives each parameter that stage 3 divides a `ds_id`."""
+    for name in frequencies(model):
+        folder, _, key = name.rpartition(".")
+        module = model.get_submodule(folder)
+        setattr(module, key, getattr(module, key).bfloat16())
+    for number, parameter in enumerate(model.parameters()):
+        if stage == 3:
+            parameter.ds_id = number
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "buffers"),
+    [(LlamaModel, LLAMA, 2), (Gemma3TextModel, LAYERS, 4), (Qwen2_5_VLModel, VISION, 3)],
+)
+def test_are_those_of_a_new_model(kind, config, buffers):
+    """Also inside another module, as the engine of DeepSpeed is one."""
+    wanted = frequencies(kind(config))
+    model = rounded(kind(config))
+    weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    restore_frequencies(torch.nn.Sequential(model))
+    found = frequencies(model)
+    assert found.keys() == wanted.keys() and len(found) == buffers
+    for name, buffer in wanted.items():
+        assert found[name].dtype == torch.float32 and torch.equal(found[name], buffer), name
+        assert not torch.equal(buffer.bfloat16().float(), buffer)
+    assert all(torch.equal(weights[name], parameter) for name, parameter in model.named_parameters())
+    assert not any("inv_freq" in name for name in model.state_dict())
+
+
+def test_of_a_lower_stage_are_left():
+    model = rounded(LlamaModel(LLAMA), stage=2)
+    before = frequencies(model)
+    restore_frequencies(model)
+    assert all(buffer is before[name] for name, buffer in frequencies(model).items())
+
+
+class Own(torch.nn.Module):
+    """A rotary module that transformers does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("inv_freq", torch.tensor([1.0, 0.1]), persistent=False)
+
+
+@pytest.mark.parametrize("inside", ["unknown", "with weights", "in no model"])
+def test_that_cannot_be_computed_again_are_kept_and_named(caplog, inside):
+    model = LlamaModel(LLAMA)
+    if inside == "unknown":
+        model.rotary = Own()
+    elif inside == "with weights":
+        model.rotary_emb.weight = torch.nn.Parameter(torch.ones(2))
+    else:
+        model = torch.nn.Sequential(model)
+        model.rotary = Own()
+    name, kind = ("rotary_emb", "LlamaRotaryEmbedding") if inside == "with weights" else ("rotary", "Own")
+    module = model.get_submodule(name)
+    rounded(model)
+    before = dict(module.named_buffers())
+    restore_frequencies(model)
+    assert all(buffer is before[key] for key, buffer in module.named_buffers())
+    (message,) = caplog.messages
+    assert message.startswith(f"{name} ({kind}): ZeRO stage 3 rounded the rotary frequencies to bfloat16, and ")
+    others = [buffer for key, buffer in frequencies(model).items() if not key.startswith(f"{name}.")]
+    assert all(buffer.dtype == torch.float32 for buffer in others) and len(others) == (2 if kind == "Own" else 0)
