@@ -201,7 +201,7 @@ def test_it_says_when_groups_are_too_far_to_help(source, most):
     rows[20] |= {f"groups/{source}": 1, f"shift/{source}": 1.5 * most}
     rows[21] |= {f"groups/{source}": 3, f"shift/{source}": 2.5 * most / 3 + 1e-3 * most}
     [text] = warnings(Seen("x", rows, RUN, {}, 1.0))
-    assert text.startswith(f"{source} groups are at a shift of {most:.1e}. In our study ")
+    assert text.startswith(f"{source} groups are at a shift of {most:.1e}. In our study, with 62 tokens a response, ")
     rows[21][f"shift/{source}"] -= 2e-3 * most
     assert warnings(Seen("x", rows, RUN, {}, 1.0)) == []
 
