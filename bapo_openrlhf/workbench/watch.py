@@ -80,7 +80,9 @@ def _far(seen: Seen) -> list[str]:
         groups = _sum(known, f"groups/{source}")
         shift = sum(row[f"groups/{source}"] * row[f"shift/{source}"] for row in known) / max(groups, 1)
         if shift > most:
-            found.append(f"{source} groups are at a shift of {shift:.1e}. In our study, with 62 tokens a response, {advice}")
+            found.append(
+                f"{source} groups are at a shift of {shift:.1e}. In our study, with 62 tokens a response, {advice}"
+            )
     return found
 
 
