@@ -8,20 +8,21 @@ adds nothing to a gradient, to a metric or to the auxiliary loss of a mixture of
 the GPU several times in each micro-batch, because it reads each metric there. Here metrics stay on the GPU, and all of
 them are reduced over the ranks in one call, after the last micro-batch.
 
-Models, losses, optimizers and schedules are OpenRLHF's. What its loop reads of the arguments is read here as well:
+Models, losses, optimizers and schedules are OpenRLHF's. All that its loop reads of the arguments is read here as well.
+The tests are in tests/unit/training (unit) and tests/stack (stack):
 
-| OpenRLHF's argument | here |
-| --- | --- |
-| `train.max_epochs` | `ppo_train` |
-| `train.batch_size`, `train.micro_batch_size` | `whole_batch.WholeBatchReplayBuffer.set_up` |
-| `train.dynamic_batch_enable`, `train.max_tokens_per_gpu` | the same |
-| `ds.ring_attn_size`, `ds.tensor_parallel_size` | the same; the samples are then not shuffled |
-| `ds.packing_samples` | by the buffer, which batches samples, and by the models |
-| `algo.kl.use_loss`, `.init_coef`, `.estimator`, `.unbiased_gradient` | `WholeBatchActorTrainer._kl` |
-| `actor.entropy_coef` | `WholeBatchActorTrainer.loss` |
-| `actor.aux_loss_coef` | `_WholeBatch._balance`; the critic's is the actor's, as in OpenRLHF |
-| `train.enable_ema`, `train.ema_beta` | `WholeBatchActorTrainer._average_weights` |
-| of `PolicyLoss` and `ValueLoss` | OpenRLHF's constructors read them |
+| OpenRLHF's argument | here | tested by |
+| --- | --- | --- |
+| `train.max_epochs` | `_WholeBatch.ppo_train` | stack: test_ragged |
+| `train.batch_size`, `train.micro_batch_size` | `WholeBatchReplayBuffer.set_up` | unit: test_whole_batch |
+| `train.dynamic_batch_enable`, `train.max_tokens_per_gpu` | the same | the same; stack: test_ragged |
+| `ds.ring_attn_size`, `ds.tensor_parallel_size` | `_WholeBatch._shuffles`, and the buffer's plan | unit: test_dealing |
+| `ds.packing_samples` | `WholeBatchReplayBuffer.loader`, and the models | unit: test_whole_batch |
+| `actor.entropy_coef` | `WholeBatchActorTrainer.loss` | unit: test_updates |
+| `algo.kl`: `use_loss`, `init_coef`, `estimator`, `unbiased_gradient` | `WholeBatchActorTrainer._kl` | the same |
+| `actor.aux_loss_coef`, also the critic's | `_WholeBatch._balance` | unit: test_updates |
+| `train.enable_ema`, `train.ema_beta` | `WholeBatchActorTrainer._average_weights` | stack: test_training |
+| those of `PolicyLoss` and `ValueLoss` | OpenRLHF's constructors | stack: test_ragged |
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -301,6 +301,42 @@ def test_the_critics_metrics(**shape):
         assert metrics == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
+# Of the estimators of the KL divergence, with r = log pi - log pi_ref: value, and derivative in log pi.
+ESTIMATORS = {
+    "k1": (lambda r: r, lambda r: 1.0),
+    "k2": (lambda r: r**2 / 2, lambda r: r),
+    "k3": (lambda r: math.exp(-r) - 1 + r, lambda r: 1 - math.exp(-r)),
+}
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.5])
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+def test_the_kl_loss_is_that_of_the_flags(estimator, unbiased, coefficient):
+    """An unbiased gradient is pi/pi_old r, whatever the estimator. Without a coefficient there is no reference."""
+    made = object.__new__(WholeBatchActorTrainer)
+    kl = SimpleNamespace(init_coef=coefficient, estimator=estimator, unbiased_gradient=unbiased)
+    made.args = SimpleNamespace(algo=SimpleNamespace(kl=kl))
+    log_probs = torch.tensor([[-1.0, -0.5, -9.0]], requires_grad=True)
+    experience = Experience(
+        base_action_log_probs=torch.tensor([[-1.3, -0.1, 0.0]]) if coefficient else None,
+        action_log_probs=torch.tensor([[-1.1, -0.4, 0.0]]),
+        action_mask=torch.tensor([[1, 1, 0]]),
+    )
+    part = Part(MicroBatch(1, True, 1, 1), 2.0, 1, {"dp_size": 1, "batch_num_tokens": 2.0, "global_batch_size": 1.0})
+    loss, difference = made._kl(log_probs, experience, part)
+    if not coefficient:
+        assert loss == difference == 0
+        return
+    loss.backward()
+    value, slope = ESTIMATORS[estimator]
+    ratios, weights = (0.3, -0.4), (math.exp(0.1), math.exp(-0.1))
+    assert loss.item() == pytest.approx(sum(map(value, ratios)) / 2, rel=1e-5)
+    assert difference.item() == pytest.approx(-0.05, rel=1e-5)
+    slopes = [w * r if unbiased else slope(r) for w, r in zip(weights, ratios, strict=True)]
+    assert log_probs.grad[0].tolist() == pytest.approx([slopes[0] / 2, slopes[1] / 2, 0.0], rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", [WholeBatchActorTrainer, WholeBatchCriticTrainer])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_the_run_before_its_optimizer_step(kind, value):
