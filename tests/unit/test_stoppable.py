@@ -32,13 +32,18 @@ def alive(folder):
     return found
 
 
+def hear_hangups():
+    """Let a process hear SIGHUP, also if the tests were started with nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(tmp_path):
     """Starts a command that starts FAMILY, and waits until all three processes are there."""
     started = []
 
     def start(*command):
-        process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+        process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, preexec_fn=hear_hangups)
         started.append(process)
         while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 3:
             assert process.poll() is None
