@@ -1,4 +1,7 @@
-"""The reward of reward.py, but the first 32 responses of a run are wrong, so the batch of step 0 is empty."""
+"""The reward of reward.py, but the first 33 responses of a run are wrong, so the batch of step 0 is empty.
+
+Step 0 has 32 responses. The first call is that of the check before the run.
+"""
 
 import fcntl
 import os
@@ -13,5 +16,5 @@ def reward_func(queries, prompts, labels, **kwargs):
         before = file.seek(0, os.SEEK_END)
         file.write(b"." * len(queries))
     found = reward.reward_func(queries, prompts, labels, **kwargs)
-    right = 0.0 if before < 32 else found["rewards"]
+    right = 0.0 if before < 33 else found["rewards"]
     return {"rewards": right, "scores": right, "extra_logs": found["extra_logs"]}
