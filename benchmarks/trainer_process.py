@@ -112,9 +112,8 @@ def arguments(name: str, micro: int) -> SimpleNamespace:
     one = SimpleNamespace
     estimator = "gae" if CRITIC[name] else "group_norm"
     advantage = one(estimator=estimator, gamma=1.0, lambd=0.95, no_std_norm=False, is_correction_level="off")
-    weights = one(max_second_moment=None, reevaluated_weight=1.0, replayed_weight=1.0)
     return one(
-        adapt=one(eps=1e-6, ratio="behaviour", kl_target="reference", returns="gae", **vars(weights)),
+        adapt=AdaptConfig(),
         algo=one(advantage=advantage, kl=one(use_loss=False, estimator="k1")),
         rollout=one(n_samples_per_prompt=SIZE, micro_batch_size=micro),
         ds=one(ring_attn_size=1, tensor_parallel_size=1),

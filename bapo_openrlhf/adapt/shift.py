@@ -148,4 +148,5 @@ def group_shifts(sums: TokenSums, today: np.ndarray, sizes: Sequence[int], gap: 
     starts = np.cumsum([0, *sizes[:-1]])
     moved, old, tokens = (np.add.reduceat(numbers, starts) for numbers in (moved, old, sums.tokens))
     of_old = np.where(old > 0, (moved + borrowed) / (old + BORROWED), 0.0)
-    return np.maximum(of_old * old / np.maximum(tokens, 1), 0.0)
+    shifts: np.ndarray = np.maximum(of_old * old / np.maximum(tokens, 1), 0.0)
+    return shifts
