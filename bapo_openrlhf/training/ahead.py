@@ -11,18 +11,21 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.state import prompt_state
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator, Rollout, Samples
 
-Asked = tuple[list[Samples], Rollout]
-"""What OpenRLHF's loop gets in its calls for a step, and the rollout. A call has no samples if it only finds the end of
-an epoch's data. After the last epoch there is no call, and the rollout is empty."""
+Asked = tuple[list[Samples], Rollout, list[Prompt]]
+"""What OpenRLHF's loop gets in its calls for a step, the rollout, and the hard prompts that it did not take along. A
+call has no samples if it only finds the end of an epoch's data. After the last epoch there is no call, and the rollout
+is empty."""
 
 
 class AheadSamplesGenerator(AdaptedSamplesGenerator):
@@ -41,6 +44,7 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
         self._waited = 0.0  # seconds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._rollouts: deque[Future[Asked]] = deque()
+        self._left: list[Prompt] = []  # hard prompts that no rollout took along; the next one does
         self._ready: list[Samples] = []  # of the rollout that the loop gets now
 
     def ask(self, until: int, hard: Sequence[Prompt], **kwargs: Any) -> None:
@@ -48,25 +52,35 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
 
         Args:
             until: Trainer step. Rollouts that were asked for before are not asked for again.
-            hard: Hard prompts to generate again together with the last of these rollouts.
+            hard: Hard prompts to generate again together with the last of these rollouts. If there is none, as when a
+                run is resumed with a shorter queue, the next rollout takes them along.
             kwargs: Arguments of `generate_samples`.
         """
+        self._left += hard
         for step in range(self.next_step, until + 1):
-            along = list(hard) if step == until else []
+            along: list[Prompt] = []
+            if step == until:
+                along, self._left = self._left, []
             self._rollouts.append(self._thread.submit(self._make, step, self.policy_step(), along, kwargs))
             self.next_step = step + 1
 
     def _make(self, step: int, policy_step: int, hard: list[Prompt], kwargs: dict[str, Any]) -> Asked:
         """Generate a rollout, in the thread. An epoch may end without samples, and the next one begins then."""
         found: list[Samples] = []
-        rollout = Rollout()
+        rollout, left = Rollout(), hard
+
+        def take_along() -> list[Prompt]:
+            nonlocal left
+            left = []
+            return hard
+
         while self._epochs < self.args.train.num_episodes:
-            samples, rollout = self._generate_rollout(step, policy_step, lambda: hard, **kwargs)
+            samples, rollout = self._generate_rollout(step, policy_step, take_along, **kwargs)
             found.append(samples)
             self._epochs += rollout.exhausted
             if samples[0]:
                 break
-        return found, rollout
+        return found, rollout, left
 
     def wait(self) -> None:
         """Wait until all rollouts that were asked for are there. The error of one that failed is raised."""
@@ -91,22 +105,27 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
     def generate_samples(self, **kwargs: Any) -> Samples:
         """The samples of the next step, once they are there."""
         if not self._ready:
-            if not self._rollouts:  # at the start of a run
-                self.ask(self.step(), [], **kwargs)
-            self._ready, self.rollout = self._rollouts.popleft().result()
+            if not self._rollouts:  # at the start of a run, or of epochs that were added to it
+                self.next_step = self.step()
+                self.ask(self.next_step, [], **kwargs)
+            self._ready, self.rollout, left = self._rollouts.popleft().result()
+            self._left += left
         return self._ready.pop(0)
 
     def state_dict(self) -> dict[str, Any]:
         """The rollouts that training has not reached yet, as plain data and tensors."""
         self.wait()
         asked = [rollout.result() for rollout in self._rollouts]
-        rollouts = [_rollout_state(found, rollout) for found, rollout in asked if found]
+        rollouts = [_rollout_state(found, rollout) for found, rollout, _ in asked if found]
         beyond = len(asked) - len(rollouts)  # asked for after the last epoch; a resumed run may have more epochs
-        return {"next_step": self.next_step - beyond, "epochs": self._epochs, "rollouts": rollouts}
+        left = [prompt_state(prompt) for prompt in chain(self._left, *(left for *_, left in asked))]
+        state = {"next_step": self.next_step - beyond, "epochs": self._epochs, "rollouts": rollouts}
+        return state | {"hard_prompts_left": left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self.next_step, self._epochs = state["next_step"], state["epochs"]
+        self._left = [Prompt(**prompt) for prompt in state["hard_prompts_left"]]
         for saved in state["rollouts"]:
             rollout: Future[Asked] = Future()
             rollout.set_result(_rollout_of(saved))
@@ -121,4 +140,4 @@ def _rollout_state(found: list[Samples], rollout: Rollout) -> dict[str, Any]:
 def _rollout_of(state: dict[str, Any]) -> Asked:
     found = [([Experience(**sample) for sample in some], *rest) for some, *rest in state["samples"]]
     hard = [Experience(**sample) for sample in state["rollout"]["hard_samples"]]
-    return found, Rollout(**state["rollout"] | {"hard_samples": hard})
+    return found, Rollout(**state["rollout"] | {"hard_samples": hard}), []

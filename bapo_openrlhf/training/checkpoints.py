@@ -15,6 +15,7 @@ import torch
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -99,7 +100,8 @@ class WholeCheckpoints(RecordedTrainer):
                     f"{states['global_step']}"
                 )
             self.load_state_dict(state)
-            ahead = state["ahead"] or {"next_step": state["step"], "epochs": states["episode"], "rollouts": []}
+            start = {"next_step": state["step"], "epochs": states["episode"], "rollouts": [], "hard_prompts_left": []}
+            ahead = state["ahead"] or start
             if self.ahead:
                 self.samples_generator.load_state_dict(ahead)
             elif ahead["rollouts"]:
@@ -107,6 +109,8 @@ class WholeCheckpoints(RecordedTrainer):
                     f"checkpoint {tag} has {len(ahead['rollouts'])} rollouts that were not trained on yet; resume it "
                     "with --train.async_enable, as it was written"
                 )
+            else:
+                self.prompts_after_fresh = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
             self.resumed_engine_step = state["engine_step"]
             logger.info(f"resumed from {tag}")
             if states["episode"] >= self.args.train.num_episodes:

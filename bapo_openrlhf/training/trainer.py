@@ -70,7 +70,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         self.step = self.generated = 0
         self.phase = "starting"
         self.reviewed = Review.empty(Batch(), Gap())
-        self._prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
+        self.prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
         self.samples_generator = self.generator_of(
             AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator,
             begin_step=self._begin_step,
@@ -153,7 +153,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         prompts = self.method.begin_step(self.step)
         if self.rollout_weights.step == self.step:
             return prompts
-        self._prompts_after_fresh = prompts
+        self.prompts_after_fresh += prompts
         return []
 
     @extends(Base)
@@ -222,7 +222,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
 
     def _reevaluate(self, timing: dict[str, float]) -> list[Any]:
         """Lines 12-15: samples from today's weights of the hard prompts that no rollout takes along."""
-        prompts, self._prompts_after_fresh = self._prompts_after_fresh, []
+        prompts, self.prompts_after_fresh = self.prompts_after_fresh, []
         if not prompts:
             return []
         self.phase = "generating hard prompts again"

@@ -221,6 +221,92 @@ def test_any_run_with_any_crashes_is_the_run_that_was_never_stopped(
             assert lag <= min(wanted, queue, queue if staleness is None else staleness) + delay - 1
 
 
+def assert_each_in_flight_is_somewhere(made: World) -> None:
+    """The hard prompts in flight are those of the rollouts that exist, and those that the next rollout takes along."""
+    hard, generator = made.trainer.method.hard, made.trainer.samples_generator
+    results = [rollout.result() for rollout in generator._rollouts]
+    found = [prompt.text for prompt in generator._left]
+    found += [prompt.text for *_, left in results for prompt in left]
+    found += [sample.prompts[0] for _, rollout, _ in results for sample in rollout.hard_samples]
+    assert sorted(set(found)) == sorted(hard._entries[name].prompt.text for name in hard._in_flight)
+
+
+def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
+    """Runs of which each goes on where the one before stopped, with other flags. All answers are wrong: all are hard.
+
+    Args:
+        segments: Flags of each run. "steps" are those after which it stops; None: at the end of its data.
+    """
+    tag, done = None, 0
+    for segment in segments:
+        words = dict(segment)
+        steps = words.pop("steps", None)
+        words = ahead(words.pop("queue"), words.pop("delay", 1), words.pop("again", 1)) | REPEATABLE | words
+        words |= {"adapt.buffer_size": 64} | ({"ckpt.load_enable": True} if tag else {})
+        made = World(folder, words, prompts=prompts, evaluation=0, engines=1)
+        made.reward = lambda *_: 0.0
+        if tag:
+            made.args.checked = replace(made.args.checked, resume_tag=choose_checkpoint(made.args))
+        made.make_trainer()
+        if steps is not None:
+            made.faults["broadcast"] = done + steps, ValueError("stopped")
+        try:
+            made.trainer.fit()
+        except RuntimeError as error:
+            assert "stopped" in str(error)
+        made.trainer.samples_generator.wait()
+        assert_each_in_flight_is_somewhere(made)
+        tag = (made.trainer.checkpoints.tags() or [None])[0]
+        done = int(tag.removeprefix("global_step")) if tag else 0
+    assert made.trainer.step == words["train.num_episodes"] * -(-prompts // 4)
+
+
+def one(queue, **words):
+    return {"queue": queue, "train.num_episodes": 3, **words}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "segments"),
+    [
+        pytest.param(16, [one(4, steps=5), one(3)], id="a shorter queue"),
+        pytest.param(16, [one(4, steps=5), one(1)], id="a much shorter queue"),
+        pytest.param(16, [one(4, steps=5), one(4, **{"adapt.max_staleness": 1})], id="less staleness"),
+        pytest.param(16, [one(1, **{"train.num_episodes": 1}), one(1)], id="more epochs"),
+        pytest.param(14, [one(2, **{"train.num_episodes": 1}), one(2)], id="more epochs after one that was not full"),
+        pytest.param(14, [one(4, delay=2, **{"train.num_episodes": 1}), one(1, again=2)], id="all at once"),
+    ],
+)
+def test_no_hard_prompt_is_left_behind_if_a_resume_changes(no_ray, tmp_path, prompts, segments):
+    segments_of(segments, prompts, tmp_path)
+
+
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prompts=st.integers(4, 17),
+    segments=st.lists(
+        st.fixed_dictionaries(
+            {
+                "queue": st.integers(1, 4),
+                "delay": st.integers(1, 3),
+                "again": st.integers(1, 3),
+                "steps": st.none() | st.integers(1, 6),
+            },
+            optional={"adapt.max_staleness": st.integers(1, 3)},
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    more=st.lists(st.integers(0, 2), min_size=4, max_size=4),
+)
+def test_no_hard_prompt_is_left_behind_whatever_changes_at_a_resume(no_ray, prompts, segments, more):
+    """Queue, staleness, delay, m and (upwards) the number of epochs."""
+    epochs = itertools.accumulate(more, initial=1)
+    segments = [segment | {"train.num_episodes": count} for segment, count in zip(segments, epochs, strict=False)]
+    segments[-1]["steps"] = None
+    with tempfile.TemporaryDirectory() as name:
+        segments_of(segments, prompts, Path(name))
+
+
 def in_flight_of(made: World, tag: str) -> int:
     saved = load_state(made.trainer.checkpoints.folder(tag))["ahead"]["rollouts"]
     return sum(rollout["rollout"]["asked"] for rollout in saved)
@@ -279,3 +365,17 @@ def test_a_rollout_that_fails_stops_the_run_with_its_reason(world, queue):
     text = "^step 4, syncing weights: ValueError: the engine is gone$"
     with pytest.raises(RuntimeError, match=text):
         made.trainer.fit()
+
+
+def test_a_synchronous_run_takes_up_hard_prompts_that_no_rollout_took(world, tmp_path):
+    """Of 14 prompts in one epoch, those named in the last steps are for rollouts that do not exist."""
+    words = ahead(2, 1, 1) | REPEATABLE | {"train.num_episodes": 1, "adapt.buffer_size": 64}
+    made = world(prompts=14, **words)
+    made.reward = lambda *_: 0.0
+    made.trainer.fit()
+    (tag, *_), hard = made.trainer.checkpoints.tags(), made.trainer.method.hard
+    flying = {hard._entries[name].prompt.text for name in hard._in_flight}
+    assert flying
+    again = resumed(made, tmp_path / "again", tag, **words | {"train.async_enable": False, "train.num_episodes": 2})
+    again.trainer.fit()
+    assert flying <= {request.prompt for request in again.requests} and not again.trainer.method.hard._in_flight
