@@ -7,9 +7,10 @@ not depend on which side is faster: in trainer step t the rollout of step t + q 
 engines hold then. A sync waits until all rollouts that were asked for are there.
 """
 
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any
@@ -26,6 +27,50 @@ Asked = tuple[list[Samples], Rollout, list[Prompt]]
 """What OpenRLHF's loop gets in its calls for a step, the rollout, and the hard prompts that it did not take along. A
 call has no samples if it only finds the end of an epoch's data. After the last epoch there is no call, and the rollout
 is empty."""
+
+
+class SharedLoader:
+    """A data loader from which one thread draws prompts while another one asks for its state, one at a time.
+
+    Otherwise both may create the loader's iterator, and the one of a resumed run may begin its data anew.
+
+    Args:
+        loader: The data loader.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader, self._lock = loader, threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._lock:
+            batches = iter(self._loader)
+        return self._drawn(batches)
+
+    def _drawn(self, batches: Iterator[Any]) -> Iterator[Any]:
+        end = object()
+        while True:
+            with self._lock:
+                batch = next(batches, end)
+            if batch is end:
+                return
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state."""
+        with self._lock:
+            state: dict[str, Any] = self._loader.state_dict()
+            return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        with self._lock:
+            self._loader.load_state_dict(state)
 
 
 class AheadSamplesGenerator(AdaptedSamplesGenerator):

@@ -27,7 +27,7 @@ from bapo_openrlhf.adapt.review import Review, review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.adapt.vocabulary import DROPPED
-from bapo_openrlhf.training.ahead import AheadSamplesGenerator
+from bapo_openrlhf.training.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
 from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
@@ -61,6 +61,8 @@ class AdaptedPPOTrainer(ProbedTrainer):
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
         evaluate_every = int(self.args.eval.steps) if evaluates else 0
         self.ahead = adapt.steps_ahead(self.args.train)
+        if self.ahead:
+            self.prompts_dataloader = SharedLoader(self.prompts_dataloader)
         schedule = RolloutSchedule(
             adapt.rollout_delay, adapt.reevaluate_every, evaluate_every, self.args.run.gradient_probe, self.ahead
         )

@@ -376,6 +376,7 @@ def test_a_synchronous_run_takes_up_hard_prompts_that_no_rollout_took(world, tmp
     (tag, *_), hard = made.trainer.checkpoints.tags(), made.trainer.method.hard
     flying = {hard._entries[name].prompt.text for name in hard._in_flight}
     assert flying
-    again = resumed(made, tmp_path / "again", tag, **words | {"train.async_enable": False, "train.num_episodes": 2})
+    words.pop("train.async_enable")
+    again = resumed(made, tmp_path / "again", tag, **words | {"train.num_episodes": 2})
     again.trainer.fit()
     assert flying <= {request.prompt for request in again.requests} and not again.trainer.method.hard._in_flight
