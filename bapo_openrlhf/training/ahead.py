@@ -39,7 +39,7 @@ class SharedLoader:
     """
 
     def __init__(self, loader: Any) -> None:
-        self._loader, self._lock = loader, threading.Lock()
+        self._loader, self._turn = loader, threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -48,14 +48,14 @@ class SharedLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        with self._lock:
+        with self._turn:
             batches = iter(self._loader)
         return self._drawn(batches)
 
     def _drawn(self, batches: Iterator[Any]) -> Iterator[Any]:
         end = object()
         while True:
-            with self._lock:
+            with self._turn:
                 batch = next(batches, end)
             if batch is end:
                 return
@@ -63,13 +63,13 @@ class SharedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state."""
-        with self._lock:
+        with self._turn:
             state: dict[str, Any] = self._loader.state_dict()
             return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
-        with self._lock:
+        with self._turn:
             self._loader.load_state_dict(state)
 
 

@@ -61,8 +61,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
         evaluate_every = int(self.args.eval.steps) if evaluates else 0
         self.ahead = adapt.steps_ahead(self.args.train)
-        if self.ahead:
-            self.prompts_dataloader = SharedLoader(self.prompts_dataloader)
+        self.prompts_dataloader = SharedLoader(self.prompts_dataloader) if self.ahead else self.prompts_dataloader
         schedule = RolloutSchedule(
             adapt.rollout_delay, adapt.reevaluate_every, evaluate_every, self.args.run.gradient_probe, self.ahead
         )
