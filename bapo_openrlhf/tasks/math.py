@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf.tasks import forms
+from bapo_openrlhf.tasks.notation import parts
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key, vector
 
 # ---------------------------------------------------------------------------------------------------- published data
@@ -64,25 +66,11 @@ def boxed_prompt(problem: Problem) -> str:
 MAX_LENGTH = 1000  # Characters of an answer. The longest label of the benchmarks has less than 300.
 SECONDS = 5  # Limit for reading an answer, and for comparing two. It is an integer because an alarm needs one.
 TOLERANCE = 1e-5  # Relative tolerance. math-verify compares six places, where 1.6e-19 would equal 9.1e-31.
+ZERO = 1e-9  # The largest difference from an exact zero.
+_SCALES = {"percent": r"\%", "degree": r"\cdot\frac{\pi}{180}"}  # What a unit that one of two answers leaves out may mean.
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # An escaped brace does not open anything.
-
-_INVISIBLE = re.compile(r"\\(?:left|right)(?![a-zA-Z])\.?|\\displaystyle(?![a-zA-Z])|\\!|\\?\$")
-_END = " .,;"
-_SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}) ?(?=[0-9]{3})")  # A comma within a number in LaTeX.
-_BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|~|\s)+")  # Two backslashes end the row of a matrix.
-_NEEDLESS_BLANK = re.compile(r"(?<!,) (?![^\W_])|(?<![^\W_])(?<!,) ")  # A blank that is not between letters or digits.
-_COMMA = re.compile(r",(?! )(?![0-9]{3}(?![0-9]))")
-_AND = re.compile(r",? ?\\(?:text|textrm|mathrm|mbox)\{,? ?(?:and|or) ?\} ?")
-_STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol) ?\{([^{}]*)\}")
-_EXPONENT = re.compile(r"(?<![\w.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]+)(?!\w)")
-_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?")
-_UNIT = re.compile(  # It excludes e and i because they are numbers.
-    r"(?<=[^\W_]|[})\]])(?:\\?(?P<percent>%)|\^(?:\\circ|\{\\circ\})"
-    r"|\\(?:text|textrm|mathrm|mbox)\{(?P<words>(?![ei]\})[^{}0-9,;=]*)\}(?:\^\{?(?P<power>-?[0-9])\}?)?"
-    r"|(?<=[0-9])_\{?(?P<base>[0-9]+)\}?)\Z"
-)
 
 
 def boxed(response: str) -> str | None:
@@ -105,50 +93,40 @@ def answer(response: str) -> str | None:
     content = boxed(response)
     if content is None or len(content) > MAX_LENGTH:
         return None
-    return _parts(content)[0] or None
-
-
-def _parts(text: str) -> tuple[str, str]:
-    """An answer in a uniform notation, and its unit or the base of its digits. A missing part is empty."""
-    text = _INVISIBLE.sub("", _SEPARATOR.sub("", text)).replace("−", "-")
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\varnothing", "\\emptyset")
-    text = _BLANK.sub(" ", text).strip(" ").rstrip(_END)
-    while styled := _STYLED.fullmatch(text):
-        text = styled[1].strip(" ").rstrip(_END)
-    text = _AND.sub(", ", _COMMA.sub(", ", _NEEDLESS_BLANK.sub("", text)))
-    text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
-    units = []
-    while unit := _UNIT.search(text):
-        units.append(_name(unit))
-        text = text[: unit.start()]
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "").replace(" ", "")
-    return text, " ".join(units)
-
-
-def _name(unit: re.Match[str]) -> str:
-    if unit["words"] is None:
-        return "percent" if unit["percent"] else unit["base"] or "degree"
-    name = re.sub(r"[\s.]", "", unit["words"]).casefold()
-    return re.sub(r"(?<=\w\w)s\Z", "", name) + (unit["power"] or "")
+    return parts(content)[0] or None
 
 
 def equal(given: str, label: str) -> bool:
     r"""Whether an answer, which is the content of a box, equals the label.
 
     Commas separate several values. Their order matters only in a tuple. A unit or percent sign may be left out, but if
-    both have one, the two must be equal. 50\% also equals 0.5, but 50 does not.
+    both have one, the two must be equal. 50\% also equals 0.5, but 50 does not. 90^\circ also equals \frac{\pi}{2}.
     """
     if max(len(given), len(label)) > MAX_LENGTH:
         return False
-    (value, unit), (reference, measure) = _parts(given), _parts(label)
+    (value, unit), (reference, measure) = parts(given), parts(label)
     if not value or not reference or (unit and measure and unit != measure):
         return False
+    if value == reference:
+        return True
+    words = forms.same_words(value, reference)
+    if words is not None:
+        return words
+    solved = forms.solved(value, reference, _side)
+    if solved is None or forms.refused(*solved):
+        return False
+    value, reference = solved
     if value == reference or _same(value, reference):
         return True
-    if unit == measure or "percent" not in (unit, measure):
-        return False
-    return _same(value + "\\%" * (unit == "percent"), reference + "\\%" * (measure == "percent"))
+    for name, factor in _SCALES.items():
+        if unit != measure and name in (unit, measure):
+            return _same(value + factor * (unit == name), reference + factor * (measure == name))
+    return False
+
+
+def _side(side: str, reference: str) -> bool:
+    r"""Whether one side of an equation equals the label. It may be a calculation, as in 6 \times 7 = 42."""
+    return side == reference or (not forms.is_large(side, reference) and _same(side, reference))
 
 
 def _same(value: str, reference: str) -> bool:
@@ -172,8 +150,11 @@ def _same(value: str, reference: str) -> bool:
     if not verify(ours, theirs, allow_set_relation_comp=True, timeout_seconds=seconds):
         return False
     try:
-        return math.isclose(float(ours[0]), float(theirs[0]), rel_tol=TOLERANCE)
-    except (TypeError, ValueError, OverflowError):
+        a, b = (expressions[0].doit() for expressions in (ours, theirs))
+        if a.is_zero or b.is_zero:
+            return abs(float(a - b)) < ZERO
+        return math.isclose(float(a / b), 1, rel_tol=TOLERANCE)  # a and b may be too small for a float.
+    except (AttributeError, TypeError, ValueError, OverflowError):
         return True  # They are not real numbers.
 
 

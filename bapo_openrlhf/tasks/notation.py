@@ -1,0 +1,213 @@
+r"""One notation for an answer in mathematics, and its unit apart.
+
+People and models write one thing in many ways: 3×5 and 3\times 5, √2 and \sqrt{2}, 5 cm and 5\text{ cm}. Only the
+writing is changed here. Nothing is computed.
+"""
+
+import re
+
+# ------------------------------------------------------------------------------------------------------- characters
+
+_COMMANDS = {
+    "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "÷": "div", "±": "pm", "π": "pi", "∞": "infty", "≤": "le",
+    "⩽": "le", "≥": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "∪": "cup", "∩": "cap", "∅": "emptyset", "∈": "in",
+    "∠": "angle", "△": "triangle", "⟨": "langle", "⟩": "rangle", "α": "alpha", "β": "beta", "γ": "gamma",
+    "θ": "theta", "λ": "lambda", "μ": "mu", "φ": "phi", "ω": "omega",
+}  # fmt: skip
+_FRACTIONS = {"½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "15", "⅙": "16", "⅛": "18"}
+_FULL_WIDTH = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
+_CHARACTERS = str.maketrans(
+    {
+        **{character: rf"\{name} " for character, name in _COMMANDS.items()},
+        **{character: rf"\frac{{{a}}}{{{b}}}" for character, (a, b) in _FRACTIONS.items()},
+        **dict.fromkeys("−–—", "-"),
+        "°": r"^{\circ}",
+        "ℝ": r"\mathbb{R}",
+    }
+    | _FULL_WIDTH
+)
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
+_RAISED_RUN = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
+_ROOT = re.compile(r"√(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+|[a-zA-Z]))")
+
+_INVISIBLE = re.compile(r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])\.?|\\displaystyle(?![a-zA-Z])|\\!|\\?\$")
+_END = " .,;"
+_SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}) ?(?=[0-9]{3})")  # A comma within a number in LaTeX.
+_BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|\\quad(?![a-zA-Z])|~|\s)+")  # Two backslashes end the row of a matrix.
+_NEEDLESS_BLANK = re.compile(r"(?<!,) (?![^\W_])|(?<![^\W_])(?<!,) ")  # A blank that is not between letters or digits.
+_COMMA = re.compile(r",(?! )(?![0-9]{3}(?![0-9]))")
+_STYLE = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|boldsymbol|operatorname)"
+_AND = re.compile(
+    rf",? ?{_STYLE}\{{,? ?(?:and|or) ?\}} ?|(?<=[0-9}})\]]),? (?:and|or) (?=[-+\\0-9({{\[])|(?<=[0-9}})\]]) or "
+)
+_STYLED = re.compile(_STYLE + r" ?\{([^{}]*)\}")
+_CONSTANT = re.compile(_STYLE + r" ?\{ ?([ei]|\\[a-zA-Z]+) ?\}|\{\\rm ?([ei])\}")
+_EXPONENT = re.compile(r"(?<![\w.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]+)(?!\w)")
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?")
+_REPEATING = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]*)\\(?:overline|dot|bar) ?\{?([0-9]+)\}?")
+_MIXED = re.compile(r"(?<![\w./^])([0-9]+) ([0-9]+)/([0-9]+)(?![\w/.])")
+_DAYTIME = re.compile(r"(?<=[0-9]) ?([ap])\.? ?m\.?\Z", re.IGNORECASE)
+_LEADING = re.compile(r"\A(?:=|\\approx(?![a-zA-Z])|\\sim(?![a-zA-Z])) ?")
+_CHOICE_BEFORE = re.compile(_STYLE + r" ?\{ ?\([A-E]\) ?\} ?(?=[-\\0-9(])")
+_MAGNITUDES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_MAGNITUDE = re.compile(
+    rf"(?<![\w.^_])([0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?) ?(?:{_STYLE}\{{ ?)?({'|'.join(_MAGNITUDES)})s?(?![a-z]) ?(\}}|)"
+)
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?\^ ?(?:\\circ|\{ ?\\circ ?\})")
+
+
+def parts(text: str) -> tuple[str, str]:
+    """An answer in a uniform notation, and its unit or the base of its digits. A missing part is empty."""
+    text, money = _without_money(_characters(text))
+    text = _INVISIBLE.sub("", _SEPARATOR.sub("", text))
+    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("\\varnothing", "\\emptyset")
+    text = re.sub(r"\\([lr])angle(?![a-zA-Z]) ?", lambda found: "(" if found[1] == "l" else ")", text)
+    text = _CONSTANT.sub(lambda found: found[1] or found[2], text)
+    text = _BLANK.sub(" ", text).strip(" ").rstrip(_END)
+    while styled := _STYLED.fullmatch(text):
+        text = styled[1].strip(" ").rstrip(_END)
+    text = _MAGNITUDE.sub(_magnitude, _CHOICE_BEFORE.sub("", text, count=1))
+    text = _AND.sub(", ", _COMMA.sub(", ", _NEEDLESS_BLANK.sub("", text)))
+    text = _REPEATING.sub(_fraction, _EXPONENT.sub(r"\1\\times 10^{\2}", _LEADING.sub("", text)))
+    if _TRIGONOMETRIC.search(text):  # sympy's functions take radians.
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    text, units = _without_units(_DAYTIME.sub(r" \1m", _MIXED.sub(r"\1\\frac{\2}{\3}", text)))
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "").replace(" ", "")
+    return text, " ".join(dict.fromkeys(units + money))
+
+
+def _characters(text: str) -> str:
+    """The text with LaTeX's commands instead of the characters that mean the same."""
+    text = _RAISED_RUN.sub(lambda run: f"^{{{run[0].translate(_RAISED)}}}", text)
+    text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2] or root[3]}}}", text)
+    return text.translate(_CHARACTERS)
+
+
+def _magnitude(found: re.Match[str]) -> str:
+    """5 million as 5000000. If a unit follows within the same group, the group is opened again for it."""
+    whole, _, decimals = found[1].replace(",", "").partition(".")
+    power = max(_MAGNITUDES[found[2]], len(decimals))
+    number = str(int((whole + decimals).ljust(len(whole) + power, "0")))
+    if len(decimals) > _MAGNITUDES[found[2]]:
+        return found[0]
+    inside = "\\" in found[0] and not found[3]
+    return number + (r"\text{ " if inside else found[3] and "" or " ")
+
+
+def _fraction(found: re.Match[str]) -> str:
+    r"""A repeating decimal as a fraction, for example 0.1\overline{6} as \frac{15}{90}."""
+    whole, fixed, repeated = found.groups()
+    below = (10 ** len(repeated) - 1) * 10 ** len(fixed)
+    above = int(whole + fixed + repeated) - int((whole + fixed) or "0")
+    return rf"\frac{{{above}}}{{{below}}}"
+
+
+# ------------------------------------------------------------------------------------------------------------ units
+
+_SYMBOLS = dict(
+    pair.split("=")
+    for pair in (
+        "mm=millimeter cm=centimeter dm=decimeter m=meter km=kilometer in=inch ft=foot yd=yard mi=mile mg=milligram "
+        "g=gram kg=kilogram lb=pound lbs=pound oz=ounce s=second sec=second ms=millisecond min=minute h=hour hr=hour "
+        "l=liter ml=milliliter hz=hertz n=newton j=joule kj=kilojoule w=watt kw=kilowatt v=volt a=ampere k=kelvin "
+        "c=celsius f=fahrenheit pa=pascal mol=mole rad=radian deg=degree mph=mile/hour feet=foot inches=inch "
+        "usd=dollar buck=dollar people=person men=man women=woman children=child"
+    ).split()
+)
+# Only these count as units without \text{}. The others may be products of variables, for example 2 m g.
+_BARE = frozenset("mm cm km ft kg lb lbs oz ml min hr sec mph usd feet inches men degrees am pm".split())
+# With one of these words, the text beside a number is no unit: it changes the number, or gives a second answer.
+_NO_UNIT = frozenset(
+    "or and not no nor but than if else when unless except without plus minus times over divided to from until between "
+    "about around approximately approx roughly nearly almost at least most more less fewer greater above below up down "
+    "only exactly maybe possibly half halves third thirds quarter quarters fourth fourths fifth fifths sixth eighth "
+    "tenth dozen score couple squared cubed factorial choose mod modulo root power infinity pi hundred thousand million "
+    "billion trillion zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty "
+    "sixty seventy eighty ninety is are was be equals equal wrong false incorrect positive negative".split()
+)
+_UNIT = re.compile(
+    r"(?:(?<=[^\W_]|[})\]])(?:\\?(?P<percent>%)|\^ ?(?:\\circ|\{ ?\\circ ?\}) ?(?P<scale>[CF])?"
+    rf"|{_STYLE}\{{(?P<words>(?![ei]\}})[^{{}},;=]*)\}}(?:\^\{{?(?P<power>-?[0-9])\}}?)?)"
+    r"|(?<=[0-9])_\{?(?P<base>[0-9]+)\}?"
+    r"|(?<=[0-9})])(?P<blank> ?)(?P<bare>[a-zA-Z][a-zA-Z./^0-9 -]*))\Z"
+)
+_JOINED = re.compile(rf"({_STYLE}\{{[^{{}}]*)\}}(\^-?[0-9]|) ?(/|\\cdot|) ?{_STYLE}\{{")
+_BRACED_POWER = re.compile(rf"({_STYLE}\{{[^{{}}]*\}})\^\{{(-?[0-9])\}}")
+_INNER_POWER = re.compile(rf"({_STYLE}\{{[^{{}}]*)\^\{{(-?[0-9])\}}")
+_WORD = re.compile(r"[a-zA-Z]+|/|\^-?[0-9]")
+_MONEY = re.compile(r"^([+-]?) ?(?:\\\$|(€)|(£)) ?|(?<=[0-9]) ?(?:\\\$|(€)|(£))$")
+
+
+def _without_money(text: str) -> tuple[str, list[str]]:
+    r"""The text without the sign of a currency before or after it. A dollar sign without \ is LaTeX's."""
+    text = re.sub(r"(?<!\\)\$", "", text).strip()
+    found = _MONEY.search(text)
+    if not found or not re.search("[0-9]", text):
+        return text, []
+    name = "euro" if "€" in found[0] else "pound" if "£" in found[0] else "dollar"
+    return text[: found.start()] + (found[1] or "") + text[found.end() :], [name]
+
+
+def _without_units(text: str) -> tuple[str, list[str]]:
+    text = _INNER_POWER.sub(r"\1^\2", _BRACED_POWER.sub(r"\1^\2", text))
+    while joined := _JOINED.search(text):
+        text = text[: joined.start()] + f"{joined[1]}{joined[2]}{joined[3] or ' '}" + text[joined.end() :]
+        text = text.replace("\\cdot}", "}")
+        text = re.sub(rf"({_STYLE}\{{[^{{}}]*)\^\{{(-?[0-9])\}}", r"\1^\2", text)
+    units: list[str] = []
+    while (unit := _UNIT.search(text)) and (name := _name(unit)):
+        units.insert(0, name)
+        text = text[: unit.start()].rstrip(" ")
+    return text, units
+
+
+def _name(unit: re.Match[str]) -> str | None:
+    """The name of a unit. None: the text is no unit."""
+    if unit["percent"]:
+        return "percent"
+    if unit["base"]:
+        return unit["base"]
+    if unit["bare"]:
+        words = re.findall("[a-zA-Z]+", unit["bare"])
+        known = all(word.casefold() in _BARE for word in words)
+        speed = "/" in unit["bare"] and all(word.casefold() in _SYMBOLS for word in words)
+        long = any(len(word) >= 4 for word in words) and min(map(len, words)) >= 2
+        return _unit_name(unit["bare"]) if known or (unit["blank"] and (long or speed)) else None
+    if unit["words"] is not None:
+        return _unit_name(unit["words"] + (f"^{unit['power']}" if unit["power"] else ""))
+    return {"C": "degree celsius", "F": "degree fahrenheit"}.get(unit["scale"], "degree")
+
+
+def _unit_name(text: str) -> str | None:
+    r"""A unit in full and in the singular, for example "meter/second^2" for m/s^2. None: the text is no unit.
+
+    Any noun is a unit, because a label is often a bare number and the answer says of what.
+    """
+    text = re.sub(r"\\cdot|\\,|\.(?= )", " ", text).replace(".", "").casefold().strip()
+    words = _WORD.findall(text)
+    if not words or "".join(words) != re.sub(r"[\s'()-]", "", text) or sum(map(str.isalpha, words)) > 5:
+        return None
+    names: list[str] = []
+    power = ""
+    for word in words:
+        if word in ("square", "sq", "cubic", "cu"):
+            power = "^2" if word.startswith("s") else "^3"
+        elif word in ("squared", "cubed") and names:
+            names.append("^2" if word == "squared" else "^3")
+        elif word == "per":
+            names.append("/")
+        elif word.isalpha():
+            if word in _NO_UNIT or (len(word) == 1 and word not in _SYMBOLS):
+                return None
+            names += [_singular(word), power] if power else [_singular(word)]
+            power = ""
+        else:
+            names.append(word)
+    return re.sub(r" ?(/) ?| (?=\^)", r"\1", " ".join(names)) or None
+
+
+def _singular(word: str) -> str:
+    word = re.sub("metre", "meter", re.sub("litre", "liter", word))
+    return _SYMBOLS.get(word) or re.sub(r"(?<=\w\w)(?<!s)s\Z", "", word)
