@@ -322,18 +322,26 @@ def _value_over(expression: str, numbers: Sequence[int]) -> Fraction | None:
 
 
 # A whole response that is only an expression and special tokens after it.
-_RESPONSE = re.compile(r"([0-9+\-*/()]+)(?:<eos>|<pad>|</s>|<\|[a-z_]+\|>)*")
-# The content of <answer> without blanks: an expression, and optionally its value.
-_TAGGED = re.compile(r"([0-9+\-*/()]+)(?:=[0-9]+)?")
+_RESPONSE = re.compile(r"([0-9+\-*/()]+)(?:<eos>|<pad>|</s>|<\|[a-z_]+\|>|<end_of_(?:turn|utterance)>|<｜[a-z▁]+｜>)*")
 _TWO_NUMBERS = re.compile(r"[0-9]\s+[0-9]")  # "3 5" must not become 35.
+_WRITTEN = {
+    "*": re.compile(r"[×·⋅∗]|\\(?:times|cdot|ast)(?![a-zA-Z])"),
+    "/": re.compile(r"÷|\\div(?![a-zA-Z])"),
+    "-": re.compile(r"[−–]"),
+    "(": re.compile(r"(?:\\left)?[(\[]"),
+    ")": re.compile(r"(?:\\right)?[)\]]"),
+}
+_FORMULA = re.compile(r"\\[(\[](.*)\\[)\]]")
+MAX_EQUALS = 4  # Signs of equality in an answer. 3*5+7=15+7=22 has two.
 
 
 def answer(response: str) -> str | None:
-    """The expression that a response gives as its answer, without blanks. None means that there is none.
+    r"""The expression that a response gives as its answer, without blanks. None means that there is none.
 
-    It is the content of the last <answer>...</answer>. Blanks, surrounding dollar signs, LaTeX's \\times and \\div, and
-    a final "= value" are allowed there. A response without these tags must be an expression, then special tokens.
-    Time and memory are linear in the length of the text.
+    It is the content of the last <answer>...</answer>. Blanks, dollar signs or \( \) around it, square brackets, and
+    ×, \times, \cdot, ÷ and \div are allowed there. An equation is an answer if it is true: 3*5+7 = 22, and 22 = 3*5+7.
+    Then the expression is its first side that is no number. A response without these tags must be an expression, then
+    special tokens. Time and memory are linear in the length of the text.
     """
     before, closed, _ = response.rpartition("</answer>")
     if not closed:
@@ -342,9 +350,28 @@ def answer(response: str) -> str | None:
     _, opened, text = before.rpartition("<answer>")
     if not opened or _TWO_NUMBERS.search(text):
         return None
-    text = "".join(text.split()).strip("$").replace("\\times", "*").replace("\\div", "/")
-    found = _TAGGED.fullmatch(text)
-    return found and found.group(1)
+    text = "".join(text.split()).strip("$")
+    formula = _FORMULA.fullmatch(text)
+    text = formula[1] if formula else text
+    for sign, written in _WRITTEN.items():
+        text = written.sub(sign, text)
+    return _solution(text.split("=", MAX_EQUALS))
+
+
+def _solution(sides: Sequence[str]) -> str | None:
+    """The first side of an equation that is no number. None: a side is no expression, or two have other values.
+
+    A false chain such as 3+4=7=8 says two things, and a policy would learn to add what cannot be wrong.
+    """
+    if not all(_ALLOWED.fullmatch(side) for side in sides):
+        return None
+    if len(sides) > 1:
+        try:
+            if len({evaluate(side)[0] for side in sides}) > 1:
+                return None
+        except ExpressionError:
+            return None
+    return next((side for side in sides if not side.isdigit()), sides[0])
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs) -> dict:

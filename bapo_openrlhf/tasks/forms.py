@@ -1,231 +1,212 @@
-r"""Whether an answer has a form that could be right, before mathematics compares it with the label.
+r"""Whether an answer has a form that can be right, before mathematics compares it with the label.
 
-math-verify is a lenient reader: it takes HTMA for a product of four letters, 2024-12-25 for a difference, 42=43 for its
-last number, and it evaluates what it reads. So it finds wrong answers equal to labels, and a policy learns to write
-them. Each function here states one rule and why there is one. All texts are in the notation of `notation.parts`.
+math-verify is a lenient reader: it takes HTMA for a product of four letters, 2024-12-25 for a difference, and 42=43 for
+its last number. It also evaluates what it reads. So it finds wrong answers equal to labels, and a policy learns to
+write them. Each function here is one rule and says why there is one. All texts are in the notation of
+`notation.parts`.
 """
 
 import re
 from collections.abc import Callable
 
-MAX_FACTORIAL = 3000  # It has 9131 digits.
-MAX_POWER = 10_000  # Digits of a power, and its exponent.
-
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
-_OPEN, _CLOSE = "([{", ")]}"
+_SUBSCRIPT = re.compile(r"_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[a-zA-Z0-9])")
 
 
 def refused(value: str, reference: str) -> bool:
-    """Whether the form of an answer says that it does not equal the label, or that it must not be compared."""
-    rules: tuple[Callable[[str, str], bool], ...] = (_ratio, _brackets, _relation, _text, _unfinished, is_large)
+    """Whether the form of an answer says that it does not equal the label, or that it must not be evaluated."""
+    rules = (is_other_bracket, is_unfinished, is_large)
     return any(rule(value, reference) for rule in rules)
 
 
-# -------------------------------------------------------------------------------------------------------------- words
+def has_letters(text: str) -> bool:
+    """Whether there are letters outside of LaTeX's commands."""
+    return bool(re.search("[a-zA-Z]", _COMMAND.sub("", text)))
 
+
+def split(text: str, separator: str) -> list[str]:
+    """The parts of a text between separators that are in no brackets."""
+    found, start, depth = [], 0, 0
+    for at, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth <= 0 and text.startswith(separator, at):
+            found.append(text[start:at])
+            start = at + len(separator)
+    return [part.strip(" ") for part in (*found, text[start:])]
+
+
+# ---------------------------------------------------------------------------------------------------- words and units
+
+_LETTER = re.compile(r"\(?([a-zA-Z])\)?")
 _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[ '-])+")
-_SHORT = frozenset(("yes", "no", "odd"))
-_CHOICE = re.compile(r"\(?([a-zA-Z])\)?")
+_ARTICLE = re.compile(r"\A(?:a|an|the) ", re.IGNORECASE)
 
 
-def same_words(value: str, reference: str) -> bool | None:
-    """Whether two words, or two letters, are the same. None: the label is neither, so mathematics decides.
+def same_words(value: str, reference: str, text: bool) -> bool | None:
+    """Whether two words, or two letters, are the same. None: they are neither, so mathematics decides.
 
     Letters in another order are another word or another order of points, although their product is the same. Case
-    counts in letters and in short words, such as the points AB, and an article does not count.
+    counts in letters and in the names of points, such as AB. An article does not count.
+
+    Args:
+        text: One of the two is written as a text. Otherwise up to three letters such as ab are a product.
     """
-    letter, other = _CHOICE.fullmatch(value), _CHOICE.fullmatch(reference)
+    letter, other = _LETTER.fullmatch(value), _LETTER.fullmatch(reference)
     if letter and other:
         return letter[1] == other[1]
-    if not (_is_word(value) or _is_word(reference)):
+    if not (_is_word(value, text) or _is_word(reference, text)):
         return None
-    a, b = (re.sub(r"\A(?:a|an|the) ", "", text, flags=re.IGNORECASE) for text in (value, reference))
-    return a == b or (a.casefold() == b.casefold() and (len(a) > 3 or a.casefold() in _SHORT))
+    a, b = (_ARTICLE.sub("", word) for word in (value, reference))
+    return a == b or (a.casefold() == b.casefold() and not (len(a) < 4 and a.isupper() != b.isupper()))
 
 
-def _is_word(text: str) -> bool:
-    return bool(_WORDS.fullmatch(text)) and (
-        len(text) > 3 or text.isupper() or " " in text or text.casefold() in _SHORT
-    )
+def _is_word(letters: str, text: bool) -> bool:
+    known = text or len(letters) > 3 or letters.isupper()
+    return known and bool(_WORDS.fullmatch(letters))
 
 
-def _text(value: str, reference: str) -> bool:
-    r"""Text beside a value is refused, because it can take back what the value says: 42\text{ (or 43)}."""
-    return value != reference and bool(re.search(r"\\(?:text|textbf|textit|mbox) ?\{", _SUBSCRIPT.sub("", value)))
+def is_changed(unit: str, measure: str, reference: str) -> bool:
+    r"""Whether a unit that only the answer has makes another number of it: 13_8 for 13, 0.5\% for 0.5.
+
+    50\% for 50 is right, because a question can ask for a percentage. A label below 1 is a share and no percentage.
+    """
+    share = "/" in reference or "frac" in reference or reference.lstrip("+-0").startswith(".")
+    return not measure and (unit.isdigit() or (unit == "percent" and share))
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes
 
 
-def split(text: str, separator: str) -> list[str]:
-    """The parts of a text between separators that are in no brackets."""
-    found, start, depth, at = [], 0, 0, 0
-    while at < len(text):
-        if text[at] in _OPEN:
-            depth += 1
-        elif text[at] in _CLOSE:
-            depth -= 1
-        elif depth <= 0 and text.startswith(separator, at):
-            found.append(text[start:at])
-            start = at + len(separator)
-        at += 1
-    return [part.strip(" ") for part in (*found, text[start:])]
-
-
-def _brackets(value: str, reference: str) -> bool:
-    r"""Sets have no order and tuples have one, and a determinant is a number: each equals only its own kind."""
-    kinds = [_kind(split(text, "=")[-1]) for text in (value, reference)]
-    return set(kinds) in ({"set", "tuple"}, {"determinant", "matrix"}, {"set", "empty"}, {"number", "empty"})
+def is_other_bracket(value: str, reference: str) -> bool:
+    """Sets have no order and tuples have one, and a determinant is no matrix: each equals only its own kind."""
+    kinds = {_kind(split(text, "=")[-1]) for text in (value, reference)}
+    return kinds in ({"set", "tuple"}, {"determinant", "matrix"})
 
 
 def _kind(text: str) -> str:
-    if "{vmatrix}" in text or "\\det" in text:
-        return "determinant"
     if "\\begin{" in text:
-        return "matrix"
-    if text in ("\\emptyset", "\\{\\}"):
-        return "empty"
+        return "determinant" if "{vmatrix}" in text or "\\det" in text else "matrix"
     if re.fullmatch(r"\\\{.*\\\}", text) and "\\{" not in text[2:]:
         return "set"
-    if re.fullmatch(r"\(.*\)", text) and len(split(text[1:-1], ",")) > 1:
-        return "tuple"
-    return "number" if _NUMBERS.fullmatch(text) else "other"
-
-
-def _ratio(value: str, reference: str) -> bool:
-    """A colon is refused if the label has none, because it may be a score or a time."""
-    return ":" in value and ":" not in reference
-
-
-_RELATION = re.compile(r"\\(?:neq?|not|sim|cong|equiv)(?![a-zA-Z])|[<>]|\\(?:[lg]eq?|[lg]t|[lg]eqslant)(?![a-zA-Z])")
-
-
-def _relation(value: str, reference: str) -> bool:
-    """A relation is no number: x > 5 does not say that x is 5."""
-    return _is_number(reference) and bool(_RELATION.search(value))
+    return "tuple" if re.fullmatch(r"\(.*\)", text) and len(split(text[1:-1], ",")) > 1 else "other"
 
 
 # ---------------------------------------------------------------------------------------------------------- equations
 
-_SUBSCRIPT = re.compile(r"_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[a-zA-Z0-9])")
 _ARGUMENT = re.compile(r"(?<=[a-zA-Z'])\((?:[^()]|\([^()]*\))*\)")
 _ATOM = re.compile(r"(?:\\[a-zA-Z]+ ?)*(?:[a-zA-Z]'*|\{[a-zA-Z ]+\})")
-_NO_NAME = re.compile(r"[0-9^!]|\\(?:sqrt|sum|prod|int|lim|ln|log|exp|times|cdot|div|binom)(?![a-zA-Z])|\A-")
-
-
-def _is_name(text: str) -> bool:
-    """Whether a text names a quantity, such as x_1, f(2), AB, P(A), or a + b. A number in it makes it a calculation."""
-    bare = _ARGUMENT.sub("", _SUBSCRIPT.sub("", text))
-    return bool(re.search("[a-zA-Z]", _COMMAND.sub("x", bare))) and not _NO_NAME.search(bare)
+_CALCULATED = re.compile(r"[0-9^!]|\\(?:sqrt|sum|prod|int|lim|ln|log|exp|times|cdot|div|binom)(?![a-zA-Z])|\A-")
 
 
 def solved(value: str, reference: str, same: Callable[[str, str], bool]) -> tuple[str, str] | None:
     r"""Answer and label without the name of what they give, such as x in x = 5. None: an equation is false.
 
     What stands before the last "=" must be a name, or equal the label as 6 \times 7 does in 6 \times 7 = 42. An answer
-    such as 42 = 43 gives two numbers, and 2x = 5 gives none for x.
+    such as 42 = 43 gives two numbers, and 2x = 5 does not give x.
 
     Args:
         same: Whether an expression equals the label.
     """
     label = split(reference, "=")
-    if len(label) == 2 and _ATOM.fullmatch(_ARGUMENT.sub("", _SUBSCRIPT.sub("", label[0]))) and "=" not in value:
+    if len(label) == 2 and "=" not in value and _ATOM.fullmatch(_without_arguments(label[0])):
         return value, label[1]
     if len(label) > 1:
         return None if any(len(split(part, "=")) > 2 for part in split(value, ",")) else (value, reference)
-    value = _exact(value)
-    several = split(value, ",")
-    stripped = []
-    for part in several:
-        *before, last = split(part, "=")
-        if len(before) == 1 and _is_name(last) and not _is_name(before[0]):
-            before, last = [last], before[0]  # 5 = x
-        if before and not _is_name(before[0]):
-            before = ["", *before[1:]] if len(several) == 1 and same(before[0], reference) else before
-        names = [side for side in before if side and not _is_name(side)]
-        if names and not (len(several) == 1 and all(same(side, reference) for side in names)):
-            return None
-        stripped.append(last)
-    return ", ".join(re.sub(r"\A[a-zA-Z] ?\\in(?![a-zA-Z]) ?(?=\\\{)", "", part) for part in stripped), reference
+    several = split(_exact(value), ",")
+    values = [_last_side(part, lambda side: len(several) == 1 and same(side, reference)) for part in several]
+    return None if None in values else (", ".join(filter(None, values)), reference)
+
+
+def _last_side(text: str, same: Callable[[str], bool]) -> str | None:
+    *before, last = split(text, "=")
+    if len(before) == 1 and _is_name(last) and not _is_name(before[0]):
+        before, last = [last], before[0]  # 5 = x
+    return last if all(_is_name(side) or same(side) for side in before) else None
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text names a quantity, such as x_1, f(2), AB, P(A), or a + b. A number in it makes it a calculation."""
+    bare = _without_arguments(text)
+    return bool(re.search("[a-zA-Z]", bare)) and not _CALCULATED.search(bare)
+
+
+def _without_arguments(text: str) -> str:
+    return _ARGUMENT.sub("", _SUBSCRIPT.sub("", text))
 
 
 def _exact(value: str) -> str:
     r"""The exact value of 1/3 \approx 0.33, and the rounded one of x \approx 0.33."""
     exact, *rounded = split(value, "\\approx")
-    if not rounded:
-        return value
-    return f"{exact}={rounded[-1]}" if _is_name(exact) and "=" not in exact else exact
+    return f"{exact}={rounded[-1]}" if rounded and "=" not in exact and _is_name(exact) else exact
 
 
 # ------------------------------------------------------------------------------------------------------- calculations
 
 _DIGITS = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
-_SCIENTIFIC = re.compile(r"(?<=[0-9.]) ?\\(?:times|cdot) ?10\^(?:\{[+-]?[0-9]+\}|[0-9])")
-_ONE = rf"[+-]?(?:{_DIGITS}? ?(?:\\frac ?(?:\{{-?[0-9]+\}}|[0-9]) ?(?:\{{[0-9]+\}}|[0-9])|{_DIGITS}(?:/[0-9]+)?))"
-_NUMBERS = re.compile(_ONE)
+_PART = r"(?:\{-?[0-9]+\}|[0-9])"
+_ONE = rf"[+-]?(?:{_DIGITS}? ?\\frac ?{_PART} ?{_PART}|{_DIGITS}(?:/[0-9]+)?)"
+_NUMBER = re.compile(_ONE)
 _FINISHED = re.compile(rf"(?:\\[{{}}]|[\[\]() ,]|(?<![0-9}}]){_ONE})+")
-_CONSTANT = re.compile(
-    r"(?:[-+0-9./^(){}\[\] _ei]|\\[{}]|\\(?:frac|sqrt|pi|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|[lr](?:floor|ceil))"
-    r"(?![a-zA-Z]))+"
-)
+_POWER_OF_TEN = re.compile(r"(?<=[0-9.]) ?\\(?:times|cdot) ?10\^(?:\{[+-]?[0-9]+\}|[0-9])")
 _OPERATION = re.compile(
     r"(?<=[\w})\]!]) ?(?:[-+*]|\\(?:times|cdot|div|pm|mp|ast)(?![a-zA-Z]))|!"
     r"|\\(?:[dt]?binom|choose|sum|prod|int|lim|gcd|lcm|min|max|operatorname)(?![a-zA-Z])"
 )
+_CONSTANT = re.compile(
+    r"(?:[-+0-9./^(){}\[\] _ei]|\\[{}]"
+    r"|\\(?:frac|sqrt|pi|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|[lr](?:floor|ceil))(?![a-zA-Z]))+"
+)
 
 
-def is_finished(text: str) -> bool:
-    """Whether a text has only numbers with nothing left to compute, such as 42, -3/4, 1.6e-19, or (1, 2)."""
-    return bool(_FINISHED.fullmatch(_SCIENTIFIC.sub("", text)))
+def is_unfinished(value: str, reference: str) -> bool:
+    r"""A label without a calculation wants an answer without one, because the question can be that calculation.
 
-
-def _unfinished(value: str, reference: str) -> bool:
-    r"""A label without a calculation wants an answer without one, because the question can be such a calculation.
-
-    Calculations are + - × ÷ ! between or after numbers, binomials, sums, products, integrals and limits. Roots, powers
-    and values of functions are not: \sqrt{16} and \sin 30^\circ are other names of numbers. A variable or
-    a sign that no number has, such as 5 \to 6, is no number either.
+    Calculations are + - × ÷ between numbers, factorials, binomials, sums, products, integrals and limits. Roots, powers
+    and values of functions are not: \sqrt{16} and \sin 30^\circ are names of numbers. If the label is one number, a
+    variable or a sign that numbers do not have, as in 5 \to 6, is refused as well.
     """
-    if not is_finished(reference):
+    text, label = (_POWER_OF_TEN.sub("", text) for text in (value, reference))
+    if not _FINISHED.fullmatch(label):
         return False
-    text = _SCIENTIFIC.sub("", value)
-    return bool(_OPERATION.search(text)) or (_is_number(reference) and not _CONSTANT.fullmatch(text))
-
-
-def _is_number(text: str) -> bool:
-    return bool(_NUMBERS.fullmatch(_SCIENTIFIC.sub("", text)))
+    return bool(_OPERATION.search(text)) or bool(_NUMBER.fullmatch(label) and not _CONSTANT.fullmatch(text))
 
 
 # --------------------------------------------------------------------------------------------------------------- size
 
+MAX_FACTORIAL = 3000  # It has 9131 digits.
+MAX_POWER = 10_000  # The exponent, times the digits of the base.
+
 _FACTORIAL = re.compile(r"([0-9]+)!")
-_POWER = re.compile(r"([0-9]*)([)}]?)\^(?:\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|(.))")
+_POWER = re.compile(r"([0-9]*)[)}]?\^(?:\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|(.))")
+_NESTED = re.compile(r"[)}!]!|\^[^()]*\)\^")  # A factorial of a calculation, or a power of a power.
 
 
 def is_large(value: str, reference: str) -> bool:
-    """Numbers with more than about 10,000 digits are not evaluated, because that takes the memory of the judge.
+    """Numbers with more than about 10,000 digits are not evaluated, because that can take all time and memory.
 
     Such an answer is right only if it is written as the label is.
     """
-    return value != reference and (_has_large(value) or _has_large(reference))
+    return value != reference and (_has_large_number(value) or _has_large_number(reference))
 
 
-def _has_large(text: str) -> bool:
-    if any(len(number) > 4 or int(number) > MAX_FACTORIAL for number in _FACTORIAL.findall(text)):
-        return True
-    if re.search(r"[)}!]!", text) and not re.search("[a-zA-Z]", _COMMAND.sub("", text)):
-        return True  # A factorial of a calculation.
-    if "binom" in text and re.search("[0-9]{5}", text):
-        return True
-    for base, _, braced, single in _POWER.findall(text):
-        exponent = braced or single
-        if re.search("[a-zA-Z]", _COMMAND.sub("", exponent)):
-            continue  # The exponent has a variable.
-        if re.search(r"\^|!", exponent):
-            return True  # A tower.
-        digits = re.sub("[^0-9]", "", exponent)
-        if len(digits) > 5 or int(digits or 0) * max(1, len(base)) > MAX_POWER:
-            return True
-    return bool(re.search(r"\^[^()]*\)\^|\^[^{}]*\}\}?\^", _COMMAND.sub("", text))) and not re.search(
-        "[a-zA-Z]", _COMMAND.sub("", text)
+def _has_large_number(text: str) -> bool:
+    return (
+        any(_above(number, MAX_FACTORIAL) for number in _FACTORIAL.findall(text))
+        or ("binom" in text and any(_above(number, MAX_FACTORIAL) for number in re.findall("[0-9]+", text)))
+        or bool(_NESTED.search(text) and not has_letters(text))
+        or any(_is_large_power(base, braced or single) for base, braced, single in _POWER.findall(text))
     )
+
+
+def _is_large_power(base: str, exponent: str) -> bool:
+    """Whether a power is large or a tower. An exponent with a variable is not evaluated, so it is neither."""
+    if has_letters(exponent):
+        return False
+    numbers = re.findall("[0-9]+", exponent)
+    return (
+        "^" in exponent or "!" in exponent or any(_above(number, MAX_POWER // max(1, len(base))) for number in numbers)
+    )
+
+
+def _above(digits: str, limit: int) -> bool:
+    return len(digits) > 9 or int(digits) > limit

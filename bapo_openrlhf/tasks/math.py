@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.tasks import forms
-from bapo_openrlhf.tasks.notation import parts
+from bapo_openrlhf.tasks.notation import is_text, parts
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key, vector
 
 # ---------------------------------------------------------------------------------------------------- published data
@@ -66,8 +66,8 @@ def boxed_prompt(problem: Problem) -> str:
 MAX_LENGTH = 1000  # Characters of an answer. The longest label of the benchmarks has less than 300.
 SECONDS = 5  # Limit for reading an answer, and for comparing two. It is an integer because an alarm needs one.
 TOLERANCE = 1e-5  # Relative tolerance. math-verify compares six places, where 1.6e-19 would equal 9.1e-31.
-ZERO = 1e-9  # The largest difference from an exact zero.
-_SCALES = {"percent": r"\%", "degree": r"\cdot\frac{\pi}{180}"}  # What a unit that one of two answers leaves out may mean.
+# What a unit that one of two answers leaves out may mean.
+_SCALES = {"percent": r"\%", "degree": r"\cdot\frac{\pi}{180}"}
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # An escaped brace does not open anything.
@@ -107,16 +107,17 @@ def equal(given: str, label: str) -> bool:
     (value, unit), (reference, measure) = parts(given), parts(label)
     if not value or not reference or (unit and measure and unit != measure):
         return False
-    if value == reference:
+    changed = forms.is_changed(unit, measure, reference)
+    if value == reference and not changed:
         return True
-    words = forms.same_words(value, reference)
+    words = forms.same_words(value, reference, is_text(given) or is_text(label))
     if words is not None:
         return words
     solved = forms.solved(value, reference, _side)
     if solved is None or forms.refused(*solved):
         return False
     value, reference = solved
-    if value == reference or _same(value, reference):
+    if not changed and (value == reference or _same(value, reference)):
         return True
     for name, factor in _SCALES.items():
         if unit != measure and name in (unit, measure):
@@ -150,11 +151,10 @@ def _same(value: str, reference: str) -> bool:
     if not verify(ours, theirs, allow_set_relation_comp=True, timeout_seconds=seconds):
         return False
     try:
-        a, b = (expressions[0].doit() for expressions in (ours, theirs))
-        if a.is_zero or b.is_zero:
-            return abs(float(a - b)) < ZERO
-        return math.isclose(float(a / b), 1, rel_tol=TOLERANCE)  # a and b may be too small for a float.
-    except (AttributeError, TypeError, ValueError, OverflowError):
+        a, b = float(ours[0]), float(theirs[0])
+        # Both are 0 also if they are too small for a float.
+        return math.isclose(a, b, rel_tol=TOLERANCE) if a or b else (ours[0] - theirs[0]).doit() == 0
+    except (TypeError, ValueError, OverflowError):
         return True  # They are not real numbers.
 
 

@@ -5,6 +5,7 @@ writing is changed here. Nothing is computed.
 """
 
 import re
+from decimal import Decimal
 
 # ------------------------------------------------------------------------------------------------------- characters
 
@@ -48,10 +49,11 @@ _REPEATING = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]*)\\(?:overline|dot|bar) ?\{
 _MIXED = re.compile(r"(?<![\w./^])([0-9]+) ([0-9]+)/([0-9]+)(?![\w/.])")
 _DAYTIME = re.compile(r"(?<=[0-9]) ?([ap])\.? ?m\.?\Z", re.IGNORECASE)
 _LEADING = re.compile(r"\A(?:=|\\approx(?![a-zA-Z])|\\sim(?![a-zA-Z])) ?")
+_EMPTY = re.compile(_STYLE + r" ?\{ ?\}")
 _CHOICE_BEFORE = re.compile(_STYLE + r" ?\{ ?\([A-E]\) ?\} ?(?=[-\\0-9(])")
 _MAGNITUDES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MAGNITUDE = re.compile(
-    rf"(?<![\w.^_])([0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?) ?(?:{_STYLE}\{{ ?)?({'|'.join(_MAGNITUDES)})s?(?![a-z]) ?(\}}|)"
+    rf"(?<![\w.^_])([0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?) ?({_STYLE}\{{)? ?({'|'.join(_MAGNITUDES)})(?![a-z]) ?"
 )
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?\^ ?(?:\\circ|\{ ?\\circ ?\})")
@@ -78,22 +80,22 @@ def parts(text: str) -> tuple[str, str]:
     return text, " ".join(dict.fromkeys(units + money))
 
 
+def is_text(text: str) -> bool:
+    r"""Whether an answer is written as a text, such as \text{no}. Letters without \text may be a product."""
+    return bool(re.fullmatch(r"\s*\$?\\(?:text|textbf|textit|textrm|mbox) ?\{[^{}]*\}\$?\s*", text))
+
+
 def _characters(text: str) -> str:
-    """The text with LaTeX's commands instead of the characters that mean the same."""
+    r"""The text with LaTeX's commands instead of the characters that mean the same."""
     text = _RAISED_RUN.sub(lambda run: f"^{{{run[0].translate(_RAISED)}}}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2] or root[3]}}}", text)
     return text.translate(_CHARACTERS)
 
 
 def _magnitude(found: re.Match[str]) -> str:
-    """5 million as 5000000. If a unit follows within the same group, the group is opened again for it."""
-    whole, _, decimals = found[1].replace(",", "").partition(".")
-    power = max(_MAGNITUDES[found[2]], len(decimals))
-    number = str(int((whole + decimals).ljust(len(whole) + power, "0")))
-    if len(decimals) > _MAGNITUDES[found[2]]:
-        return found[0]
-    inside = "\\" in found[0] and not found[3]
-    return number + (r"\text{ " if inside else found[3] and "" or " ")
+    """5 million as 5000000. A unit may follow within the same group."""
+    number = Decimal(found[1].replace(",", "")).scaleb(_MAGNITUDES[found[3]])
+    return f"{number:f}" + (found[2] or " ")
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -106,26 +108,34 @@ def _fraction(found: re.Match[str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ units
 
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
 _SYMBOLS = dict(
     pair.split("=")
-    for pair in (
+    for pair in _words(
         "mm=millimeter cm=centimeter dm=decimeter m=meter km=kilometer in=inch ft=foot yd=yard mi=mile mg=milligram "
         "g=gram kg=kilogram lb=pound lbs=pound oz=ounce s=second sec=second ms=millisecond min=minute h=hour hr=hour "
         "l=liter ml=milliliter hz=hertz n=newton j=joule kj=kilojoule w=watt kw=kilowatt v=volt a=ampere k=kelvin "
         "c=celsius f=fahrenheit pa=pascal mol=mole rad=radian deg=degree mph=mile/hour feet=foot inches=inch "
-        "usd=dollar buck=dollar people=person men=man women=woman children=child"
-    ).split()
+        "usd=dollar people=person men=man women=woman children=child"
+    )
 )
-# Only these count as units without \text{}. The others may be products of variables, for example 2 m g.
-_BARE = frozenset("mm cm km ft kg lb lbs oz ml min hr sec mph usd feet inches men degrees am pm".split())
+# Only these and long words count as units without \text{}. The others may be products of variables, as in 2 m g.
+_BARE = frozenset(_words("mm cm km sq ft kg lb lbs oz ml min hr sec mph usd feet inches men degrees am pm"))
 # With one of these words, the text beside a number is no unit: it changes the number, or gives a second answer.
 _NO_UNIT = frozenset(
-    "or and not no nor but than if else when unless except without plus minus times over divided to from until between "
-    "about around approximately approx roughly nearly almost at least most more less fewer greater above below up down "
-    "only exactly maybe possibly half halves third thirds quarter quarters fourth fourths fifth fifths sixth eighth "
-    "tenth dozen score couple squared cubed factorial choose mod modulo root power infinity pi hundred thousand million "
-    "billion trillion zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty "
-    "sixty seventy eighty ninety is are was be equals equal wrong false incorrect positive negative".split()
+    _words(
+        "or and not no nor but than if else when unless except without plus minus times over divided to from until "
+        "between about around approximately approx roughly nearly almost at least most more less fewer greater above "
+        "below up down only exactly maybe possibly half halves third thirds quarter quarters fourth fourths fifth "
+        "fifths sixth eighth tenth dozen score couple squared cubed factorial choose mod modulo root power infinity pi "
+        "hundred thousand million billion trillion zero one two three four five six seven eight nine ten eleven twelve "
+        "twenty thirty forty fifty sixty seventy eighty ninety is are was be equals equal wrong false incorrect "
+        "positive negative"
+    )
 )
 _UNIT = re.compile(
     r"(?:(?<=[^\W_]|[})\]])(?:\\?(?P<percent>%)|\^ ?(?:\\circ|\{ ?\\circ ?\}) ?(?P<scale>[CF])?"
@@ -133,9 +143,8 @@ _UNIT = re.compile(
     r"|(?<=[0-9])_\{?(?P<base>[0-9]+)\}?"
     r"|(?<=[0-9})])(?P<blank> ?)(?P<bare>[a-zA-Z][a-zA-Z./^0-9 -]*))\Z"
 )
+_POWER = re.compile(rf"({_STYLE}\{{[^{{}}]*\}}?)\^\{{(-?[0-9])\}}")  # Within the group or after it.
 _JOINED = re.compile(rf"({_STYLE}\{{[^{{}}]*)\}}(\^-?[0-9]|) ?(/|\\cdot|) ?{_STYLE}\{{")
-_BRACED_POWER = re.compile(rf"({_STYLE}\{{[^{{}}]*\}})\^\{{(-?[0-9])\}}")
-_INNER_POWER = re.compile(rf"({_STYLE}\{{[^{{}}]*)\^\{{(-?[0-9])\}}")
 _WORD = re.compile(r"[a-zA-Z]+|/|\^-?[0-9]")
 _MONEY = re.compile(r"^([+-]?) ?(?:\\\$|(€)|(£)) ?|(?<=[0-9]) ?(?:\\\$|(€)|(£))$")
 
@@ -151,11 +160,9 @@ def _without_money(text: str) -> tuple[str, list[str]]:
 
 
 def _without_units(text: str) -> tuple[str, list[str]]:
-    text = _INNER_POWER.sub(r"\1^\2", _BRACED_POWER.sub(r"\1^\2", text))
-    while joined := _JOINED.search(text):
-        text = text[: joined.start()] + f"{joined[1]}{joined[2]}{joined[3] or ' '}" + text[joined.end() :]
-        text = text.replace("\\cdot}", "}")
-        text = re.sub(rf"({_STYLE}\{{[^{{}}]*)\^\{{(-?[0-9])\}}", r"\1^\2", text)
+    text = _EMPTY.sub("", _POWER.sub(r"\1^\2", text))
+    while (joined := _JOINED.sub(r"\1\2 \3", text)) != text:
+        text = joined
     units: list[str] = []
     while (unit := _UNIT.search(text)) and (name := _name(unit)):
         units.insert(0, name)
@@ -185,7 +192,8 @@ def _unit_name(text: str) -> str | None:
 
     Any noun is a unit, because a label is often a bare number and the answer says of what.
     """
-    text = re.sub(r"\\cdot|\\,|\.(?= )", " ", text).replace(".", "").casefold().strip()
+    text = re.sub(r"\b([ap])\. ?m\b", r"\1m", text.casefold())
+    text = re.sub(r"\\cdot|\.", " ", text).strip()
     words = _WORD.findall(text)
     if not words or "".join(words) != re.sub(r"[\s'()-]", "", text) or sum(map(str.isalpha, words)) > 5:
         return None

@@ -197,7 +197,7 @@ ZERO = [
 CHARACTERS = [
     *("\0", "3*5+7\0", "\x003*5+7", "3*5\0+7", "3*5+7\x1a", "3*5+7\r", "3*5+7\x0b", "3*5+7\x85", "3*5+7\u2028"),
     *("٣*٥+٧", "3*5+٧", "۳*۵+۷", "३*५+७", "３*５+７", "3*5+７", "³*⁵+⁷", "3*5+⁷", "₃*₅+₇", "𝟑*𝟓+𝟕", "③*⑤+⑦", "Ⅲ*Ⅴ+Ⅶ"),
-    *("3×5+7", "3∗5+7", "3*5＋7", "3*5⁺7", "（3*5）+7", "3*5+7\u200b", "3\u200d*5+7", "\u202e7+5*3", "\ufeff3*5+7"),
+    *("3*5＋7", "3*5⁺7", "（3*5）+7", "3*5+7\u200b", "3\u200d*5+7", "\u202e7+5*3", "\ufeff3*5+7"),
     *("\ud800", "3*5+7\udfff", "3*5\ud83d+7", "\U0010ffff", "3*5+7\ufffe", "\ud83d\ude00" * 500_000),
     *("½", "3*5+7½", "22½", "∞", "NaN", "nan", "inf", "-inf", "Infinity", "1e400-1e400"),
     *("<EOS>", "3*5+7<EOS>", "3*5+7<eos >", "3*5+7<|A|>", "3*5+7<||>", "3*5+7<|eos|>7", "3*5+7<eos>\0", "<eos>3*5+7"),
@@ -317,13 +317,12 @@ def test_any_mixture(text):
         # The last closing tag, and the nearest opening one before it.
         inner = re.fullmatch(r"(?s).*<answer>(.*)</answer>.*?", text)
         expression = "".join(inner.group(1).split()) if inner else ""
-        if found == 1.0:
-            assert re.fullmatch(r"\$*[(357+*times\\)]+(=[0-9]+)?\$*", expression)
     else:
         expression = bare(text)
     if expression in RIGHT:
         assert found == 1.0
-    if re.sub(r"[()$]|=[0-9]+\$*$", "", expression).replace("\\times", "*") not in RIGHT:
+    written = re.sub(r"[][()$]|\\(?=[][()])", "", expression).replace("\\times", "*")
+    if not RIGHT.intersection(written.split("=")):
         assert found == 0.0
 
 

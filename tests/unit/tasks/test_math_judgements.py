@@ -1,0 +1,102 @@
+"""The table of right and wrong answers by kind, judged as a response is.
+
+Each row has the content of a box and a label. The rows with blind = 1 were written by somebody who did not know the
+rules of the judge. The others were written before the rules.
+"""
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.tasks import forms, notation
+from bapo_openrlhf.tasks import math as task
+
+ROWS = list(csv.DictReader((Path(__file__).parent / "math_judgements.csv").open(encoding="utf-8")))
+MISJUDGED = [(r"\text{20 June}", r"\text{June 20}")]  # Right, but dates in words are compared as they are written.
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    monkeypatch.setattr(task, "SECONDS", 60)  # however busy the machine is
+
+
+def score(answer, label):
+    return task.score(rf"So it is $\boxed{{{answer}}}$.<|im_end|>", label)
+
+
+@pytest.mark.parametrize(("kind", "right"), sorted({(row["kind"], row["right"]) for row in ROWS}))
+def test_each_kind_of_answer_is_judged_as_a_person_does(kind, right):
+    rows = [(row["answer"], row["label"]) for row in ROWS if (row["kind"], row["right"]) == (kind, right)]
+    assert [pair for pair in rows if score(*pair) != float(right)] == [pair for pair in rows if pair in MISJUDGED]
+
+
+def test_the_table_has_enough_rows_of_each_sort():
+    counts = Counter((row["right"], row["blind"]) for row in ROWS)
+    assert counts["0", "0"] >= 100 <= counts["1", "0"]
+    assert counts["0", "1"] >= 50 <= counts["1", "1"]
+    assert len({(row["label"], row["answer"]) for row in ROWS}) == len(ROWS)
+
+
+EVALUATED = [  # (answer, label): none of these may reach math-verify
+    (r"9^{9^{9^{9}}}", r"9^{9^{9}}"),
+    ("100000!", "3^x"),
+    ("((3!)!)!", "x"),
+    (r"2^{99999999999}", r"\sqrt{2}"),
+    (r"123456789^{9999}", r"\sqrt{2}"),
+    (r"(10^{999})^{999}", r"\pi"),
+    (r"\binom{1000000000}{500000000}", "x"),
+    (r"10^{10^{10}}", r"\ln 2"),
+    (r"\sin(10^{10^{10}})", "0"),
+    ("x", r"2^{3^{4^{5}}}"),
+]
+
+
+@pytest.mark.parametrize(("answer", "label"), EVALUATED)
+def test_large_numbers_are_never_evaluated(answer, label, monkeypatch):
+    monkeypatch.setattr(task, "_same", lambda *_: pytest.fail("it was evaluated"))
+    assert score(answer, label) == 0.0
+    assert score(answer, answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [("2^{1009}", r"2\cdot 4^{504}"), ("x^{99999^y}", "x^{99999^y}+0"), ("2000!", r"2000\cdot 1999!")],
+)
+def test_numbers_of_a_few_thousand_digits_are_evaluated(answer, label):
+    assert score(answer, label) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "unit"),
+    [
+        (r"5\,\mathrm{kg\cdot m/s^{2}}", "5", "kilogram meter/second^2"),
+        (r"5\ \mathrm{m}/\mathrm{s}^{2}", "5", "meter/second^2"),
+        (r"5\text{ meters per second squared}", "5", "meter/second^2"),
+        ("5 sq. ft.", "5", "foot^2"),
+        (r"5\text{ cubic metres}", "5", "meter^3"),
+        (r"20^\circ\text{C}", "20", "degree celsius"),
+        (r"20^{\circ}C", "20", "degree celsius"),
+        ("2.5 million dollars", "2500000", "dollar"),
+        (r"1.25\text{ thousand}", "1250", ""),
+        (r"\$1,250", "1250", "dollar"),
+        ("£3", "3", "pound"),
+        ("8:30 P.M.", "8:30", "pm"),
+        (r"7\text{ glasses}", "7", "glasse"),
+        ("3 m", "3 m", ""),
+        ("2abc", "2abc", ""),
+        (r"3\text{ if n is even}", r"3\text{if n is even}", ""),
+        (r"3\text{ q}", r"3\text{q}", ""),
+        (r"\text{Area}=3\text{ cm}^2", r"\text{Area}=3", "centimeter^2"),
+    ],
+)
+def test_a_unit_is_told_from_other_text(written, value, unit):
+    assert notation.parts(written) == (value, unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"), [("1, (2, 3), {4, 5}", ["1", "(2, 3)", "{4, 5}"]), ("", [""]), ("a), b", ["a)", "b"])]
+)
+def test_split_keeps_brackets_whole(text, parts):
+    assert forms.split(text, ",") == parts
