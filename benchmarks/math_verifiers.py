@@ -173,9 +173,10 @@ def markdown(result: dict[str, Any]) -> str:
         "- **math-verify**: `verify(parse(label), parse(response))`, as documented.",
         "- **math-verify, last box**: the same, but it gets only the last box of the response.",
         "- **tasks/math.py**: the same, after a normalisation of the answers (thousands, `4.5e33`, and its own "
-        "treatment of units and bases instead of math-verify's). It also compares inequalities with intervals, and has "
-        "a relative tolerance for decimals. These cases were known when it was made, except those of the category "
-        "unseen.",
+        "treatment of units and bases instead of math-verify's) and a guard that compares the form of the answer with "
+        "that of the label. It also compares inequalities with intervals, and has a relative tolerance for decimals. "
+        "These cases were known when it was made. Another table, in docs/tasks.md, has rows "
+        "whose author did not know its rules.",
         "",
         "A false positive is worse than a false negative, because the policy learns to write what is rewarded by "
         "mistake.",
