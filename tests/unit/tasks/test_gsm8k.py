@@ -97,6 +97,17 @@ RESPONSES = [  # the made row, the response, its reward, and whether it has an a
     ("decimal", r"\boxed{375}", 0.0, 1.0),
     ("both", r"\boxed{1234.5}", 1.0, 1.0),
     ("no_zero", r"\boxed{1/2}", 1.0, 1.0),
+    # as models write it, and false chains
+    ("thousands", r"\boxed{= 5,000 sacks}", 1.0, 1.0),
+    ("thousands", r"\boxed{1250×4 = 5000}", 1.0, 1.0),
+    ("thousands", r"\boxed{1250 \cdot 4 = 5000}<end_of_turn>", 1.0, 1.0),
+    ("thousands", r"\boxed{5\text{ thousand}}", 1.0, 1.0),
+    ("decimal", r"\boxed{3\frac{3}{4}\text{ dollars}}", 1.0, 1.0),
+    ("thousands", r"\boxed{1250 \cdot 4}", 0.0, 1.0),
+    ("thousands", r"\boxed{1250 \cdot 4 = 500 = 5000}", 0.0, 1.0),
+    ("thousands", r"\boxed{4999 = 5000}", 0.0, 1.0),
+    ("thousands", r"\boxed{5000 = 5001}", 0.0, 1.0),
+    ("thousands", r"\boxed{5000\text{ or so}}", 0.0, 1.0),
     # no box
     ("thousands", "5000", 0.0, 0.0),
     ("thousands", "The mill grinds <<1250*4=5000>>5,000.\n#### 5,000", 0.0, 0.0),

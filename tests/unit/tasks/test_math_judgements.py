@@ -9,6 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bapo_openrlhf.tasks import forms, notation
 from bapo_openrlhf.tasks import math as task
@@ -100,3 +102,32 @@ def test_a_unit_is_told_from_other_text(written, value, unit):
 )
 def test_split_keeps_brackets_whole(text, parts):
     assert forms.split(text, ",") == parts
+
+
+PIECES = (
+    *"0123456789.,:=+-*/^_()[]{}%!° ×√½²aeimxAB",
+    *(
+        r"\frac",
+        r"\sqrt",
+        r"\text{",
+        r"\mathrm{",
+        r"\overline",
+        r"^\circ",
+        r"\$",
+        r"\{",
+        r"\}",
+        r"\times 10",
+        r"\approx",
+    ),
+    *(r"\approx", " million", " cm", "5", "}", " or ", r"\sin", r"\begin{pmatrix}", "€", "p.m."),
+)
+
+
+@given(*[st.lists(st.sampled_from(PIECES), max_size=12).map("".join)] * 2)
+@settings(max_examples=10 * settings.default.max_examples)
+def test_any_answer_and_label_are_judged(answer, label):
+    """No text raises, and an answer is equal to itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task, "_same", lambda value, reference: False)
+        task.equal(answer, label)
+        assert task.equal(answer, answer) == bool(notation.parts(answer)[0])
