@@ -84,13 +84,15 @@ def _train(args: SimpleNamespace) -> None:
     from bapo_openrlhf.training.rotary import restore_frequencies
 
     script = importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SFT}")
-    trainer = require_name(script, "SFTTrainer")
 
-    def with_float32_frequencies(model: Any, **others: Any) -> Any:
-        restore_frequencies(model)
-        return trainer(model=model, **others)
+    class RestoringTrainer(require_name(script, "SFTTrainer")):  # type: ignore[misc]
+        """OpenRLHF's trainer, which repairs its model first."""
 
-    with rebound(script, SFTTrainer=with_float32_frequencies):
+        def __init__(self, model: Any, **others: Any) -> None:
+            restore_frequencies(model)
+            super().__init__(model=model, **others)
+
+    with rebound(script, SFTTrainer=RestoringTrainer):
         script.train(args)
 
 

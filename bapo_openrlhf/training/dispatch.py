@@ -1,12 +1,11 @@
 """How the prompts of a rollout reach the engines: in few calls, because each call costs both processes time."""
 
-import itertools
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
+import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from vllm import SamplingParams
 
 from bapo_openrlhf.training.contract import extends
 
@@ -14,27 +13,10 @@ CALLS = 8  # of each engine and rollout at most, so that the progress bar moves 
 OWN = ("prompt", "label", "images")  # what a request does not share with the others of its rollout
 
 
-class ChangedHandle:
-    """The handle of an engine. Some of its methods are replaced by functions of this process.
-
-    Args:
-        engine: Handle of the engine.
-        methods: A function for each replaced method.
-    """
-
-    def __init__(self, engine: Any, **methods: Callable[..., Any]) -> None:
-        self._engine = engine
-        for name, method in methods.items():
-            setattr(self, name, SimpleNamespace(remote=method))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-
 class DispatchingGenerator(SamplesGenerator):
     """OpenRLHF's generator, which sends prompts together and without the tokenizer, which the engines already have.
 
-    OpenRLHF decides which engine gets a prompt, and still gets a reference for each prompt. With dynamic filtering each
+    OpenRLHF still gets a reference for each prompt. With dynamic filtering each
     prompt is a call of its own, because OpenRLHF replaces a filtered prompt as soon as its responses are there. So it
     is for an agent, whose responses may take very different times.
     """
@@ -55,27 +37,36 @@ class DispatchingGenerator(SamplesGenerator):
         return super()._generate_vllm(dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs)
 
     @extends(SamplesGenerator)
-    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list, **kwargs: Any) -> list:
-        """Send prompts to the engines. Returns Ray's reference to the responses of each."""
-        engines, places = self.vllm_engines, itertools.count()
-        boxes: list[list[tuple[int, dict[str, Any]]]] = [[] for _ in engines]
-
-        def collect(box: list[tuple[int, dict[str, Any]]], *, hf_tokenizer: Any, **request: Any) -> int:
-            box.append((next(places), request | self._next_number()))
-            return box[-1][0]
-
-        self.vllm_engines = [
-            ChangedHandle(engine, generate_responses=partial(collect, box))
-            for engine, box in zip(engines, boxes, strict=True)
-        ]
-        try:
-            asked = super()._dispatch_prompts_to_vllm(prompts, labels, **kwargs)
-        finally:
-            self.vllm_engines = engines
+    def _dispatch_prompts_to_vllm(
+        self, prompts: list[str], labels: list, *, images: list | None = None, **kwargs: Any
+    ) -> list:
+        """Send each prompt to the engine that has least to do. Returns Ray's reference to the responses of each."""
+        size = kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        shared = {
+            "sampling_params": SamplingParams(
+                temperature=kwargs.get("temperature", 1.0),
+                top_p=kwargs.get("top_p", 1.0),
+                top_k=kwargs.get("top_k", -1),
+                max_tokens=kwargs.get("max_new_tokens"),  # None: as many as fit into max_length
+                min_tokens=kwargs.get("min_new_tokens", 1),
+                skip_special_tokens=kwargs.get("skip_special_tokens", False),
+                logprobs=None if self.args.algo.advantage.is_correction_level == "off" else 1,
+            ),
+            "max_length": kwargs.get("max_len", 2048),
+            "num_samples": size,
+        }
+        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
+        boxes: list[list[tuple[int, dict[str, Any]]]] = [[] for _ in self.vllm_engines]
+        own = zip(prompts, labels, images or [None] * len(prompts), strict=True)
+        for place, (prompt, label, image) in enumerate(own):
+            least = loads.index(min(loads))
+            loads[least] += size
+            request = shared | {"prompt": prompt, "label": label, "images": image} | self._next_number()
+            boxes[least].append((place, request))
         refs: dict[int, Any] = {}
-        for engine, box in zip(engines, boxes, strict=True):
+        for engine, box in zip(self.vllm_engines, boxes, strict=True):
             refs |= self._send(engine, box)
-        return [refs[place] for place in asked]
+        return [refs[place] for place in range(len(prompts))]
 
     def _send(self, engine: Any, box: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, Any]:
         """Send requests to an engine. Returns Ray's reference for each place."""
