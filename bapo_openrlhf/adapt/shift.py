@@ -115,6 +115,11 @@ def on_policy(groups: Sequence[Group], step: int) -> np.ndarray:
     return np.array([group.policy_step_of(one) == step for group in groups for one in group.responses], dtype=bool)
 
 
+def _moved(sums: TokenSums, today: np.ndarray, gap: Gap) -> np.ndarray:
+    """The sum over each response's tokens of r^2 less the gap; 0 if today's policy generated it, shape (N,)."""
+    return np.where(today, 0.0, sums.squares - gap.square * sums.tokens)
+
+
 def shift(sums: TokenSums, today: np.ndarray, gap: Gap) -> float:
     """The shift of today's policy on these responses, at least 0. It is 0 if there are no tokens.
 
@@ -125,8 +130,7 @@ def shift(sums: TokenSums, today: np.ndarray, gap: Gap) -> float:
         today: Whether today's policy generated each response, bool, shape (N,).
         gap: The gap that was measured last.
     """
-    moved = np.where(today, 0.0, sums.squares - gap.square * sums.tokens)
-    return max(0.0, float(moved.sum() / max(sums.tokens.sum(), 1)))
+    return max(0.0, float(_moved(sums, today, gap).sum() / max(sums.tokens.sum(), 1)))
 
 
 def group_shifts(sums: TokenSums, today: np.ndarray, sizes: Sequence[int], gap: Gap) -> np.ndarray:
@@ -142,8 +146,7 @@ def group_shifts(sums: TokenSums, today: np.ndarray, sizes: Sequence[int], gap: 
     """
     if not sizes:
         return np.zeros(0)
-    old = np.where(today, 0, sums.tokens)
-    moved = np.where(today, 0.0, sums.squares - gap.square * sums.tokens)
+    old, moved = np.where(today, 0, sums.tokens), _moved(sums, today, gap)
     borrowed = BORROWED * moved.sum() / max(old.sum(), 1)
     starts = np.cumsum([0, *sizes[:-1]])
     moved, old, tokens = (np.add.reduceat(numbers, starts) for numbers in (moved, old, sums.tokens))

@@ -13,11 +13,8 @@ from waits import Waits
 
 from bapo_openrlhf.training import workers
 from bapo_openrlhf.training.contract import rebound
+from bapo_openrlhf.training.updates import READ
 
-READ_BY_THE_LOSSES = (
-    "sequences", "attention_mask", "action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs",
-    "advantages", "values", "returns",
-)  # fmt: skip
 LOGGED_BY_SAMPLE = ("response_length", "truncated", "total_length")  # and what is in `info`
 
 
@@ -58,7 +55,7 @@ class Watched:
 
     def train_micro_batch(self, experience, *args):
         engine = self.engine
-        fields = {name: getattr(experience, name) for name in READ_BY_THE_LOSSES}
+        fields = {name: getattr(experience, name) for name in READ}
         self.note = {name: value.clone() for name, value in fields.items() if value is not None}
         logged = {name: getattr(experience, name) for name in LOGGED_BY_SAMPLE} | experience.info
         self.note["by_sample"] = {name: torch.tensor([float(x) for x in value]) for name, value in logged.items()}
