@@ -10,9 +10,9 @@
 `run FOLDER NAME ...` makes only some of the runs. Without PYTHONSAFEPATH, Python would prefer the package of the folder
 that the command is called in to that of PYTHONPATH.
 `compare` compares every metric of every step but times, to the last digit, or within a share of the metric's largest
-value in the run. Each optimizer step is one group, so that every step is whole whatever the batch. Plain runs take one
-prompt a step and sample greedily, because OpenRLHF's requests to vLLM have no seed. Runs with images are checked by
-tests/stack/test_vision.py.
+value in the run. Each optimizer step is one group, so every step is whole for a batch of any size. Plain runs take one
+prompt in each step and sample greedily, because OpenRLHF's requests to vLLM have no seed. tests/stack/test_vision.py
+checks runs with images.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ is empty."""
 class SharedLoader:
     """A data loader from which one thread draws prompts while another one asks for its state, one at a time.
 
-    Otherwise both may create the loader's iterator, and the one of a resumed run may begin its data anew.
+    Without the lock, both threads may create the loader's iterator. A resumed run could then start its data from the
+    beginning.
 
     Args:
         loader: The data loader.

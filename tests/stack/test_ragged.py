@@ -270,9 +270,10 @@ def test_every_sample_is_trained_on_once_an_epoch(watched, model):
 
 
 def test_a_micro_batch_hardly_waits_for_a_gpu(watched, model):
-    """For the places of the response tokens; before the optimizer steps, for its loss; and DeepSpeed for the norm.
+    """A micro-batch reads one number: where the response tokens are. One that closes a step reads a few more.
 
-    Under ZeRO stage 3 DeepSpeed reads numbers of its own, about two for each parameter.
+    These are the loss, before the optimizer steps, and the gradient norm, which DeepSpeed reads. Under ZeRO stage 3
+    DeepSpeed reads numbers of its own, about two for each parameter.
     """
     if watched.case.stage == 3:
         return

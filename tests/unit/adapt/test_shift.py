@@ -159,7 +159,7 @@ class TestShift:
         assert group_shifts(sums, np.array([False]), [1], Gap(0.05)) == pytest.approx([0.2])
 
     def test_a_group_of_few_tokens_is_judged_by_the_others_and_one_of_many_by_itself(self):
-        # 63 responses of 1024 quiet tokens, and one of 4 tokens, of which one has moved far
+        # In 63 responses of 1024 tokens each, the tokens hardly moved. In one of 4 tokens, one token moved far.
         mask = np.zeros((64, 1024), dtype=bool)
         mask[:63], mask[63, :4] = True, True
         ratios = np.where(mask, 0.01, 0.0)

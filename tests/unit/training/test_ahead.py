@@ -232,7 +232,9 @@ def assert_each_in_flight_is_somewhere(made: World) -> None:
 
 
 def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
-    """Runs of which each goes on where the one before stopped, with other flags. All answers are wrong: all are hard.
+    """Make runs one after the other. Each run continues from the last checkpoint, with other flags.
+
+    All answers are wrong, so all prompts are hard.
 
     Args:
         segments: Flags of each run. "steps" are those after which it stops; None: at the end of its data.
