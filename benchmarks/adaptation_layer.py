@@ -18,7 +18,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages
 from bapo_openrlhf.adapt.staleness import group_tv, nonfinite
-from bapo_openrlhf.config import AdaptConfig
+from bapo_openrlhf.flags.config import AdaptConfig
 
 PERIOD = 5  # v and m
 WARM_UP = 2  # rounds until the buffers are full and prompts have been re-evaluated

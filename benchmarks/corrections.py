@@ -31,7 +31,7 @@ from openrlhf.models import PolicyLoss  # noqa: E402
 from bapo_openrlhf.adapt.corrections import learning_rate_factor, second_moment_mask  # noqa: E402
 from bapo_openrlhf.adapt.theory import sampled_tv  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags  # noqa: E402
+from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.workbench.pages.table import Table  # noqa: E402
 
 FILES = Path(__file__).parent.parent / "configs" / "corrections"

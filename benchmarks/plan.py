@@ -24,7 +24,7 @@ from plan_shares import measured_values
 from report import CORES, RESULTS, opening, origin, write
 
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.config import AdaptConfig
+from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.record.run_record import read_metrics, read_run
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import Constants

@@ -35,7 +35,7 @@ from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, deal, micro_batch_pl
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.config import AdaptConfig
+from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.methods import Method
 
 METHODS = ("bapo", "bapo_prioritized", "mopps", "dots", "remix", "exgrpo", "repo", "arpo")

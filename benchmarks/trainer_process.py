@@ -38,8 +38,8 @@ from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.shift import Gap
-from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.flags.config import AdaptConfig
 
 SIZE, PROMPT_SHARE, DELAY = 8, 8, 5  # G; one in PROMPT_SHARE tokens is the prompt's; v = m
 CRITIC = {"grpo": False, "ppo": True}

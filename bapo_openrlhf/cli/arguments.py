@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf import config
 from bapo_openrlhf.cli.parser import did_you_mean, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.launch import attention, openrlhf_cli, vision
-from bapo_openrlhf.launch.values import check_values
+from bapo_openrlhf.flags import attention, config
+from bapo_openrlhf.flags.rules import check_images, check_values
+from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 from bapo_openrlhf.user_file import read_yaml
 
@@ -109,7 +109,7 @@ def _meaning(algorithm: config.Algorithm, settings: dict[str, Any], *, switched:
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     """Check the values, make OpenRLHF's checks, then this project's."""
     _check_rewards(flat)
-    vision.check_flags(flat)
+    check_images(flat)
     attention.check_flags(flat)
     check_values(vars(flat))
     own = {prefix: {} for prefix in config.GROUPS}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.values import check_ranges
+from bapo_openrlhf.flags.ranges import check_ranges
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
 from bapo_openrlhf.workbench.planning.output import page
 from bapo_openrlhf.workbench.planning.plan import Plan

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from bapo_openrlhf.cli.arguments import as_words, settings_of
 from bapo_openrlhf.cli.parser import parse_words
 from bapo_openrlhf.errors import refuse
-from bapo_openrlhf.launch import attention, openrlhf_cli, values
+from bapo_openrlhf.flags import attention, ranges
+from bapo_openrlhf.launch import openrlhf_cli
 
 # The flags of OpenRLHF's two scripts mean the same. One script has them for the actor and the critic.
 ACTOR = "actor."
-RULES = values.RULES | {name.removeprefix(ACTOR): rule for name, rule in values.RULES.items() if ACTOR in name}
+VALUES = ranges.VALUES | {name.removeprefix(ACTOR): rule for name, rule in ranges.VALUES.items() if ACTOR in name}
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
@@ -27,7 +28,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
     ]
     flat = parse_words(parser, [*words, *argv])
     attention.check_flags(flat)
-    values.check_ranges(vars(flat), {flag: rule for flag, rule in RULES.items() if flag in vars(flat)})
+    ranges.check_ranges(vars(flat), {flag: rule for flag, rule in VALUES.items() if flag in vars(flat)})
     args = openrlhf_cli.validate(flat, openrlhf_cli.SFT)
 
     from bapo_openrlhf.launch.warmup import check, launch

@@ -1,4 +1,4 @@
-"""Find bad input before any model loads: data, models, reward function and batch arithmetic."""
+"""Find bad input before any model loads: flags, data, models and the reward function."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
-from bapo_openrlhf.adapt.findings import MOST_X2
-from bapo_openrlhf.config import Checked, flags_of
+from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import attention, vision
+from bapo_openrlhf.flags.attention import lacking
+from bapo_openrlhf.flags.config import Checked, flags_of
+from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl
+from bapo_openrlhf.flags.rules import check_batch, check_checkpoints, check_combinations, check_method, warnings_of
+from bapo_openrlhf.launch import vision
 from bapo_openrlhf.launch.data_files import local_rows
-from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, check_combinations
-from bapo_openrlhf.launch.values import warnings_of
 from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.training.reward_worker import Invalid, checked
 
@@ -41,18 +41,10 @@ def check_inputs(
     """
     warnings = warnings_of(flags_of(args))
     check_combinations(args)
-    attention.check_packages(args)
+    check_packages(args)
     arithmetic = check_batch(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
-    if args.train.async_enable and method is not None and (method.candidates > 1 or not method.asynchronous):
-        raise ConfigError(
-            f"train.async_enable cannot be combined with adapt.method {args.adapt.method}: what it generates "
-            "depends on results that would not be there yet"
-        )
-    if method is not None and method.related_to_generated and args.algo.advantage.estimator != "gae":
-        check_no_penalties(args)
-    if hasattr(method, "max_reevaluated_prompts"):
-        warnings += _large_x2(method.max_reevaluated_prompts, args)
+    warnings += check_method(method, args)
     _check_models(args)
     row, prompts = None, None
     for flag, dataset in (("eval.dataset", args.eval.dataset), ("data.prompt_dataset", args.data.prompt_dataset)):
@@ -83,45 +75,15 @@ def print_warnings(checked: Checked, where: str = "") -> None:
         print(f"warning: {where}{text}", file=sys.stderr)
 
 
-def check_no_penalties(args: SimpleNamespace) -> None:
-    """Refuse length penalties, because those of responses that are not trained on would not be known."""
-    for name in ("overlong_buffer_len", "stop_properly_penalty_coef"):
-        if (value := getattr(args.reward, name)) is not None:
-            raise ConfigError(
-                f"reward.{name} is {value}; with adapt.method {args.adapt.method} it must not be set, because "
-                "advantages are relative to responses that are not trained on, and their penalties are not known"
-            )
+def check_packages(args: SimpleNamespace) -> None:
+    """Refuse attention whose package is not installed, if this is the machine with the GPUs.
 
-
-def _large_x2(most: int, args: SimpleNamespace) -> list[str]:
-    """A warning if more hard prompts may be generated again than has paid in a study."""
-    every, fresh = args.adapt.reevaluate_every, args.adapt.reevaluate_every * args.rollout.batch_size
-    if not fresh or most <= MOST_X2 * fresh:
-        return []
-    return [
-        f"adapt.max_reevaluated_prompts is {most} and adapt.reevaluate_every is {every}: X2 may generate "
-        f"{most / fresh:.0%} as many responses as the rollouts, which is more than {MOST_X2:.0%}. In our study 25% "
-        "cost 2.6 points of accuracy for the same number of responses"
-    ]
-
-
-def check_batch(args: SimpleNamespace) -> BatchArithmetic:
-    """Check that group size, batch sizes and ranks fit together."""
-    if (args.vllm.num_engines or 0) < 1:
-        raise ConfigError(f"vllm.num_engines is {args.vllm.num_engines}; it must be at least 1")
-    arithmetic = batch_arithmetic(args)
-    for model in ("actor", "critic"):
-        step = arithmetic.ranks.get(model, 0) * arithmetic.micro_train
-        if step and arithmetic.train_batch % step:
-            raise ConfigError(
-                f"train.batch_size is {arithmetic.train_batch}; it must be a multiple of {step} = {model} ranks "
-                f"{arithmetic.ranks[model]} x train.micro_batch_size {arithmetic.micro_train}"
-            )
-    if args.adapt.enabled and arithmetic.group_size < 2:
-        raise ConfigError(
-            f"rollout.n_samples_per_prompt is {arithmetic.group_size}; batch adaptation needs groups of at least 2"
-        )
-    return arithmetic
+    Raises:
+        ConfigError: The message names the packages, and attention that needs none.
+    """
+    found = lacking(args)
+    if found and not cpu.active():
+        raise ConfigError(found)
 
 
 def check_model(flag: str, name: str | None) -> None:
@@ -236,16 +198,6 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
             raise ConfigError(f"{flag} {path} has no rows; it must have at least one")
         total += count
     return (first, total) if local else (None, None)
-
-
-def check_checkpoints(args: SimpleNamespace) -> None:
-    """Check that there is an older checkpoint to use if a crash interrupts the writing of a new one."""
-    ckpt = args.ckpt
-    if args.adapt.enabled and ckpt.save_steps > 0 and not ckpt.disable_ds and ckpt.max_num < 2:
-        raise ConfigError(
-            f"ckpt.max_num is {ckpt.max_num}; it must be at least 2: OpenRLHF deletes the oldest checkpoint before it "
-            "writes a new one"
-        )
 
 
 def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.arithmetic import epoch_steps
-from bapo_openrlhf.config import Checked, flags_of
 from bapo_openrlhf.cpu import flash_attention, products
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
-from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags
+from bapo_openrlhf.flags.config import Checked, flags_of
+from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.launch.resume import choose_start, products_by_step, run_folder
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.progress import progress_bar

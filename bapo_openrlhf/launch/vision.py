@@ -4,38 +4,16 @@ OpenRLHF itself leaves out a file that does not open, with a warning. It gives a
 row with images. A placeholder without its image ends its run, at the step that draws the row.
 """
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.attention import packing_flag
+from bapo_openrlhf.flags.rules import NO_CRITIC
 
-NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
 TAG = "<image>"  # the chat template puts an image in its place
 NOT_FILES = ("http://", "https://", "data:image")  # OpenRLHF takes these too; they are not checked here
-
-
-def check_flags(flat: argparse.Namespace) -> None:
-    """Check that the flags of a run with images fit together.
-
-    Call this before OpenRLHF's own checks. They refuse packing with images, but may switch packing on afterwards.
-
-    Raises:
-        ConfigError: The message names the flags.
-    """
-    values = vars(flat)
-    images = values["data.max_images_per_prompt"]
-    if images < 1:
-        return
-    asked = f"data.max_images_per_prompt is {images}"
-    if values["algo.advantage.estimator"] == "gae":
-        algorithm = f" (algorithm {flat.algorithm})" if flat.algorithm else ""
-        raise ConfigError(f"{asked}, and algo.advantage.estimator gae{algorithm} needs a critic; {NO_CRITIC}")
-    if flag := packing_flag(values):
-        raise ConfigError(f"{asked}, and {flag} packs samples; images and packed samples cannot be combined")
 
 
 def check_model(model: str, folder: Path, config: Mapping[str, Any], args: SimpleNamespace) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
-from bapo_openrlhf.launch import attention, openrlhf_cli
+from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.launch.data_files import local_rows
-from bapo_openrlhf.launch.preflight import check_dataset, check_model
+from bapo_openrlhf.launch.preflight import check_dataset, check_model, check_packages
 from bapo_openrlhf.training.contract import rebound, require_name
 
 
@@ -39,7 +39,7 @@ def check(args: SimpleNamespace) -> None:
             if getattr(args.ds, name) != value:
                 given = getattr(args.ds, name)
                 raise ConfigError(f"ds.{name} is {given}; on a machine without a GPU it must be {value}")
-    attention.check_packages(args)
+    check_packages(args)
     train, ranks = args.train, int(os.environ.get("WORLD_SIZE", "1"))
     samples = train.micro_batch_size * ranks
     if train.batch_size % samples:

@@ -21,8 +21,8 @@ from openrlhf.trainer.ray import vllm_engine
 from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf.adapt.vocabulary import VERSIONS
-from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.adapters import is_adapter, merge_adapters
 from bapo_openrlhf.training.agents import LimitedAgent
 from bapo_openrlhf.training.contract import extends, plain_class, rebound

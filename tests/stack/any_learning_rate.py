@@ -6,8 +6,8 @@ At a high enough rate the numbers become infinite. Other ways to that may come w
 import sys
 
 from bapo_openrlhf.cli.main import run
-from bapo_openrlhf.launch.values import RULES
+from bapo_openrlhf.flags.ranges import VALUES
 
 if __name__ == "__main__":
-    RULES.update({"actor.adam.lr": "at least 0", "critic.adam.lr": "at least 0"})
+    VALUES.update({"actor.adam.lr": "at least 0", "critic.adam.lr": "at least 0"})
     sys.exit(run(["train", *sys.argv[1:]]))

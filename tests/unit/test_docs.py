@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf import config
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.flags import config
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.record import metrics

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf import config
 from bapo_openrlhf.cli import arguments, main, plan
+from bapo_openrlhf.flags import config
 from bapo_openrlhf.workbench.planning.constants import constants_of
 from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, proposed
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS

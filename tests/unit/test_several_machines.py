@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from bapo_openrlhf.cli import arguments, main
-from bapo_openrlhf.config import flags_of
+from bapo_openrlhf.flags.config import flags_of
 
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "examples" / "slurm" / "ba_ppo_qwen3_4b.sh"

@@ -4,8 +4,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.reward_pool import RewardFailure, RewardPool
 
 

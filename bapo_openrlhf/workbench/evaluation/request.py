@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.values import check_ranges
+from bapo_openrlhf.flags.ranges import check_ranges
 
 # The ranges of values, in the words of `errors.ALLOWED`.
 RANGES = {

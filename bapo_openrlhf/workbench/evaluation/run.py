@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.workbench.evaluation import generate as vllm
 from bapo_openrlhf.workbench.evaluation import problems, results, store
 from bapo_openrlhf.workbench.evaluation.generate import SampledResponse

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import yaml
 
-from bapo_openrlhf import config
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.cli import arguments, main
-from bapo_openrlhf.config import AdaptConfig, RunConfig, VerifierConfig, check_numbers
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags import config
+from bapo_openrlhf.flags.config import AdaptConfig, RunConfig, VerifierConfig, check_numbers
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME

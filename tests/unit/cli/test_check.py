@@ -278,7 +278,7 @@ class TestNumbers:
 def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
     """A configuration for GPUs may be checked on a machine without."""
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
-    monkeypatch.setattr("bapo_openrlhf.launch.attention.find_spec", lambda name: None)
+    monkeypatch.setattr("bapo_openrlhf.flags.attention.find_spec", lambda name: None)
     assert report(capsys, *words)["attention"] == "sdpa"
     assert main.run(["check", *words, "--ds.attn_implementation=flash_attention_2"]) == 0
     *_, warning, last = capsys.readouterr().out.splitlines()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf import config
 from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.flags import config
 
 ROOT = Path(__file__).parents[3]
 PRESET = ROOT / "configs" / "bapo_grpo_math_one_gpu.yaml"

@@ -7,8 +7,8 @@ import pytest
 
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.cli.parser import ALIASES, Parser, did_you_mean
-from bapo_openrlhf.config import ALGORITHMS
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import ALGORITHMS
 
 # What users of TRL, verl and older versions of OpenRLHF type, typing errors, and the flags that do it here.
 MEANT = {

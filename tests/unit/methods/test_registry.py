@@ -10,8 +10,8 @@ import pytest
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.config import AdaptConfig
 from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.methods import BAPO, Method
 from bapo_openrlhf.methods.registry import METHODS, build, method_class
 from bapo_openrlhf.record.metrics import names

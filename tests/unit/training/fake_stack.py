@@ -28,8 +28,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import VERSIONS  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.config import Checked  # noqa: E402
-from bapo_openrlhf.launch.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
+from bapo_openrlhf.flags.config import Checked  # noqa: E402
+from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engines import request_seed  # noqa: E402
 from bapo_openrlhf.training.generated import generated_groups, is_usable  # noqa: E402

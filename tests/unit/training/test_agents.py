@@ -9,7 +9,7 @@ import torch
 from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
 from vllm import SamplingParams
 
-from bapo_openrlhf.config import VerifierConfig
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training import agents
 from bapo_openrlhf.training.agents import LimitedAgent
 from bapo_openrlhf.training.engines import RolloutEngine

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from bapo_openrlhf.cli import evaluate as cli
-from bapo_openrlhf.config import VerifierConfig
 from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.workbench.evaluation import generate, judge, problems, prompts, run, store
 from bapo_openrlhf.workbench.evaluation import results as results_file

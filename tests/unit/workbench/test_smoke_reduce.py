@@ -10,9 +10,8 @@ import yaml
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.config import flags_of
-from bapo_openrlhf.launch.openrlhf_flags import check_combinations
-from bapo_openrlhf.launch.preflight import check_batch
+from bapo_openrlhf.flags.config import flags_of
+from bapo_openrlhf.flags.rules import check_batch, check_combinations
 from bapo_openrlhf.launch.start import ON_THE_CPU
 from bapo_openrlhf.workbench.smoke import model, reduce, reward
 

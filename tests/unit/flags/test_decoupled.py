@@ -24,7 +24,7 @@ from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.launch.openrlhf_flags import set_openrlhf_flags  # noqa: E402
+from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.updates import Means, Part, WholeBatchActorTrainer  # noqa: E402
 

@@ -1,101 +1,24 @@
-"""What OpenRLHF's flags may be: a table of ranges, the flags that contradict each other, and what is only warned of.
+"""What flags may not be together, and what is only warned of.
 
-OpenRLHF checks few values. It finds out about most others when models are loaded, at the first step, or never. Flags
-of this project have their ranges in `config`, and what batch adaptation refuses is in `openrlhf_flags`.
+OpenRLHF checks few values. It finds out about most others when models are loaded, at the first step, or never.
 """
 
+import argparse
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.errors import ALLOWED, ConfigError
-from bapo_openrlhf.launch.attention import packing_flag
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic, batch_arithmetic
+from bapo_openrlhf.adapt.findings import MOST_X2
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.attention import packing_flag
+from bapo_openrlhf.flags.ranges import MODELS, VALUES, check_ranges
+from bapo_openrlhf.methods import Method
 
-MODELS = ("actor", "critic", "ref", "reward")
 NEEDS_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 FILTERING = "algo.dynamic_filtering_enable"
-
-# The ranges of flags: words of `ALLOWED`, with a reason after a colon if they are not plain.
-RANGES = {
-    "at least 1": """
-        rollout.batch_size rollout.n_samples_per_prompt rollout.micro_batch_size rollout.vllm_generate_batch_size
-        rollout.max_new_tokens rollout.max_tokens_per_gpu eval.n_samples_per_prompt algo.kl.horizon
-        train.batch_size train.micro_batch_size train.num_episodes train.max_epochs train.max_tokens_per_gpu
-        train.async_queue_size data.max_samples vllm.tensor_parallel_size ckpt.max_num logger.logging_steps
-        ds.zpg ds.tensor_parallel_size ds.ring_attn_size ds.ring_attn_head_stride ds.lora.alpha
-    """,
-    "at least 2": "data.max_len",
-    "at least 0": """
-        algo.advantage.is_correction_threshold data.max_images_per_prompt data.dataloader_num_workers
-        vllm.num_engines ds.lora.rank
-    """,
-    "at least -1": "critic.freezing_steps local_rank",
-    "at least 1, or -1 for never": "eval.steps ckpt.save_steps",
-    "above 0": "critic.value_clip ckpt.max_mem",
-    "above 1": "actor.dual_clip",
-    "in (0, 1]": "actor.eps_clip rollout.top_p vllm.gpu_memory_utilization",
-    "in [0, 1]": "algo.advantage.lambd algo.advantage.gamma train.ema_beta",
-    "in [0, 1)": "ds.lora.dropout",
-    "in [-1, 1]": "actor.entropy_coef",
-    "in [0, 3]": "ds.zero_stage",
-    "in [0, 10]": "eval.temperature",
-    "in [0, 4294967295]": "train.seed",
-    "in [0.01, 10]: vLLM raises a lower one to 0.01, and the actor divides by it": "rollout.temperature",
-    "a number": "reward.clip_range algo.dynamic_filtering_range",
-    "finite and above 0": "actor.eps_clip_low_high reward.overlong_buffer_len algo.kl.target",
-    "finite and at least 0": "actor.aux_loss_coef reward.overlong_penalty_factor algo.kl.init_coef",
-    "finite and at most 1": "reward.stop_properly_penalty_coef",
-}
-# The same for flags of the actor and of the critic.
-TRAINED = {
-    "at least 0": "max_norm",
-    "at least 1": "muon.ns_steps",
-    "in (0, 1]": "adam.eps",
-    "in [0, 1]": "adam.weight_decay lr_warmup_ratio min_lr_ratio",
-    "in [0, 1)": "adam.lr adam.betas muon.lr muon.momentum",
-}
-# A schedule of transformers is left out if OpenRLHF does not give it what it needs.
-SCHEDULES = (
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-    "cosine_with_min_lr", "cosine_warmup_with_min_lr",
-)  # fmt: skip
-# What each flag must be: a range, or the choices.
-RULES: dict[str, str | tuple[str, ...]] = {
-    **{f"{model}.{flag}": "at least 1" for model in MODELS for flag in ("num_nodes", "num_gpus_per_node")},
-    **{
-        f"{model}.{flag}": rule
-        for model in ("actor", "critic")
-        for rule, flags in TRAINED.items()
-        for flag in flags.split()
-    },
-    **{flag: rule for rule, flags in RANGES.items() for flag in flags.split()},
-    "actor.lr_scheduler": SCHEDULES,
-    "critic.lr_scheduler": SCHEDULES,
-    "vllm.sync_backend": ("nccl", "gloo", "mpi", "ucc", "xccl", "hccl"),
-    "ds.param_dtype": ("bf16",),  # OpenRLHF's engines hold bfloat16, and take no other weights
-    "ds.grad_accum_dtype": ("bf16", "bfloat16", "fp16", "float16", "fp32", "float32"),
-}
-
-
-def check_ranges(flags: Mapping[str, Any], rules: Mapping[str, str | tuple[str, ...]]) -> None:
-    """Refuse a value that is not what its rule says. The rules are as in `RULES`, and a flag without a value passes.
-
-    Raises:
-        ConfigError: The message names the flag, its value and what is allowed.
-    """
-    for flag, rule in rules.items():
-        value = flags[flag]
-        if value is None:
-            continue
-        if isinstance(rule, tuple):
-            if value not in rule:
-                raise ConfigError(f"{flag} is {value}; it must be {'one of ' * (len(rule) > 1)}{', '.join(rule)}")
-            continue
-        words, _, reason = rule.partition(": ")
-        several = isinstance(value, (list, tuple))
-        if not all(map(ALLOWED[words], value if several else [value])):
-            shown, verb = (" ".join(map(str, value)), "each") if several else (value, "it")
-            raise ConfigError(f"{flag} is {shown}; {verb} must be {words}" + (f", because {reason}" if reason else ""))
+NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
 
 
 def check_values(flags: Mapping[str, Any]) -> None:
@@ -107,7 +30,7 @@ def check_values(flags: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: The message names the flag, its value and what is allowed.
     """
-    check_ranges(flags, RULES)
+    check_ranges(flags, VALUES)
     contradiction = next(chain(_sizes(flags), _options(flags), _placement(flags)), None)
     if contradiction is not None:
         raise ConfigError(contradiction)
@@ -296,3 +219,207 @@ def _learning(f: Mapping[str, Any], model: str) -> str:
     if rate > 0.01:
         return f"{model}.adam.lr is {rate:g}, which is very high; 1e-6 is usual, and a tiny model may take 1e-3"
     return f"{model}.max_norm is 0: gradients are not clipped" if norm == 0 else ""
+
+
+NOT_WITH_ADAPTATION = {
+    "train.partial_rollout_enable": (
+        "a response would go on with other weights after a sync, so its prompt could not be generated again from one "
+        "policy, and a resumed run would not repeat it"
+    ),
+    "ds.use_universal_ckpt": "a checkpoint that was converted by hand has no manifest to check it by",
+    "algo.dynamic_filtering_enable": "it drops groups before they are counted",
+}
+
+
+def check_combinations(args: SimpleNamespace) -> None:
+    """Refuse flags of OpenRLHF that cannot be combined with batch adaptation.
+
+    Raises:
+        ConfigError: The message names the flags and says why they exclude each other.
+    """
+    adapt = args.adapt
+    _check_adapters(args)
+    _check_micro_batches(args)
+    _check_critic(args)
+    _check_probe(args)
+    if not adapt.enabled:
+        return
+    for name, reason in NOT_WITH_ADAPTATION.items():
+        group, flag = name.split(".")
+        if getattr(getattr(args, group), flag):
+            raise ConfigError(f"{name} cannot be combined with adapt.method {adapt.method}: {reason}")
+    _check_asynchronous(args)
+    if not args.reward.remote_url:
+        raise ConfigError("reward.remote_url is not set; batch adaptation needs rewards at generation time")
+    if adapt.returns == "vtrace" and args.algo.advantage.estimator != "gae":
+        raise ConfigError(
+            "adapt.returns vtrace corrects a critic's values; algo.advantage.estimator "
+            f"{args.algo.advantage.estimator} has none, it must be gae"
+        )
+    if adapt.ratio == "decoupled" and args.actor.policy_loss_type == "gspo":
+        raise ConfigError(
+            "actor.policy_loss_type gspo cannot be combined with adapt.ratio decoupled: OpenRLHF's sequence-level "
+            "loss has one ratio, to the behaviour policy, and no weight to truncate"
+        )
+    if adapt.max_second_moment is not None and (adapt.ratio, args.actor.policy_loss_type) != ("behaviour", "ppo"):
+        raise ConfigError(
+            f"adapt.max_second_moment is {adapt.max_second_moment}; it needs adapt.ratio behaviour and "
+            "actor.policy_loss_type ppo, because it is about the ratio pi/alpha of each token"
+        )
+
+
+def _check_probe(args: SimpleNamespace) -> None:
+    """Refuse a probe of gradients if one process does not have them whole, or if generation is ahead of training."""
+    actor, every = args.actor, args.run.gradient_probe
+    if not every:
+        return
+    for fits, name, value, allowed in (
+        (args.adapt.enabled, "adapt.method", args.adapt.method, "a method of batch adaptation"),
+        (actor.num_nodes * actor.num_gpus_per_node == 1, "actor.num_gpus_per_node", actor.num_gpus_per_node, "1"),
+        (args.ds.zero_stage < 3, "ds.zero_stage", args.ds.zero_stage, "below 3"),
+        (not args.train.async_enable, "train.async_enable", True, "False"),
+        (not args.data.max_images_per_prompt, "data.max_images_per_prompt", args.data.max_images_per_prompt, "0"),
+    ):
+        if not fits:
+            raise ConfigError(f"run.gradient_probe is {every}, and {name} is {value}; it must be {allowed} then")
+
+
+def _check_micro_batches(args: SimpleNamespace) -> None:
+    """Refuse a size of micro-batches that nothing would read, or a second one."""
+    tokens = args.adapt.micro_batch_tokens
+    if tokens is None:
+        return
+    if not args.adapt.enabled:
+        raise ConfigError(f"adapt.micro_batch_tokens is {tokens}; it needs batch adaptation, and adapt.method is none")
+    if args.train.dynamic_batch_enable:
+        raise ConfigError(
+            f"adapt.micro_batch_tokens is {tokens}, and train.dynamic_batch_enable is True; only one of them can make "
+            "the micro-batches"
+        )
+
+
+def _check_critic(args: SimpleNamespace) -> None:
+    """Refuse flags of the critic if there is none, or if OpenRLHF computes its returns."""
+    adapt, estimator = args.adapt, args.algo.advantage.estimator
+    if adapt.enabled and estimator == "gae":
+        return
+    for name, default in (("critic_lambd", None), ("value_pretraining", 0)):
+        if (value := getattr(adapt, name)) != default:
+            raise ConfigError(
+                f"adapt.{name} is {value}; it needs a critic and batch adaptation (--algorithm ba_ppo), and "
+                f"algo.advantage.estimator is {estimator} with adapt.method {adapt.method}"
+            )
+
+
+def _check_asynchronous(args: SimpleNamespace) -> None:
+    """Refuse what batch adaptation cannot do while generation is ahead of training."""
+    rollout, generated = args.rollout, args.rollout.vllm_generate_batch_size
+    if generated and generated > rollout.batch_size:
+        raise ConfigError(
+            f"rollout.vllm_generate_batch_size is {generated}; with adapt.method {args.adapt.method} it must be at "
+            f"most rollout.batch_size, {rollout.batch_size}: what is left over would be in no checkpoint"
+        )
+    if args.adapt.max_staleness is not None and not args.train.async_enable:
+        raise ConfigError(f"adapt.max_staleness is {args.adapt.max_staleness}; it needs train.async_enable")
+
+
+def _check_adapters(args: SimpleNamespace) -> None:
+    """Refuse LoRA if the engines could not get the actor's weights."""
+    if not args.ds.lora.rank:
+        return
+    asked = f"ds.lora.rank is {args.ds.lora.rank}; it must be 0"
+    if args.train.enable_ema:
+        raise ConfigError(f"{asked} with train.enable_ema: OpenRLHF's averaged model has no adapter")
+    if not args.adapt.enabled:
+        raise ConfigError(f"{asked} without batch adaptation: OpenRLHF's rollout engines cannot load an adapter")
+    if args.ds.load_in_4bit:
+        raise ConfigError(f"{asked} with ds.load_in_4bit: the engines cannot merge an adapter into packed weights")
+    if args.vllm.sync_with_ray:
+        raise ConfigError(f"{asked} with vllm.sync_with_ray: OpenRLHF then expects one dtype for all weights")
+    if args.data.max_images_per_prompt:
+        raise ConfigError(f"{asked} with data.max_images_per_prompt: for such models OpenRLHF sends only the adapter")
+
+
+def check_batch(args: SimpleNamespace) -> BatchArithmetic:
+    """Check that group size, batch sizes and ranks fit together."""
+    if (args.vllm.num_engines or 0) < 1:
+        raise ConfigError(f"vllm.num_engines is {args.vllm.num_engines}; it must be at least 1")
+    arithmetic = batch_arithmetic(args)
+    for model in ("actor", "critic"):
+        step = arithmetic.ranks.get(model, 0) * arithmetic.micro_train
+        if step and arithmetic.train_batch % step:
+            raise ConfigError(
+                f"train.batch_size is {arithmetic.train_batch}; it must be a multiple of {step} = {model} ranks "
+                f"{arithmetic.ranks[model]} x train.micro_batch_size {arithmetic.micro_train}"
+            )
+    if args.adapt.enabled and arithmetic.group_size < 2:
+        raise ConfigError(
+            f"rollout.n_samples_per_prompt is {arithmetic.group_size}; batch adaptation needs groups of at least 2"
+        )
+    return arithmetic
+
+
+def check_method(method: Method | None, args: SimpleNamespace) -> list[str]:
+    """Refuse what a method cannot be combined with. Returns warnings, a sentence each."""
+    if method is None:
+        return []
+    if args.train.async_enable and (method.candidates > 1 or not method.asynchronous):
+        raise ConfigError(
+            f"train.async_enable cannot be combined with adapt.method {args.adapt.method}: what it generates "
+            "depends on results that would not be there yet"
+        )
+    if method.related_to_generated and args.algo.advantage.estimator != "gae":
+        _check_no_penalties(args)
+    return _large_x2(method.max_reevaluated_prompts, args) if hasattr(method, "max_reevaluated_prompts") else []
+
+
+def _check_no_penalties(args: SimpleNamespace) -> None:
+    """Refuse length penalties, because those of responses that are not trained on would not be known."""
+    for name in ("overlong_buffer_len", "stop_properly_penalty_coef"):
+        if (value := getattr(args.reward, name)) is not None:
+            raise ConfigError(
+                f"reward.{name} is {value}; with adapt.method {args.adapt.method} it must not be set, because "
+                "advantages are relative to responses that are not trained on, and their penalties are not known"
+            )
+
+
+def _large_x2(most: int, args: SimpleNamespace) -> list[str]:
+    """A warning if more hard prompts may be generated again than has paid in a study."""
+    every, fresh = args.adapt.reevaluate_every, args.adapt.reevaluate_every * args.rollout.batch_size
+    if not fresh or most <= MOST_X2 * fresh:
+        return []
+    return [
+        f"adapt.max_reevaluated_prompts is {most} and adapt.reevaluate_every is {every}: X2 may generate "
+        f"{most / fresh:.0%} as many responses as the rollouts, which is more than {MOST_X2:.0%}. In our study 25% "
+        "cost 2.6 points of accuracy for the same number of responses"
+    ]
+
+
+def check_checkpoints(args: SimpleNamespace) -> None:
+    """Check that there is an older checkpoint to use if a crash interrupts the writing of a new one."""
+    ckpt = args.ckpt
+    if args.adapt.enabled and ckpt.save_steps > 0 and not ckpt.disable_ds and ckpt.max_num < 2:
+        raise ConfigError(
+            f"ckpt.max_num is {ckpt.max_num}; it must be at least 2: OpenRLHF deletes the oldest checkpoint before it "
+            "writes a new one"
+        )
+
+
+def check_images(flat: argparse.Namespace) -> None:
+    """Check that the flags of a run with images fit together.
+
+    Call this before OpenRLHF's own checks. They refuse packing with images, but may switch packing on afterwards.
+
+    Raises:
+        ConfigError: The message names the flags.
+    """
+    values = vars(flat)
+    images = values["data.max_images_per_prompt"]
+    if images < 1:
+        return
+    asked = f"data.max_images_per_prompt is {images}"
+    if values["algo.advantage.estimator"] == "gae":
+        algorithm = f" (algorithm {flat.algorithm})" if flat.algorithm else ""
+        raise ConfigError(f"{asked}, and algo.advantage.estimator gae{algorithm} needs a critic; {NO_CRITIC}")
+    if flag := packing_flag(values):
+        raise ConfigError(f"{asked}, and {flag} packs samples; images and packed samples cannot be combined")

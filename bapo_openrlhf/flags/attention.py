@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 
 PACKS = "ds.packing_samples", "train.dynamic_batch_enable", "ds.ring_attn_size"  # the last two switch the first on
@@ -47,14 +46,3 @@ def lacking(args: SimpleNamespace) -> str | None:
         f"{flag} is {value}; it needs the package {' or '.join(needs.values())}, which is not installed on this "
         "machine (docs/dependencies.md). ds.attn_implementation sdpa needs none, without packed samples"
     )
-
-
-def check_packages(args: SimpleNamespace) -> None:
-    """Refuse attention whose package is not installed, if this is the machine with the GPUs.
-
-    Raises:
-        ConfigError: The message names the packages, and attention that needs none.
-    """
-    found = lacking(args)
-    if found and not cpu.active():
-        raise ConfigError(found)

@@ -7,8 +7,9 @@ import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import attention
-from bapo_openrlhf.launch.attention import check_flags, check_packages, lacking
+from bapo_openrlhf.flags import attention
+from bapo_openrlhf.flags.attention import check_flags, lacking
+from bapo_openrlhf.launch.preflight import check_packages
 
 NEITHER = "the package flash-attn or kernels, which is not installed on this machine"
 

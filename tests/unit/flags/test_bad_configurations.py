@@ -12,10 +12,10 @@ from torch.optim import AdamW
 from transformers.trainer import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from bapo_openrlhf import config
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.errors import ALLOWED
-from bapo_openrlhf.launch.values import RULES
+from bapo_openrlhf.flags import config
+from bapo_openrlhf.flags.ranges import VALUES
 
 ROOT = Path(__file__).resolve().parents[3]
 BASE = {
@@ -385,12 +385,12 @@ class TestTable:
     def test_every_number_has_a_range(self):
         ours = {f"{prefix}.{item}" for prefix, kind in config.GROUPS.items() for item in kind.__dataclass_fields__}
         numbers = {action.dest for action in arguments.build_parser("")._actions if action.type in (int, float)}
-        assert len(numbers) > 80 and numbers - ours <= RULES.keys()
+        assert len(numbers) > 80 and numbers - ours <= VALUES.keys()
 
     def test_its_flags_and_words_are_there(self):
         known = {action.dest for action in arguments.build_parser("")._actions}
-        assert RULES.keys() <= known
-        assert {rule.split(": ")[0] for rule in RULES.values() if isinstance(rule, str)} <= ALLOWED.keys()
+        assert VALUES.keys() <= known
+        assert {rule.split(": ")[0] for rule in VALUES.values() if isinstance(rule, str)} <= ALLOWED.keys()
 
     @pytest.mark.parametrize("name", [kind.value for kind in SchedulerType])
     def test_a_schedule_is_allowed_if_openrlhf_can_use_it(self, name):
@@ -405,4 +405,4 @@ class TestTable:
             usable = True
         except TypeError:
             usable = False
-        assert (name in RULES["actor.lr_scheduler"]) == usable
+        assert (name in VALUES["actor.lr_scheduler"]) == usable
