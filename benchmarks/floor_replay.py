@@ -193,7 +193,7 @@ class Floor:
                     loss = 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2).mean()
                 else:
                     log_probs, entropy = head(hidden, model.weight, labels, entropy=True)
-                    old, advantages = log_probs.detach(), torch.linspace(-1, 1, len(labels))
+                    old, advantages = log_probs.detach(), torch.linspace(-1, 1, len(labels), device=labels.device)
                     ratio, difference = (log_probs - old).exp(), old - 0.1 - log_probs
                     policy = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
                     kl = difference.exp() - difference - 1

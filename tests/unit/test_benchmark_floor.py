@@ -93,6 +93,27 @@ def test_log_probs_and_entropies_are_those_of_all_positions(replay, tmp_path):
     torch.testing.assert_close(entropy, torch.stack(spread))
 
 
+def test_training_is_on_the_device_of_the_models(replay):
+    """On the device `meta`, torch refuses an operation with a tensor of another device, as it does on a GPU."""
+    weight = torch.nn.Parameter(torch.empty(50, 16, device="meta"))
+
+    class Model:
+        def __init__(self, weight):
+            self.weight, self.hidden_states, self.updates = weight, torch.empty(6, 16, device="meta"), 0
+
+        def hidden(self, batch):
+            return self.hidden_states, torch.zeros(6, dtype=torch.long, device="meta")
+
+        def update(self):
+            self.updates += 1
+
+    floor = object.__new__(replay.Floor)
+    floor.actor, floor.critic = Model(weight), Model(torch.nn.Parameter(torch.empty(1, 16, device="meta")))
+    floor.train(replay.Step(train={"actor": [{}, {}], "critic": [{}]}))
+    assert floor.actor.weight.grad.device.type == floor.critic.weight.grad.device.type == "meta"
+    assert floor.actor.updates == floor.critic.updates == 1
+
+
 def entry(total, floor, variant="2 eager"):
     real = {"generation": 0.5, "forward": 0.25, "training": 1.0, "weights": 0.125, "adapt": 0.01}
     parts = {"generation": floor / 2, "forward": 0.0, "training": floor / 2, "weights": 0.0}
