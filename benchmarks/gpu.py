@@ -6,8 +6,9 @@
     python benchmarks/gpu.py --dry-run                      # on the CPU with a tiny model; its numbers mean nothing
 
 It needs no model hub (gpu_setting.py). All roles share the GPUs and take turns, as in the presets. The prepared order
-is: BAPO-GRPO with 0.6B parameters and ZeRO stages 2 and 3, OpenRLHF itself, BA-PPO, their floor (gpu_floor.py), the
-same with 1.7B parameters, and BAPO-GRPO with a chat model if its folder is given (`--chat`). Then the rounds go on.
+is: BAPO-GRPO, BA-PPO and OpenRLHF itself with 0.6B parameters and ZeRO stage 2, their floor (gpu_floor.py), BAPO-GRPO
+with stage 3, BAPO-GRPO and BA-PPO with 1.7B parameters, and BAPO-GRPO with a chat model if its folder is given
+(`--chat`). Then the rounds go on.
 
 With `--seconds`, a run gets as many steps as fit into what is left, by what was measured so far, and none if too few
 fit. The page and all metrics are written after each step, into --out. The same command goes on where it ended, if
@@ -86,10 +87,10 @@ class Entry:
 STAGE_2, STAGE_3 = ({"ds.zero_stage": stage} for stage in (2, 3))
 ORDER = (
     Entry("0.6b", "bapo_grpo", STAGE_2),
-    Entry("0.6b", "bapo_grpo", STAGE_3),
-    Entry("0.6b", "openrlhf_grpo", STAGE_2),
     Entry("0.6b", "ba_ppo", STAGE_2),
+    Entry("0.6b", "openrlhf_grpo", STAGE_2),
     Entry("0.6b", FLOOR),
+    Entry("0.6b", "bapo_grpo", STAGE_3),
     Entry("1.7b", "bapo_grpo", STAGE_2),
     Entry("1.7b", FLOOR),
     Entry("1.7b", "ba_ppo", STAGE_2),

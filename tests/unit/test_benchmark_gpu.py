@@ -357,8 +357,9 @@ def test_flags_that_are_wrong(gpu, monkeypatch, capsys, words, says):
 def test_the_prepared_order(gpu, monkeypatch, tmp_path):
     monkeypatch.setenv(cpu.SWITCH, "0")
     order = [(e.model, e.kind, *e.flags.values()) for e in gpu.entries(gpu.parse(["--chat", str(tmp_path)])[0])]
-    assert order[:4] == [
-        ("0.6b", "bapo_grpo", 2), ("0.6b", "bapo_grpo", 3), ("0.6b", "openrlhf_grpo", 2), ("0.6b", "ba_ppo", 2)
+    assert order[:5] == [
+        ("0.6b", "bapo_grpo", 2), ("0.6b", "ba_ppo", 2), ("0.6b", "openrlhf_grpo", 2), ("0.6b", "floor"),
+        ("0.6b", "bapo_grpo", 3),
     ]  # fmt: skip
     assert order[5] == ("1.7b", "bapo_grpo", 2) and order[-1] == ("chat", "bapo_grpo", 2)
     some = gpu.entries(gpu.parse(["--models", "4b", "1.7b", "--kinds", "ppo", "floor"])[0])
