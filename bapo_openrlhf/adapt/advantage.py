@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from bapo_openrlhf.adapt.rewards import without_rounding
+
 
 def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     """Eq. 2: A_i = (r_i - mean(b)) / sqrt(var(b) + eps), within one group.
@@ -17,9 +19,10 @@ def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: fl
         eps: Smoothing of the variance.
 
     Returns:
-        Advantages, float64 of shape (n,). In a group of equal rewards they are 0.
+        Advantages, float64 of shape (n,). In a group of equal rewards they are 0. Rewards that differ only by rounding
+        are equal (`rewards.without_rounding`).
     """
-    rewards, baseline = np.asarray(rewards, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    rewards, baseline = _without_rounding(rewards, baseline)
     # Rounding of the mean would otherwise give equal rewards a tiny advantage.
     mean = baseline[0] if (baseline == baseline[0]).all() else baseline.mean()
     advantages: np.ndarray = (rewards - mean) / np.sqrt(((baseline - mean) ** 2).mean() + eps)
@@ -36,8 +39,11 @@ def relative_rewards(estimator: str, rewards: np.ndarray, baseline: np.ndarray, 
 
     Returns:
         float64 of shape (n,).
+
+    Raises:
+        ValueError: The estimator has another name.
     """
-    rewards, baseline = np.asarray(rewards, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
+    rewards, baseline = _without_rounding(rewards, baseline)
     match estimator:
         case "group_norm":
             return group_relative_advantages(rewards, baseline, eps)
@@ -45,4 +51,13 @@ def relative_rewards(estimator: str, rewards: np.ndarray, baseline: np.ndarray, 
             return rewards - (baseline.sum() - rewards) / (len(baseline) - 1) if len(baseline) > 1 else 0 * rewards
         case "dr_grpo" | "reinforce_baseline":
             return np.asarray(rewards - baseline.mean())
-    return rewards
+        case "gae":
+            return rewards
+    raise ValueError(f"estimator is {estimator!r}; it must be group_norm, rloo, dr_grpo, reinforce_baseline or gae")
+
+
+def _without_rounding(rewards: np.ndarray, baseline: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both, so that rewards which differ only by rounding are equal."""
+    count = len(rewards)
+    both = np.array(without_rounding([*rewards, *baseline]), dtype=np.float64)
+    return both[:count], both[count:]

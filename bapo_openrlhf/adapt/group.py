@@ -7,7 +7,7 @@ bytes, or 12 with a reference model.
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -15,54 +15,11 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from bapo_openrlhf.adapt.rewards import UNIT, Range, exact_mean, exact_rewards
+
 # Key in a response's extras. Its value, once computed, is the name of the reference model and its log-probs of the
 # generated tokens, float32 of shape (A,).
 REFERENCE = "reference"
-
-
-def as_fraction(value: Fraction | float | str) -> Fraction:
-    """Exact value of a threshold as the user wrote it: "1/8", 0.1 and 0.125 become 1/8, 1/10 and 1/8.
-
-    A float is read by its shortest decimal form, so 0.1 means one tenth and not the nearest binary float.
-
-    Raises:
-        ValueError: The value is not a finite number.
-    """
-    if isinstance(value, Fraction):
-        return value
-    text = str(value).strip()
-    try:
-        return Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{value!r} is not a number or a fraction such as 1/8") from None
-
-
-def exact_reward(reward: float) -> Fraction:
-    """A reward as the number its author meant: 0.1 is one tenth, even after conversion to a float32 tensor and back."""
-    reward = float(reward)
-    if reward in (0.0, 1.0):
-        return Fraction(int(reward))
-    with np.errstate(over="ignore"):
-        single = np.float32(reward)
-    return Fraction(str(single) if float(single) == reward else repr(reward))
-
-
-def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
-    """Their sum. One common denominator is used, because adding them one by one took most of this layer's time."""
-    ratios = [number.as_integer_ratio() for number in numbers]
-    common = math.lcm(*(denominator for _, denominator in ratios))
-    return Fraction(sum(numerator * (common // denominator) for numerator, denominator in ratios), common)
-
-
-Range = tuple[Fraction, Fraction]
-UNIT: Range = (Fraction(0), Fraction(1))
-
-
-def exact_rewards(rewards: Iterable[float], reward_range: Range) -> tuple[Fraction, ...]:
-    """Rewards as exact numbers, mapped from their range to [0, 1]."""
-    low, high = reward_range
-    exact = map(exact_reward, rewards)
-    return tuple(exact) if reward_range == UNIT else tuple((reward - low) / (high - low) for reward in exact)
 
 
 Relative = Literal["generated", "kept"]
@@ -180,7 +137,7 @@ class Group:
 
     @cached_property
     def rewards(self) -> tuple[Fraction, ...]:
-        """The rewards of its responses as exact numbers, mapped from `reward_range` to [0, 1].
+        """The rewards of its responses as exact numbers, mapped from `reward_range` to [0, 1] (`exact_rewards`).
 
         Filters, thresholds and methods use these. Advantages are made of the rewards themselves, `Response.reward`.
         """
@@ -195,12 +152,12 @@ class Group:
     @cached_property
     def mean(self) -> Fraction:
         """Group mean reward mu, exact: 1/8 is 1/8."""
-        return exact_sum(self.baseline) / len(self.baseline)
+        return exact_mean(self.baseline)
 
     @cached_property
     def variance(self) -> Fraction:
         """Population variance of the rewards, exact; mu (1 - mu) for 0/1 rewards (Eq. 37)."""
-        return exact_sum([reward * reward for reward in self.baseline]) / len(self.baseline) - self.mean**2
+        return exact_mean([reward * reward for reward in self.baseline]) - self.mean**2
 
     @cached_property
     def is_binary(self) -> bool:
@@ -259,4 +216,4 @@ class Group:
 def mean_reward(groups: Iterable[Group]) -> Fraction | None:
     """Exact mean reward over all responses of the groups. None if there are none."""
     rewards = [reward for group in groups for reward in group.rewards]
-    return exact_sum(rewards) / len(rewards) if rewards else None
+    return exact_mean(rewards) if rewards else None

@@ -30,6 +30,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
         "sampling": Sampling(**{item.name: getattr(args, item.name) for item in fields(Sampling)}),
         "ks": ks,
         "chat_template": _template(args),
+        "reward_range": _range(args.reward_range),
     }
     request = Request(**{item.name: given[item.name] for item in fields(Request)})
     results = evaluate(request)
@@ -66,6 +67,7 @@ def _as_trained(config: Sequence[str]) -> dict[str, Any]:
         "max_new_tokens": trained.rollout.max_new_tokens or trained.data.max_len,
         "temperature": trained.rollout.temperature,
         "top_p": trained.rollout.top_p,
+        "reward_range": trained.adapt.rewards(),
     }
 
 
@@ -79,11 +81,14 @@ def build_parser(prog: str) -> Parser:
     )
     add = parser.add_argument
     add("--config", nargs="+", help="configuration of a training: evaluate its trained model with the same prompts and "
-        "sampling (model, markup, --max-new-tokens, --temperature, --top-p); other flags override it")  # fmt: skip
+        "sampling (model, markup, --max-new-tokens, --temperature, --top-p), and its range of rewards; other flags "
+        "override it")  # fmt: skip
     add("--model", help="model folder, or name on the model hub")
     add("--benchmarks", required=True, help="names separated by commas: aime24,amc,... or NAME=FILE.jsonl (--reward)")
     add("--data", type=Path, default=Path("data"), help="folder that `bapo-openrlhf prepare` wrote to")
     add("--reward", type=Path, help="reward file (reward_func, and answer for maj@n) of benchmarks NAME=FILE.jsonl")
+    add("--reward-range", nargs=2, metavar=("LOW", "HIGH"), default=(0, 1), help="least and greatest reward of that "
+        "file: scores are mapped from it to 0 to 100 %%, and a response with the greatest one is solved")  # fmt: skip
     add("--limit", type=int, help="use only so many problems from the start of each benchmark")
     add("--runs", type=int, default=32, help="number of responses to each problem")
     add("--k", help=f"values of k for pass@k; without it {','.join(map(str, DEFAULT_KS))} up to the runs")
@@ -111,6 +116,15 @@ def _template(args: argparse.Namespace) -> bool | str:
     if "{}" not in args.input_template:
         raise ConfigError(f"input-template is {args.input_template!r}; it must have {{}} in place of the text")
     return args.input_template.replace("\\n", "\n")  # On a command line \n is two characters.
+
+
+def _range(given: Sequence[Any]) -> Any:
+    from bapo_openrlhf.adapt.rewards import as_range
+
+    try:
+        return as_range(given)
+    except ValueError as error:
+        raise ConfigError(f"reward-range is {given}; {error}") from None
 
 
 def _numbers(flag: str, text: str) -> list[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
-from bapo_openrlhf.adapt.group import Range, as_fraction
+from bapo_openrlhf.adapt.rewards import Range, as_fraction, as_range
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.errors import ALLOWED, ConfigError
 from bapo_openrlhf.methods import Method, registry
@@ -90,8 +90,8 @@ class AdaptConfig:
     uniform_fraction: float = _flag(0.6,
         "share of groups that the uniform filter keeps", source="A.3", allowed="in (0, 1]", type=float)
     reward_range: list[str] | None = _flag(None,
-        "LOW HIGH: least and greatest reward of the task. Rewards are mapped from it to [0, 1] for thresholds and "
-        "filters, never for advantages; default: 0 1", symbol="r", source="Eq. 5-8", nargs=2)
+        "LOW HIGH: least and greatest reward of the task. Rewards are mapped from it to [0, 1] for thresholds, "
+        "filters and the record of groups, never for advantages; default: 0 1", symbol="r", source="Eq. 5-8", nargs=2)
     c1: str = _flag("1/8", "a prompt is hard if its group mean reward is at most this", symbol="c1", source="Eq. 5, 6")
     c2: list[str] | None = _flag(None,
         "smallest group mean reward that is replayed: LOW HIGH (it moves with the average reward) or one fixed value; "
@@ -190,12 +190,9 @@ class AdaptConfig:
         """
         given = self.reward_range if self.reward_range is not None else [0, 1]
         try:
-            low, high = map(as_fraction, given)
-        except (TypeError, ValueError):
-            low = high = as_fraction(0)
-        if low >= high:
-            raise ConfigError(f"adapt.reward_range is {given}; it must be two numbers LOW HIGH, LOW below HIGH")
-        return low, high
+            return as_range(given)
+        except ValueError as error:
+            raise ConfigError(f"adapt.reward_range is {given}; {error}") from None
 
     def thresholds(self) -> tuple[Any, Interval, Interval]:
         """c1, and the intervals in which c2 and c3 move, in exact arithmetic.

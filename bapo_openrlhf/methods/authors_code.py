@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from bapo_openrlhf.adapt.batch import Batch, fitting
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
-from bapo_openrlhf.adapt.group import Group, Prompt, exact_sum, mean_reward
+from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
 from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY
+from bapo_openrlhf.adapt.rewards import exact_mean
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
 from bapo_openrlhf.methods.base import FilteredMethod
@@ -77,7 +78,7 @@ class AuthorsCode(FilteredMethod):
     def latest(self, group: Group) -> Fraction:
         """What counts as the mean of a stored group: that of its last re-evaluations, otherwise its own."""
         means = [Fraction(mean) for mean in self.again.get(group.uid, ())]
-        return exact_sum(means) / len(means) if means else group.mean
+        return exact_mean(means) if means else group.mean
 
     def good(self, group: Group) -> bool:
         """Whether a group is in the range of replay."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.filters import make_filter
-from bapo_openrlhf.adapt.group import Group, Prompt, as_fraction
+from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import Metric
+from bapo_openrlhf.adapt.rewards import as_fraction
 from bapo_openrlhf.errors import ALLOWED
 
 

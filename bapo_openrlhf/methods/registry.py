@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.adapt.group import as_fraction
+from bapo_openrlhf.adapt.rewards import as_fraction
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.methods.base import Method
 

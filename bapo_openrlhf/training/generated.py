@@ -12,7 +12,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Range, Response, exact_reward, exact_sum, mean_reward
+from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
+from bapo_openrlhf.adapt.rewards import UNIT, Range, exact_mean, exact_rewards
 from bapo_openrlhf.adapt.vocabulary import VERSIONS, Source
 from bapo_openrlhf.training.samples import groups_of, prompt_of
 
@@ -30,7 +31,7 @@ class GeneratedGroup:
         source: Either fresh or reevaluated.
         prompt: The prompt.
         samples: All its samples.
-        mean: Exact group mean reward; None if the group cannot be used.
+        mean: Exact group mean reward, mapped from the task's range to [0, 1]; None if the group cannot be used.
     """
 
     uid: int
@@ -98,7 +99,8 @@ class GeneratedStep:
             first = first_uid + len(made.recorded)
             of_step = {"first_uid": first, "step": step, "policy_step": policy_step, "reward_range": reward_range}
             groups = groups_of(usable_groups(samples), **of_step)
-            recorded = generated_groups(samples, source=source, first_uid=first, usable=is_usable)
+            about = {"source": source, "first_uid": first, "usable": is_usable, "reward_range": reward_range}
+            recorded = generated_groups(samples, **about)
             for group, record in zip(groups, recorded, strict=False):  # the first ones are the usable ones
                 for sample, response in zip(record.samples, group.responses, strict=True):
                     lighten(sample, response)
@@ -133,6 +135,7 @@ def generated_groups(
     source: str,
     first_uid: int,
     usable: Callable[[Experience], bool],
+    reward_range: Range,
 ) -> list[GeneratedGroup]:
     """The groups of one rollout, from the samples of each.
 
@@ -141,9 +144,14 @@ def generated_groups(
     """
     groups = []
     for failed, chunk in sorted(((not all(map(usable, chunk)), chunk) for chunk in samples), key=itemgetter(0)):
-        mean = None if failed else exact_sum([exact_reward(sample.rewards[0]) for sample in chunk]) / len(chunk)
+        mean = None if failed else exact_mean(exact_rewards(rewards_of(chunk), reward_range))
         groups.append(GeneratedGroup(first_uid + len(groups), source, prompt_of(chunk[0]), chunk, mean))
     return groups
+
+
+def rewards_of(samples: Sequence[Experience]) -> list[float]:
+    """The rewards of usable samples."""
+    return [float(sample.rewards[0]) for sample in samples]
 
 
 def lighten(sample: Experience, response: Response) -> None:

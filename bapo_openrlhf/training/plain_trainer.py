@@ -7,8 +7,9 @@ import numpy as np
 import ray
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
+from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward
+from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
 from bapo_openrlhf.training.recorder import Base, RecordedTrainer
 from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
 from bapo_openrlhf.training.samples import in_groups
@@ -52,7 +53,7 @@ class RecordedPPOTrainer(RecordedTrainer):
         size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
         dropped, self.filtered[:] = list(self.filtered), []
         first = self.recorder.rollouts // size
-        kind = {"source": "fresh", "usable": has_reward}
+        kind = {"source": "fresh", "usable": has_reward, "reward_range": self.args.adapt.rewards()}
         groups = generated_groups(in_groups(trained, size), first_uid=first, **kind)
         filtered = generated_groups(in_groups(dropped, size), first_uid=first + len(groups), **kind)
         states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
@@ -75,7 +76,8 @@ class RecordedPPOTrainer(RecordedTrainer):
 
 def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """Why dynamic filtering dropped these groups, as `monitor.composition` says it for the fresh filter."""
-    equal = [g for g in groups if g.mean is not None and len({float(sample.rewards[0]) for sample in g.samples}) == 1]
+    known = [group for group in groups if group.mean is not None]
+    equal = [group for group in known if len({*without_rounding(rewards_of(group.samples))}) == 1]
     right = sum(group.mean >= 1 for group in equal if group.mean is not None)
     return {
         "filtered/none_right": len(equal) - right,

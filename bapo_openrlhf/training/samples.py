@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.adapt.group import UNIT, Group, Prompt, Range, Response
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.rewards import UNIT, Range
 
 
 def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:

@@ -20,10 +20,11 @@ from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.first_update import Clip, first_update
-from bapo_openrlhf.adapt.group import Prompt, exact_rewards
+from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.review import Review, review
+from bapo_openrlhf.adapt.rewards import exact_rewards
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.adapt.vocabulary import DROPPED

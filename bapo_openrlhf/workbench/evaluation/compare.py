@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bapo_openrlhf.adapt.rewards import UNIT, Range, as_range, marks
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, store
@@ -31,6 +32,10 @@ class Evaluation(NamedTuple):
     def runs(self) -> int:
         """Number of responses to each problem."""
         return self.settings["sampling"]["runs"]
+
+    def reward_range(self, benchmark: str) -> Range:
+        """The least and the greatest reward of a benchmark."""
+        return as_range(self.settings["benchmarks"][benchmark].get("reward_range", UNIT))
 
 
 def read(folder: Path) -> Evaluation:
@@ -101,8 +106,8 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     for identity in ids:
         _check_same_problem(name, identity, rows_a[identity], rows_b[identity])
     k = min(a.runs, b.runs)
-    avg_a, pass_a, right_a = _values([rows_a[identity] for identity in ids], k)
-    avg_b, pass_b, right_b = _values([rows_b[identity] for identity in ids], k)
+    avg_a, pass_a, right_a = _values([rows_a[identity] for identity in ids], k, a.reward_range(name))
+    avg_b, pass_b, right_b = _values([rows_b[identity] for identity in ids], k, b.reward_range(name))
     half_a, half_b = 2 * right_a >= a.runs, 2 * right_b >= b.runs
     differences = np.stack([avg_b - avg_a, pass_b - pass_a], axis=1)
     means = estimators.resampled_means(differences, [SEED, zlib.crc32(name.encode())])
@@ -139,9 +144,11 @@ def _check_same_problem(benchmark: str, identity: str, a: Mapping[str, Any], b: 
             )
 
 
-def _values(rows: Sequence[Mapping[str, Any]], k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _values(
+    rows: Sequence[Mapping[str, Any]], k: int, reward_range: Range
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """avg and pass@k in percent and the number of solved responses of each problem, each of shape (P,)."""
-    scores = np.array([row["scores"] for row in rows], dtype=float)
+    scores = marks(np.array([row["scores"] for row in rows]), reward_range)
     right = estimators.solved(scores).sum(axis=1)
     return 100 * scores.mean(axis=1), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
 

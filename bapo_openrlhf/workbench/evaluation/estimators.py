@@ -1,8 +1,8 @@
 """The estimators of the tables: avg@k, pass@k, maj@n, and bootstrap intervals over problems. Only numpy is needed.
 
-Each of P problems was asked n times. Each response has a score, which may be any number. A response is *solved* if its
-score is at least 1. avg@n is the mean score of a problem ("accuracy is averaged over 32 runs", Table 1). The value of a
-benchmark is the mean over its problems.
+Each of P problems was asked n times. Each response has a score, its reward mapped from the task's range to [0, 1]
+(`rewards.marks`). A response is *solved* if it has full marks, a score of at least 1. avg@n is the mean score of a
+problem ("accuracy is averaged over 32 runs", Table 1). The value of a benchmark is the mean over its problems.
 """
 
 from collections.abc import Hashable, Sequence

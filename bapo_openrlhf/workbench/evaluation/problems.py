@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf.adapt.rewards import UNIT, Range
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import task_of
 from bapo_openrlhf.workbench.evaluation import paper
@@ -46,6 +47,7 @@ class Benchmark:
         problems: The first problems of the file, up to the limit.
         size: Number of problems in the file.
         generator: The generator that made the problems. None means that they are published.
+        reward_range: The least and the greatest reward that the file gives.
     """
 
     name: str
@@ -56,9 +58,10 @@ class Benchmark:
     problems: tuple[BenchmarkProblem, ...]
     size: int
     generator: str | None = None
+    reward_range: Range = UNIT
 
 
-def load(spec: str, data: Path, reward: Path | None, limit: int | None) -> Benchmark:
+def load(spec: str, data: Path, reward: Path | None, limit: int | None, reward_range: Range = UNIT) -> Benchmark:
     """The benchmark that a word of the command line names.
 
     Args:
@@ -66,6 +69,7 @@ def load(spec: str, data: Path, reward: Path | None, limit: int | None) -> Bench
         data: The folder that `bapo-openrlhf prepare` wrote to. It has a folder for each task.
         reward: The reward file of benchmarks given as NAME=FILE.jsonl.
         limit: The most problems. None means all.
+        reward_range: The least and the greatest reward of that file. Those of the tasks are from 0 to 1.
 
     Raises:
         ConfigError: The benchmark is unknown, a file is missing, or a row is not a problem.
@@ -100,7 +104,8 @@ def load(spec: str, data: Path, reward: Path | None, limit: int | None) -> Bench
         raise ConfigError(f"benchmark {name}: {file} has no problems; it must have at least one")
     sha256 = hashlib.sha256(content).hexdigest()
     generator = None if equals else _generator(file.parent / MANIFEST, name)
-    return Benchmark(name, title, file, sha256, reward.resolve(), problems[:limit], len(problems), generator)
+    own = reward_range if equals else UNIT
+    return Benchmark(name, title, file, sha256, reward.resolve(), problems[:limit], len(problems), generator, own)
 
 
 def _generator(manifest: Path, name: str) -> str | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bapo_openrlhf.adapt.rewards import UNIT, Range
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.ranges import check_ranges
 
@@ -49,6 +50,7 @@ class Request:
         ks: The values of k for pass@k.
         data: The folder that `bapo-openrlhf prepare` wrote.
         reward: The reward file of benchmarks that are given as files.
+        reward_range: The least and the greatest reward of that file.
         limit: The most problems of each benchmark. None means all.
         chat_template: Whether to apply the tokenizer's template, or a template with {} in place of the text.
         skip_long: Whether to leave out problems that are too long for the model, instead of refusing them.
@@ -67,6 +69,7 @@ class Request:
     ks: Sequence[int]
     data: Path = Path("data")
     reward: Path | None = None
+    reward_range: Range = UNIT
     limit: int | None = None
     chat_template: bool | str = True
     skip_long: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bapo_openrlhf.adapt.rewards import UNIT, Range, marks
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, paper, store
 from bapo_openrlhf.workbench.evaluation.estimators import Estimate, with_interval
@@ -39,7 +40,7 @@ def write(
         rows = store.read_rows(request.out, benchmark.name)
         finished = [rows[problem.id] for problem in benchmark.problems if problem.id in rows]
         seed = [request.sampling.seed, zlib.crc32(benchmark.name.encode())]
-        metrics, means[benchmark.name] = estimate(finished, request.ks, seed)
+        metrics, means[benchmark.name] = estimate(finished, request.ks, seed, benchmark.reward_range)
         found[benchmark.name] = {
             "title": benchmark.title,
             "problems": len(finished),
@@ -49,6 +50,7 @@ def write(
             "responses": len(finished) * request.sampling.runs,
             "unjudged": sum(failure is not None for row in finished for failure in row["failures"]),
             "text_as_is": all(row["prompt"] == row["input"] for row in finished),
+            "reward_range": [str(end) for end in benchmark.reward_range],
             "metrics": metrics,
         }
     results = {
@@ -72,7 +74,7 @@ def write(
 
 
 def estimate(
-    rows: Sequence[Mapping[str, Any]], ks: Sequence[int], seed: Sequence[int]
+    rows: Sequence[Mapping[str, Any]], ks: Sequence[int], seed: Sequence[int], reward_range: Range = UNIT
 ) -> tuple[dict[str, Estimate], np.ndarray]:
     """The metrics of one benchmark.
 
@@ -80,13 +82,14 @@ def estimate(
         rows: Its finished problems (`store.read_rows`). There is at least one, and all have the same number of runs.
         ks: The values of k for pass@k.
         seed: Seed of the resamples.
+        reward_range: The least and the greatest reward of the benchmark.
 
     Returns:
         The estimates by name, and the resampled means of avg in percent, shape (resamples,). The names are avg@runs,
         pass@k, maj@runs and truncated (percent), and tokens. maj@runs is there only if the reward file can tell
         answers.
     """
-    scores = np.array([row["scores"] for row in rows], dtype=float)  # (P, runs)
+    scores = marks(np.array([row["scores"] for row in rows]), reward_range)  # (P, runs)
     right = estimators.solved(scores)
     runs = scores.shape[1]
     by_name = {f"avg@{runs}": 100 * scores.mean(axis=1)}

@@ -47,7 +47,8 @@ def evaluate(
         RunError: Generation failed. Finished problems are kept.
     """
     check(request)
-    benchmarks = [problems.load(spec, request.data, request.reward, request.limit) for spec in request.benchmarks]
+    about = (request.data, request.reward, request.limit, request.reward_range)
+    benchmarks = [problems.load(spec, *about) for spec in request.benchmarks]
     settings = _settings(request, benchmarks)
     store.check_settings(request.out, settings)
     rows = {b.name: store.read_rows(request.out, b.name) for b in benchmarks}
@@ -80,6 +81,7 @@ def _settings(request: Request, benchmarks: Sequence[Benchmark]) -> dict[str, An
                 "sha256": benchmark.sha256,
                 "reward": str(benchmark.reward),
                 "reward_sha256": hashlib.sha256(benchmark.reward.read_bytes()).hexdigest(),
+                "reward_range": [str(end) for end in benchmark.reward_range],
             }
             for benchmark in benchmarks
         },

@@ -60,12 +60,13 @@ def _commit(model: str) -> str:
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Check that results with these settings may be added to those in a folder.
 
-    More benchmarks, a larger limit, and other names and paths of the same things are allowed.
+    More benchmarks, a larger limit, and other names and paths of the same things are allowed, and another range of
+    rewards, because the rows have rewards as they were given.
 
     Args:
         folder: The folder of the evaluation.
         settings: {"name", "model": {"path", "fingerprint"}, "sampling": {...}, "chat_template", "limit",
-            "benchmarks": {name: {"file", "sha256", "reward", "reward_sha256"}}}
+            "benchmarks": {name: {"file", "sha256", "reward", "reward_sha256", "reward_range"}}}
 
     Raises:
         ConfigError: The settings differ. The message names the first difference.

@@ -126,3 +126,17 @@ def test_of_one_response_without_others():
 
 def test_group_norm_is_eq_2():
     assert relative_rewards("group_norm", [1.0], [1.0, 0.0], 0.75).tolist() == [0.5]
+
+
+@pytest.mark.parametrize("estimator", ["group_norm", "rloo", "dr_grpo", "reinforce_baseline"])
+def test_rewards_that_differ_only_by_rounding_have_no_advantage(estimator):
+    rewards = np.array([1.0, 0.99999994, 1.0, 0.99999994])
+    assert relative_rewards(estimator, rewards, rewards, eps=1e-18).tolist() == [0.0] * 4
+    kept = relative_rewards(estimator, rewards[:1], np.array([0.99999994, 1.0, 1.0]), eps=1e-18)
+    assert kept.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "flash_reinforce", "grpo", ""])
+def test_an_unknown_estimator_is_refused_by_name(estimator):
+    with pytest.raises(ValueError, match=f"estimator is '{estimator}'; it must be group_norm, rloo"):
+        relative_rewards(estimator, np.ones(2), np.ones(2))

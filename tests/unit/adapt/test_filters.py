@@ -42,6 +42,8 @@ class TestSignal:
             ([-1.0, 1.0], True),
             ([-2.0, -3.0], True),
             ([5.0, 7.0], True),
+            ([1.0, 0.99999994, 1.0], False),  # two orders of one sum in float32
+            ([0.1 + 0.2, 0.3, 0.3], False),
         ],
     )
     def test_other_rewards_have_signal_when_they_differ(self, make_group, rewards, expected):

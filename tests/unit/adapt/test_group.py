@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.group import Group, Prompt, Response, as_fraction, exact_sum, mean_reward
+from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
 from bapo_openrlhf.adapt.state import group_from_state, group_state
 
 
@@ -26,36 +26,6 @@ def response(prompt_tokens: int = 3, response_tokens: int = 2, reward: float = 0
         "reward": reward,
     }
     return Response(**{**fields, **changes})
-
-
-class TestAsFraction:
-    @pytest.mark.parametrize(
-        ("value", "expected"),
-        [
-            ("1/8", F(1, 8)),
-            (" 4/8 ", F(1, 2)),
-            ("1/10", F(1, 10)),
-            ("0.1", F(1, 10)),
-            (0.1, F(1, 10)),
-            (0.125, F(1, 8)),
-            (np.float64(0.3), F(3, 10)),
-            (1e-7, F(1, 10**7)),
-            (0, F(0)),
-            (1, F(1)),
-            (F(2, 3), F(2, 3)),
-        ],
-    )
-    def test_exact_value_as_written(self, value, expected):
-        assert as_fraction(value) == expected
-
-    def test_a_float_means_its_decimal_form_and_not_its_binary_value(self):
-        assert as_fraction(0.1) != F(0.1)
-
-    @pytest.mark.parametrize("value", ["", "one half", "1/0", "1/2/3", "nan", math.nan, math.inf, -math.inf, None])
-    def test_what_is_no_number_is_named_in_the_error(self, value):
-        with pytest.raises(ValueError, match=r"is not a number or a fraction such as 1/8") as error:
-            as_fraction(value)
-        assert repr(value) in str(error.value)
 
 
 class TestPromptId:
@@ -227,12 +197,7 @@ class TestGroup:
         assert mean_reward([]) is None
 
 
-class TestExactSum:
-    @given(st.lists(st.fractions(), max_size=12))
-    def test_is_what_adding_one_by_one_gives(self, numbers):
-        assert exact_sum(numbers) == sum(numbers, F(0))
-        assert type(exact_sum(numbers)) is F
-
+class TestMoments:
     @given(st.lists(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=5), min_size=1, max_size=4))
     def test_moments_of_any_rewards_are_exact(self, make_group, rewards):
         groups = [make_group(one) for one in rewards]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.group import as_fraction
+from bapo_openrlhf.adapt.rewards import as_fraction
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
 
 C2, C3 = Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8))  # Table 3

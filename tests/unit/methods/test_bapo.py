@@ -19,8 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 import bapo_openrlhf
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.group import Prompt, as_fraction
+from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.rewards import as_fraction
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.methods import BAPO, Method

@@ -26,6 +26,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic  # noqa: E402
+from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import VERSIONS  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.config import Checked  # noqa: E402
@@ -506,6 +507,5 @@ def generated_sample(
 
 def generated_rows(samples: list[Experience], size: int, **changed: Any) -> list:
     """These samples as groups."""
-    return generated_groups(
-        in_groups(samples, size), **{"source": "fresh", "first_uid": 0, "usable": is_usable} | changed
-    )
+    about = {"source": "fresh", "first_uid": 0, "usable": is_usable, "reward_range": UNIT}
+    return generated_groups(in_groups(samples, size), **about | changed)

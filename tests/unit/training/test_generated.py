@@ -21,6 +21,7 @@ from hypothesis import strategies as st  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
 from bapo_openrlhf.training.generated import GeneratedStep, usable_groups  # noqa: E402
 from bapo_openrlhf.training.samples import groups_of, in_groups, samples_of  # noqa: E402
 
@@ -30,9 +31,10 @@ from bapo_openrlhf.training.samples import groups_of, in_groups, samples_of  # n
         st.lists(st.sampled_from([None, 0.0, 0.1, 0.2, 1.0, math.nan]), min_size=2, max_size=2), max_size=6
     ),
     first=st.integers(0, 99),
+    reward_range=st.sampled_from([UNIT, (Fraction(-1), Fraction(1, 5))]),
 )
 @settings(derandomize=True, database=None)
-def test_numbers_are_those_of_the_layers_groups(groups, first):
+def test_numbers_are_those_of_the_layers_groups(groups, first, reward_range):
     """nan stands for a log-prob that is no number: such a group fails as one without a reward does."""
     samples = [
         sample(
@@ -41,8 +43,9 @@ def test_numbers_are_those_of_the_layers_groups(groups, first):
         for n, rewards in enumerate(groups)
         for reward in rewards
     ]
-    found = rows(samples, 2, first_uid=first)
-    layer = groups_of(usable_groups(in_groups(samples, 2)), first_uid=first, step=0, policy_step=0)
+    found = rows(samples, 2, first_uid=first, reward_range=reward_range)
+    about = {"first_uid": first, "step": 0, "policy_step": 0, "reward_range": reward_range}
+    layer = groups_of(usable_groups(in_groups(samples, 2)), **about)
     assert [(group.uid, group.prompt.id, group.mean) for group in found[: len(layer)]] == [
         (group.uid, group.prompt.id, group.mean) for group in layer
     ]

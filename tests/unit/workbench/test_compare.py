@@ -1,7 +1,7 @@
 """Comparisons of two evaluations that are written by hand."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,13 @@ class Written:
     sampling: dict = field(default_factory=dict)
     scores: dict = field(default_factory=dict)  # other than 0 and 1
     inputs: dict = field(default_factory=dict)
+    reward_range: tuple | None = None
 
     def write(self):
         sampling = {"runs": self.runs, "temperature": 1.0, "seed": 42} | self.sampling
         settings = {"name": self.name, "model": {}, "sampling": sampling, "chat_template": True, "limit": None}
-        store.write_settings(self.folder, settings | {"benchmarks": {key: {} for key in self.right}})
+        about = {} if self.reward_range is None else {"reward_range": self.reward_range}
+        store.write_settings(self.folder, settings | {"benchmarks": {key: about for key in self.right}})
         for benchmark, counts in self.right.items():
             for identity, count in counts.items():
                 scores = self.scores.get(identity, [1.0] * count + [0.0] * (self.runs - count))
@@ -55,6 +57,14 @@ def two(tmp_path):
 def compared(two, tmp_path):
     a, b = two
     return compare(a.write(), b.write(), tmp_path / "out")
+
+
+def test_each_side_has_the_range_of_its_own_rewards(two, tmp_path):
+    unit = compared(two, tmp_path)["benchmarks"]["own"]
+    a, b = two
+    wide = {identity: [100.0] * right + [0.0] * (8 - right) for identity, right in b.right["own"].items()}
+    b = replace(b, folder=tmp_path / "wide", reward_range=["0", "100"], scores=wide)
+    assert compare(a.folder, b.write(), tmp_path / "out")["benchmarks"]["own"] == unit
 
 
 def test_problems_gained_and_lost(two, tmp_path):

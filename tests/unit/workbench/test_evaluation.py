@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -144,6 +145,23 @@ def test_estimates_are_those_of_the_rows(request_):
                                     "high": pytest.approx(100 / 6)}  # fmt: skip
     assert metrics["tokens"]["value"] == 7
     assert metrics["avg@6"]["low"] < metrics["avg@6"]["value"] < metrics["avg@6"]["high"]
+
+
+def test_rewards_on_another_scale_are_solved_with_full_marks(request_, tmp_path):
+    """From 0 to 100, wrong answers have 3, and right ones 100 less a rounding step of float32."""
+    right = "answer(response) == labels[0]"
+    judged = REWARD.replace(f"float({right})", f"99.99999 if {right} else 3.0")
+    assert judged != REWARD
+    unit = evaluate(request_)["benchmarks"]["mods"]["metrics"]
+    request_.reward.write_text(judged)
+    wide = replace(request_, reward_range=(Fraction(0), Fraction(100)), out=tmp_path / "wide")
+    metrics = evaluate(wide)["benchmarks"]["mods"]["metrics"]
+    assert {name: metrics[name] for name in metrics if "avg" not in name} == {
+        name: unit[name] for name in unit if "avg" not in name
+    }
+    assert metrics["avg@6"]["value"] == pytest.approx(3 + 0.97 * unit["avg@6"]["value"])
+    settings = json.loads((wide.out / "settings.json").read_text())
+    assert settings["benchmarks"]["mods"]["reward_range"] == ["0", "100"]
 
 
 def test_results_say_how_they_were_made(request_):
@@ -784,12 +802,12 @@ def test_defaults_are_the_papers(parsed):
 def test_every_flag_reaches_the_request(parsed):
     words = "--data d --reward r.py --limit 3 --runs 5 --k 5,2 --temperature 0.6 --top-p 0.95 --top-k 20 "
     words += "--max-new-tokens 99 --max-model-len 999 --skip-long --no-chat-template --seed 7 --name n --out o "
-    words += "--tensor-parallel-size 2 --gpu-memory-utilization 0.5 --max-num-seqs 4"
+    words += "--tensor-parallel-size 2 --gpu-memory-utilization 0.5 --max-num-seqs 4 --reward-range -1 1/2"
     assert parsed(*words.split()) == Request(
         model="some/model-1B", name="n", benchmarks=["aime24", "amc"], out=Path("o"),
         sampling=Sampling(5, 0.6, 0.95, 20, 99, 7), ks=[2, 5], data=Path("d"), reward=Path("r.py"), limit=3,
         chat_template=False, skip_long=True, max_model_len=999, tensor_parallel_size=2, gpu_memory_utilization=0.5,
-        max_num_seqs=4,
+        max_num_seqs=4, reward_range=(Fraction(-1), Fraction(1, 2)),
     )  # fmt: skip
 
 
@@ -828,6 +846,14 @@ def test_other_flags_win_over_the_configuration(parsed):
     request = parsed(*words)
     assert request.model == "some/model-1B"
     assert (request.sampling.temperature, request.sampling.max_new_tokens) == (0.6, 5)
+
+
+def test_the_range_of_rewards_is_that_of_the_training(parsed, tmp_path):
+    (tmp_path / "more.yaml").write_text("adapt: {reward_range: [0, 100]}\n")
+    words = ("--config", str(CONFIGS / "quickstart.yaml"), str(tmp_path / "more.yaml"))
+    assert parsed(*words).reward_range == (0, 100)
+    with pytest.raises(ConfigError, match=r"reward-range is \['1', '0'\]; it must be two numbers LOW HIGH"):
+        parsed(*words, "--reward-range", "1", "0")
 
 
 def test_some_model_must_be_named():

@@ -1,0 +1,135 @@
+"""Rewards as numbers that can be compared exactly: thresholds as they are written, and rewards without their rounding.
+
+A reward often is the sum of some parts, in float32. Two orders of summing give 1 and 0.99999994, and these are one
+reward. If they were two, their group would seem to have a signal, and its advantages would be noise of full size.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+Range = tuple[Fraction, Fraction]
+UNIT: Range = (Fraction(0), Fraction(1))
+
+STEPS = 4  # of float32, by which rewards may differ and still be equal
+
+
+def as_fraction(value: Fraction | float | str) -> Fraction:
+    """Exact value of a threshold as the user wrote it: "1/8", 0.1 and 0.125 become 1/8, 1/10 and 1/8.
+
+    A float is read by its shortest decimal form, so 0.1 means one tenth and not the nearest binary float.
+
+    Raises:
+        ValueError: The value is not a finite number.
+    """
+    if isinstance(value, Fraction):
+        return value
+    text = str(value).strip()
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"{value!r} is not a number or a fraction such as 1/8") from None
+
+
+def exact_reward(reward: float) -> Fraction:
+    """A reward as the number its author meant: 0.1 is one tenth, even after conversion to a float32 tensor and back."""
+    reward = float(reward)
+    if reward in (0.0, 1.0):
+        return Fraction(int(reward))
+    with np.errstate(over="ignore"):
+        single = np.float32(reward)
+    return Fraction(str(single) if float(single) == reward else repr(reward))
+
+
+def exact_mean(numbers: Sequence[Fraction]) -> Fraction:
+    """Their mean."""
+    return exact_sum(numbers) / len(numbers)
+
+
+def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
+    """Their sum. One common denominator is used, because adding them one by one took most of this layer's time."""
+    ratios = [number.as_integer_ratio() for number in numbers]
+    common = math.lcm(*(denominator for _, denominator in ratios))
+    return Fraction(sum(numerator * (common // denominator) for numerator, denominator in ratios), common)
+
+
+def as_range(given: Sequence[Fraction | float | str]) -> Range:
+    """The least and the greatest reward of a task, in exact arithmetic.
+
+    Raises:
+        ValueError: They are not two numbers, the lower one first.
+    """
+    try:
+        low, high = map(as_fraction, given)
+    except (TypeError, ValueError):
+        low = high = Fraction(0)
+    if low >= high:
+        raise ValueError("it must be two numbers LOW HIGH, LOW below HIGH")
+    return low, high
+
+
+def same_reward(first: float, second: float) -> bool:
+    """Whether two rewards differ by at most `STEPS` rounding steps of float32, at the size of the larger one."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        step = np.spacing(np.float32(max(abs(first), abs(second))))
+    return first == second or bool(abs(first - second) <= STEPS * float(step))
+
+
+def without_rounding(rewards: Iterable[float], ends: Sequence[float] = ()) -> tuple[float, ...]:
+    """The rewards, in which those that differ only by rounding are equal.
+
+    From the least to the greatest, a reward is the same as the least one that differs from it only by rounding
+    (`same_reward`). So all are equal if and only if the greatest is the same as the least. Rewards that are the same
+    become the one with the shortest decimal form, or an end that is the same as one of them.
+
+    Args:
+        rewards: The rewards of one group.
+        ends: Numbers that a reward has preferably, such as the least and the greatest reward of the task.
+    """
+    rewards = tuple(map(float, rewards))
+    distinct = sorted(set(rewards))
+    if all(reward in ends for reward in distinct):
+        return rewards
+    sets: list[list[float]] = []
+    for reward in distinct:
+        if sets and same_reward(sets[-1][0], reward):
+            sets[-1].append(reward)
+        else:
+            sets.append([reward])
+    shortest = [same[0] if len(same) == 1 else min(same, key=_length) for same in sets]
+    for end in ends:
+        nearest = min(distinct, key=lambda reward: abs(reward - end))
+        if same_reward(nearest, end):
+            shortest[next(place for place, same in enumerate(sets) if nearest in same)] = end
+    become = {reward: value for same, value in zip(sets, shortest, strict=True) for reward in same}
+    return tuple(become[reward] for reward in rewards)
+
+
+def _length(reward: float) -> tuple[int, Fraction]:
+    """The order of rewards by the length of their decimal form."""
+    exact = exact_reward(reward)
+    return exact.denominator, exact
+
+
+def exact_rewards(rewards: Iterable[float], reward_range: Range) -> tuple[Fraction, ...]:
+    """The rewards of one group as exact numbers, without rounding, mapped from their range to [0, 1]."""
+    low, high = reward_range
+    ends = {float(low): Fraction(0), float(high): Fraction(1)}
+    return tuple(
+        ends[reward] if reward in ends else (exact_reward(reward) - low) / (high - low)
+        for reward in without_rounding(rewards, tuple(ends))
+    )
+
+
+def marks(rewards: np.ndarray, reward_range: Range) -> np.ndarray:
+    """Single rewards, mapped from their range to [0, 1]. One that differs from full marks only by rounding is 1.
+
+    Args:
+        rewards: Rewards of any shape. Each is for itself: they need not be of one group.
+        reward_range: The least and the greatest reward of the task.
+    """
+    distinct, places = np.unique(np.asarray(rewards, dtype=float), return_inverse=True)
+    found = np.array([float(exact_rewards([reward], reward_range)[0]) for reward in distinct], dtype=float)
+    return found[places].reshape(np.shape(rewards))

@@ -1,0 +1,163 @@
+"""Rewards as exact numbers: thresholds as they are written, and rewards that differ only by rounding are equal."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction as F
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.rewards import (
+    STEPS,
+    UNIT,
+    as_fraction,
+    as_range,
+    exact_rewards,
+    exact_sum,
+    marks,
+    same_reward,
+    without_rounding,
+)
+
+BELOW_1 = 0.99999994  # the float32 before 1
+
+
+class TestAsFraction:
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            ("1/8", F(1, 8)),
+            (" 4/8 ", F(1, 2)),
+            ("1/10", F(1, 10)),
+            ("0.1", F(1, 10)),
+            (0.1, F(1, 10)),
+            (0.125, F(1, 8)),
+            (np.float64(0.3), F(3, 10)),
+            (1e-7, F(1, 10**7)),
+            (0, F(0)),
+            (1, F(1)),
+            (F(2, 3), F(2, 3)),
+        ],
+    )
+    def test_exact_value_as_written(self, value, expected):
+        assert as_fraction(value) == expected
+
+    def test_a_float_means_its_decimal_form_and_not_its_binary_value(self):
+        assert as_fraction(0.1) != F(0.1)
+
+    @pytest.mark.parametrize("value", ["", "one half", "1/0", "1/2/3", "nan", math.nan, math.inf, -math.inf, None])
+    def test_what_is_no_number_is_named_in_the_error(self, value):
+        with pytest.raises(ValueError, match=r"is not a number or a fraction such as 1/8") as error:
+            as_fraction(value)
+        assert repr(value) in str(error.value)
+
+
+@given(st.lists(st.fractions(), max_size=12))
+def test_the_exact_sum_is_what_adding_one_by_one_gives(numbers):
+    assert exact_sum(numbers) == sum(numbers, F(0))
+    assert type(exact_sum(numbers)) is F
+
+
+@pytest.mark.parametrize("given", [(1, 0), ("1", "1"), ("0", "x"), (0,), (0, 1, 2), None])
+def test_a_range_is_two_numbers_in_order(given):
+    assert as_range(("-1/3", 0.1)) == (F(-1, 3), F(1, 10))
+    with pytest.raises(ValueError, match="two numbers LOW HIGH, LOW below HIGH"):
+        as_range(given)
+
+
+# ── rounding ──
+
+
+def moved(reward: float, steps: int) -> float:
+    """The float32 so many representable numbers away."""
+    found = np.float32(reward)
+    for _ in range(abs(steps)):
+        found = np.nextafter(found, np.float32(math.inf if steps > 0 else -math.inf))
+    return float(found)
+
+
+def step_at(reward: float) -> F:
+    """The distance of neighbours in float32 at this size: 2^(e - 23) for a number in [2^e, 2^(e + 1))."""
+    return F(2) ** (math.frexp(np.float32(reward))[1] - 24)
+
+
+REWARDS = st.floats(2**-40, 2**40, width=32).flatmap(lambda value: st.sampled_from([value, -value]))
+
+
+@given(reward=REWARDS, steps=st.integers(-12, 12))
+@example(reward=1.0, steps=-8)  # below a power of two the steps are half as long
+@example(reward=1.0, steps=-9)
+@example(reward=1.9, steps=5)
+def test_rewards_are_the_same_if_they_are_four_steps_apart_at_most(reward, steps):
+    other = moved(reward, steps)
+    step = step_at(max(abs(reward), abs(other)))
+    assert same_reward(reward, other) is (abs(F(reward) - F(other)) <= 4 * step)
+    assert same_reward(other, reward) is same_reward(reward, other)
+
+
+@given(start=REWARDS, steps=st.lists(st.integers(0, 30), min_size=1, max_size=6), data=st.data())
+def test_all_are_equal_if_and_only_if_the_greatest_is_the_same_as_the_least(start, steps, data):
+    rewards = [moved(start, step) for step in steps]
+    found = without_rounding(rewards)
+    assert (len(set(found)) == 1) is same_reward(min(rewards), max(rewards))
+    assert set(found) <= set(rewards)
+    assert all(same_reward(old, new) for old, new in zip(rewards, found, strict=True))
+    order = data.draw(st.permutations(range(len(rewards))))  # the order of the responses does not matter
+    assert without_rounding([rewards[place] for place in order]) == tuple(found[place] for place in order)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "equal"),
+    [
+        ((1.0, BELOW_1, 1.0, BELOW_1), 1.0),
+        ((0.1 + 0.2, 0.3, 0.3), 0.3),
+        ((float(np.sum(np.float32([0.7, 0.2, 0.1]))), float(np.float32(0.9) + np.float32(0.1))), 1.0),
+        ((-0.3, -(0.1 + 0.2)), -0.3),
+        ((100.00001, 100.0), 100.0),
+    ],
+)
+def test_rewards_that_are_the_same_become_the_shortest(rewards, equal):
+    assert without_rounding(rewards) == (equal,) * len(rewards)
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 1e-9), (1.0, 0.999999), (0.5, 0.50001), (1e300, 2e300), (0.0, 1.0), ()])
+def test_rewards_that_differ_stay_as_they_are(rewards):
+    assert without_rounding(rewards, (0.0, 1.0)) == rewards
+
+
+def test_an_end_is_taken_by_one_set_only():
+    """4 short steps below 1 and 3 long ones above it are 5 long steps apart, so they are two rewards."""
+    low, high = moved(1.0, -4), moved(1.0, 3)
+    assert without_rounding([low, high], (0.0, 1.0)) == (1.0, high)
+    assert without_rounding([low], (0.0, 1.0)) == (1.0,)
+
+
+@pytest.mark.parametrize("high", ["1/3", "0.7", "100", "3/7"])
+def test_full_marks_are_exactly_1_also_after_a_trip_through_float32(high):
+    full = float(F(high))
+    for reward in (full, float(np.float32(full)), moved(full, -1), moved(full, 2)):
+        assert exact_rewards([reward, 0.0], (F(0), F(high))) == (1, 0)
+        assert marks(np.array([[reward, 0.0]]), (F(0), F(high))).tolist() == [[1.0, 0.0]]
+
+
+def test_thresholds_meet_rewards_without_rounding():
+    """A mean of exactly 1/2, as c2 = c3 = 1/2 of the mini-test needs it."""
+    rewards = exact_rewards([1.0, BELOW_1, 0.0, 0.0], UNIT)
+    assert rewards == (1, 1, 0, 0)
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 7, 10]), min_size=1, max_size=6), st.integers(1, 5))
+def test_a_mark_is_the_share_of_the_way_through_the_range(rewards, low):
+    expected = [(reward + low) / (10 + low) for reward in rewards]
+    np.testing.assert_allclose(marks(np.array(rewards), (F(-low), F(10))), expected, rtol=1e-15)
+
+
+def test_the_sums_of_a_rubric_in_any_order_are_one_reward():
+    parts = [np.float32(part) for part in (0.4, 0.3, 0.2, 0.1)]
+    sums = {float(sum(order, np.float32(0))) for order in itertools.permutations(parts)}
+    assert len(sums) > 1, "otherwise this tests nothing"
+    assert {*without_rounding(sums, (0.0, 1.0))} == {1.0} and STEPS == 4
