@@ -24,12 +24,15 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
 
     from rich.console import Console
 
+    from bapo_openrlhf.record.owner import owned
     from bapo_openrlhf.workbench.smoke.run import Smoke
     from bapo_openrlhf.workbench.smoke.stages import Stages
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the processes of the run end with this one
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"smoke run of {args.run.name}:")
+    field, instead = f"run.name is {args.run.name}", "give another --run.name"
     with console.status("checks") as status:
-        stages = Stages(uuid.uuid4().hex, console.print, status.update)
-        return 0 if Smoke(args, defaults, stages).passes() else 1
+        smoke = Smoke(args, defaults, Stages(uuid.uuid4().hex, console.print, status.update))
+        with owned(smoke.folder, field=field, what="smoke run", instead=instead):
+            console.print(f"smoke run of {args.run.name}:")
+            return 0 if smoke.passes() else 1

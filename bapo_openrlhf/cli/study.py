@@ -24,6 +24,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
             )
 
     from bapo_openrlhf.cli import arguments
+    from bapo_openrlhf.record.owner import owned
     from bapo_openrlhf.workbench.study import runner
     from bapo_openrlhf.workbench.study.definition import read_study
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
                 parse_words(arguments.build_parser(prog), run.words)
         return _write(study, planned, out)
     runner.require_same(planned)
-    with runner.only_one(out):
+    with owned(out, field=f"--output is {out}", what="study", instead="give another --output"):
         for command in study.prepare:
             _prepare(command)
         steps, devices = _check(planned)

@@ -9,10 +9,13 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
     """Parse, check, train."""
     args = arguments.parse(argv, prog)
 
-    from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
-    from bapo_openrlhf.launch.start import launch
+    from bapo_openrlhf.launch.resume import own_folders
 
-    checked = check_inputs(args)
-    print_warnings(checked)
-    launch(args, checked)
+    with own_folders(args):  # before all that takes time
+        from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
+        from bapo_openrlhf.launch.start import launch
+
+        checked = check_inputs(args)
+        print_warnings(checked)
+        launch(args, checked)
     return 0

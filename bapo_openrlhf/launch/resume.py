@@ -1,13 +1,32 @@
 """Choose how a run starts, before anything loads: from a checkpoint, in a new folder, or in place of an earlier run."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.record.state_file import CheckpointError
+
+
+@contextmanager
+def own_folders(args: SimpleNamespace) -> Iterator[None]:
+    """Own the run's folder and `ckpt.path` for the time of the block.
+
+    Raises:
+        ConfigError: Another process writes to one of them. Nothing of its run was changed.
+    """
+    folders = {run_folder(args): ("run.name", args.run.name), Path(args.ckpt.path): ("ckpt.path", args.ckpt.path)}
+    places = {folder.resolve(): flag for folder, flag in folders.items()}  # the two may be one
+    with ExitStack() as stack:
+        for folder, (flag, value) in places.items():
+            owns = owned(folder, field=f"{flag} is {value}", what="run", instead=f"give another --{flag}")
+            stack.enter_context(owns)
+        yield
 
 
 def choose_start(args: SimpleNamespace) -> tuple[str | None, bool]:

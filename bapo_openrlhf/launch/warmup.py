@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.launch.data_files import local_rows
 from bapo_openrlhf.launch.preflight import check_dataset, check_model, check_packages
+from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.training.contract import rebound, require_name
 
 
@@ -65,6 +67,18 @@ def launch(args: SimpleNamespace, words: Sequence[str]) -> None:
     Raises:
         RunError: The training failed.
     """
+    if "LOCAL_RANK" in os.environ:  # a process that another one has started, which owns the folders
+        _launch(args, words)
+        return
+    with ExitStack() as stack:
+        for flag in ("output_dir", *(["path"] if args.ckpt.save_steps > 0 or args.ckpt.load_enable else [])):
+            folder = Path(getattr(args.ckpt, flag)).expanduser()
+            field, instead = f"ckpt.{flag} is {folder}", f"give another --ckpt.{flag}"
+            stack.enter_context(owned(folder, field=field, what="warm-up", instead=instead))
+        _launch(args, words)
+
+
+def _launch(args: SimpleNamespace, words: Sequence[str]) -> None:
     if not cpu.active() and "LOCAL_RANK" not in os.environ:
         runner = ["-m", "deepspeed.launcher.runner", "--no_local_rank", "--module", "bapo_openrlhf.cli", "warmup"]
         if subprocess.run([sys.executable, *runner, *words]).returncode != 0:

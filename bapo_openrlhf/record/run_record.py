@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.record.owner import LOCK
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
@@ -127,16 +128,29 @@ def no_run(directory: str | os.PathLike) -> str:
 
 
 def remove_run(directory: str | os.PathLike) -> None:
-    """Delete what a run wrote into its folder. Files of other names stay.
+    """Delete what a run wrote into its folder. Files of other names stay, and the lock of `record.owner`.
 
     metrics.jsonl and summary.json go last, so that `holds_run` is true until everything else is gone.
     """
     for name in (*OTHERS, RUN, *reversed(BY_STEP), SUMMARY):
         path = Path(directory) / name
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            empty_folder(path)
+            with suppress(OSError):  # it has a lock
+                path.rmdir()
         else:
             path.unlink(missing_ok=True)
+
+
+def empty_folder(folder: Path) -> None:
+    """Delete everything in a folder but its lock."""
+    for entry in folder.iterdir():
+        if entry.name == LOCK:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def read_run(directory: str | os.PathLike) -> dict[str, Any]:

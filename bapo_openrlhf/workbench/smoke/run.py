@@ -24,6 +24,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.preflight import check_inputs
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.owner import LOCK
 from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.smoke import reduce
 from bapo_openrlhf.workbench.smoke.model import make_small_model, source_folder
@@ -120,10 +121,10 @@ class Smoke:
         return list(findings(args, self.folder / RUN, last, (self.folder / "model1", self.folder / "saved")))
 
     def _empty_folder(self) -> None:
-        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / CONFIG).exists():
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / CONFIG).exists() and any(path.name != LOCK for path in self.folder.iterdir()):
             raise ConfigError(f"the folder {self.folder} holds no smoke run; delete it, or give another --run.name")
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        record.empty_folder(self.folder)
         (self.folder / CONFIG).touch()
 
     def _small_models(self, on_cpu: bool) -> tuple[dict[str, str], list[reduce.Reduction]]:

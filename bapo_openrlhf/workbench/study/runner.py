@@ -12,8 +12,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -176,19 +175,3 @@ def _start(run: Planned, command: Sequence[str], environment: dict[str, str]) ->
             stdin=subprocess.DEVNULL,
         )
     return Running(run, process)
-
-
-@contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Raise ConfigError if another process is already running this study."""
-    import fcntl
-
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"study: {out} is being run by another process; wait until it has ended, or stop it"
-            ) from None
-        yield

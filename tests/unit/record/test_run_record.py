@@ -355,3 +355,13 @@ def test_record_imports_nothing_heavy():
         "assert not {'torch', 'ray', 'pandas', 'altair', 'rich'} & set(sys.modules)"
     )
     subprocess.run([record.sys.executable, "-c", code], check=True)
+
+
+def test_a_lock_outlives_the_run_that_is_removed(tmp_path):
+    """The new run owns the folders already, and with another file there it would not be their only owner."""
+    for place in ("run.json", "checkpoints/_actor/latest", "model/config.json", ".lock", "checkpoints/.lock"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("{}")
+    record.remove_run(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {".lock", "checkpoints", "checkpoints/.lock"}

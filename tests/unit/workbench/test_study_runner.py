@@ -14,7 +14,7 @@ from bapo_openrlhf.workbench.study import runner
 from bapo_openrlhf.workbench.study.data import StudyRun, steps_table, write_table
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 from bapo_openrlhf.workbench.study.progress import on_terminal
-from bapo_openrlhf.workbench.study.runner import Running, only_one, plan, require_same, run_all
+from bapo_openrlhf.workbench.study.runner import Running, plan, require_same, run_all
 
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
 STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})
@@ -128,14 +128,6 @@ def test_a_study_may_be_moved(tmp_path):
     other = plan(Study("tiny", ARMS, seeds=(3,), config=("/there/other.yaml",)), tmp_path / "new")
     with pytest.raises(ConfigError, match=r"started with quickstart\.yaml, but now has other\.yaml"):
         require_same(other)
-
-
-def test_one_process_at_a_time(tmp_path):
-    refused = pytest.raises(ConfigError, match="being run by another process")
-    with only_one(tmp_path / "new"), refused, only_one(tmp_path / "new"):
-        pass
-    with only_one(tmp_path / "new"):
-        pass
 
 
 def test_what_was_started_is_stopped_with_the_study(tmp_path):

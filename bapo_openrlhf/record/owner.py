@@ -1,0 +1,203 @@
+"""A folder has one owner: the process that writes to it.
+
+The owner holds a lock (`flock`) on the file `.lock` in the folder, from its first moment on. The operating system
+releases the lock when the process ends, however it ends, so a killed run never blocks its own resume. Children of the
+process do not hold it: a program that runs closes it, and so does a fork.
+
+On a file system without locks the owner gives a sign of life instead: every BEAT seconds it renews the time of the
+file. It counts as ended after SILENT seconds without one, or at once if it ran on this machine and is gone.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.errors import ConfigError
+
+LOCK = ".lock"
+BEAT, SILENT = 5.0, 30.0  # seconds, on a file system without locks
+SETTLE = 0.5  # seconds after which the later one of two that began together is seen
+TRIES = 100  # to open a file that owners create and delete
+HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)  # another process has the lock; any other error: there are none
+
+_descriptors: set[int] = set()  # of the locked files
+
+
+class _Busy(Exception):
+    """Another process owns the folder."""
+
+
+@contextmanager
+def owned(folder: Path, *, field: str, what: str, instead: str) -> Iterator[None]:
+    """Own a folder for the time of the block. It is created if necessary, and deleted again if it stays empty.
+
+    Args:
+        folder: The folder.
+        field: The field that names it with its value, as "run.name is mine". Errors begin with it.
+        what: What owns a folder of this kind, as "run".
+        instead: What can be done instead of waiting. Errors end with it.
+
+    Raises:
+        ConfigError: Another process owns the folder, or it cannot be written. Nothing else in it was changed.
+    """
+    path, created = folder / LOCK, not folder.exists()
+    me = {"host": socket.gethostname(), "process": os.getpid(), "since": _now(), "at": _place(), "id": uuid.uuid4().hex}
+    try:
+        descriptor = _lock(path)
+        if descriptor is None:
+            _claim(path, me)
+        else:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, _text(me), 0)
+    except _Busy:
+        raise ConfigError(
+            f"{field}, and {folder} already has a {what} that is going on{_said(_owner(path))}; wait until it has "
+            f"ended, or {instead}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{field}; {error.filename or path} cannot be written: {error.strerror}") from None
+    ended = threading.Event()
+    if descriptor is None:
+        threading.Thread(target=_beat, args=(path, ended), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        _release(path, descriptor, me)
+        if created:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+# ── With locks ──
+
+
+def _lock(path: Path) -> int | None:
+    """The descriptor of the locked file; None if the file system has no locks."""
+    for _ in range(TRIES):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            continue  # the last owner has just deleted the folder that it had created
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in HELD:
+                raise _Busy from None
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                _descriptors.add(descriptor)
+                return descriptor
+        os.close(descriptor)  # the last owner has deleted this file after it was opened here
+    raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _release(path: Path, descriptor: int | None, me: dict[str, Any]) -> None:
+    if os.getpid() != me["process"]:
+        return  # a fork of the owner leaves the block, and owns nothing
+    with suppress(OSError):
+        if descriptor is not None or _owner(path) == me:
+            path.unlink()
+    if descriptor is not None:
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
+
+
+def _close_in_child() -> None:
+    """Close what a fork has copied, or the lock would last as long as the child."""
+    for descriptor in _descriptors:
+        os.close(descriptor)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+# ── Without locks ──
+
+
+def _claim(path: Path, me: dict[str, Any]) -> None:
+    """Write the file, unless its owner has given a sign of life."""
+    mine = path.with_name(f"{LOCK}.{me['id']}")
+    try:
+        mine.write_bytes(_text(me))
+        if (owner := _owner(path)) is not None and not _gone(owner):
+            with open(path, "rb") as file:  # a network's file system asks its server again when a file is opened
+                silent = os.stat(mine).st_mtime - os.fstat(file.fileno()).st_mtime  # both by the server's clock
+            if silent < SILENT:
+                raise _Busy
+        os.replace(mine, path)
+    finally:
+        mine.unlink(missing_ok=True)
+    time.sleep(SETTLE)
+    if _owner(path) != me:
+        raise _Busy
+
+
+def _beat(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(BEAT):
+        with suppress(OSError):
+            os.utime(path)
+
+
+def _gone(owner: dict[str, Any]) -> bool:
+    """Whether the owner was a process of this machine that is there no more."""
+    if owner.get("at") is None or owner.get("at") != _place():
+        return False
+    try:
+        os.kill(owner["process"], 0)
+    except ProcessLookupError:
+        return True
+    except (KeyError, TypeError, OverflowError, PermissionError):
+        return False
+    return False
+
+
+def _place() -> str | None:
+    """Where a process number has a meaning: the machine and the processes that see each other. None if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return None
+
+
+# ── The file ──
+
+
+def _owner(path: Path) -> dict[str, Any] | None:
+    """What the owner has written. None if nobody has."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return (found if isinstance(found, dict) else {}) if text else None
+
+
+def _text(me: dict[str, Any]) -> bytes:
+    return json.dumps(me).encode() + b"\n"
+
+
+def _said(owner: dict[str, Any] | None) -> str:
+    known = owner and [owner.get(name) for name in ("process", "host", "since")]
+    return ": process {} on {}, since {}".format(*known) if known and all(known) else ""
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

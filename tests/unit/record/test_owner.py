@@ -1,0 +1,289 @@
+"""Who owns a folder: with locks, and on a file system that has none. Other owners are processes of their own."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record import owner
+from bapo_openrlhf.record.owner import LOCK, owned
+
+# Owns the folder argv[1], says so, and ends with its input. argv[2]: the error of `flock`, 0 for a system with locks.
+OTHER = """
+import fcntl, sys
+from pathlib import Path
+from bapo_openrlhf.record.owner import owned
+def flock(descriptor, operation, code=int(sys.argv[2])):
+    raise OSError(code, "no locks")
+if sys.argv[2] != "0":
+    fcntl.flock = flock
+with owned(Path(sys.argv[1]), field="x is y", what="run", instead="do something else"):
+    print("mine", flush=True)
+    sys.stdin.read()
+"""
+NO_LOCKS = [errno.ENOTSUP, errno.ENOLCK, errno.EINVAL]
+
+
+def mine(folder: Path, field: str = "run.name is a"):
+    return owned(folder, field=field, what="run", instead="give another --run.name")
+
+
+class Other:
+    """Another process that owns a folder."""
+
+    def __init__(self, folder: Path, code: int = 0) -> None:
+        words = [sys.executable, "-c", OTHER, str(folder), str(code)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def __enter__(self) -> Other:
+        assert self.process.stdout.readline() == b"mine\n"
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.process.communicate()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(params=[0, *NO_LOCKS], ids=["locks", *(errno.errorcode[code] for code in NO_LOCKS)])
+def code(request, monkeypatch) -> int:
+    """The error of `flock`, in this process as well. A wait for a second owner is cut short."""
+    if request.param:
+
+        def flock(descriptor, operation):
+            raise OSError(request.param, "no locks")
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+    return request.param
+
+
+def test_the_second_is_refused_in_one_line_that_names_the_first(tmp_path, code):
+    folder = tmp_path / "runs" / "a"
+    with Other(folder, code) as other:
+        record = folder / "run.json"
+        record.write_text("{}")
+        with pytest.raises(ConfigError) as refused, mine(folder):
+            pass
+        said = (
+            f"run.name is a, and {folder} already has a run that is going on: process {other.process.pid} on "
+            f"{socket.gethostname()}, since "
+        )
+        assert str(refused.value).startswith(said)
+        rest = str(refused.value).removeprefix(said)
+        assert re.fullmatch(
+            r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC; wait until it has ended, or give another --run.name", rest
+        )
+        assert sorted(path.name for path in folder.iterdir()) == [LOCK, "run.json"] and record.read_text() == "{}"
+    with mine(folder):  # it has ended
+        pass
+
+
+def test_a_killed_owner_is_none(tmp_path, code):
+    with Other(tmp_path, code) as other:
+        other.kill()
+        assert (tmp_path / LOCK).exists()
+        with mine(tmp_path):
+            assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+
+
+@pytest.mark.parametrize("code", [0, errno.ENOTSUP], indirect=True)
+def test_what_is_left(tmp_path, code):
+    """Nothing is left of the lock, nor of a folder that was made for it. Other files stay."""
+    with mine(tmp_path / "new"):
+        assert [path.name for path in (tmp_path / "new").iterdir()] == [LOCK]
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(KeyboardInterrupt), mine(tmp_path / "new"):
+        (tmp_path / "new" / "file").touch()
+        raise KeyboardInterrupt
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+    (tmp_path / "empty").mkdir()
+    with mine(tmp_path / "empty"):
+        pass
+    assert (tmp_path / "empty").is_dir()
+
+
+def test_children_do_not_hold_it(tmp_path):
+    """A program and a fork that outlive a killed owner, for example workers that Ray left behind."""
+    script = OTHER.replace("    print(", "    import os, subprocess\n    CHILDREN\n    print(").replace(
+        "CHILDREN", "subprocess.Popen(['cat'], close_fds=False); os.fork() or (sys.stdin.read(), os._exit(0))"
+    )
+    ours, theirs = os.pipe()  # is at its end for the readers when this process closes its side
+    first = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), "0"], stdin=ours, stdout=subprocess.PIPE)
+    assert first.stdout.readline() == b"mine\n"
+    first.kill()
+    first.wait()
+    try:
+        with mine(tmp_path):
+            pass
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_an_owner_with_a_lock_need_give_no_sign_of_life(tmp_path):
+    with Other(tmp_path):
+        os.utime(tmp_path / LOCK, (0, 0))
+        with pytest.raises(ConfigError, match="going on"), mine(tmp_path):
+            pass
+
+
+def test_a_file_that_its_owner_deletes_before_it_is_locked_here(tmp_path, monkeypatch):
+    lock, folders = fcntl.flock, [tmp_path]
+
+    def flock(descriptor, operation):
+        if folders:
+            (folders.pop() / LOCK).unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with mine(tmp_path), pytest.raises(ConfigError, match="going on"), mine(tmp_path):
+        pass
+
+
+def test_a_fork_that_leaves_the_block_leaves_the_lock(tmp_path):
+    with mine(tmp_path):
+        fork = os.fork()
+        if not fork:
+            owner._release(tmp_path / LOCK, None, json.loads((tmp_path / LOCK).read_text()))
+            os._exit(0)
+        os.waitpid(fork, 0)
+        assert (tmp_path / LOCK).exists()
+
+
+def test_each_of_many_owns_it_alone(tmp_path):
+    """Threads open the file by themselves, so they are refused as processes are."""
+    inside, most, owners = [], [], []
+
+    def work() -> None:
+        for _ in range(200):
+            try:
+                with mine(tmp_path / "a"):
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+                owners.append(1)
+            except ConfigError as error:
+                assert "going on" in str(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1 and len(owners) >= 200
+    assert not (tmp_path / "a" / LOCK).exists()
+
+
+class TestSignsOfLife:
+    """Without locks. The other owner is on another machine, so only its file says that it lives."""
+
+    @pytest.fixture(autouse=True)
+    def no_locks(self, monkeypatch):
+        def flock(descriptor, operation):
+            raise OSError(errno.ENOTSUP, "no locks")
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        monkeypatch.setattr(owner, "SETTLE", 0)
+
+    def other(self, folder: Path, silent: float, **about) -> None:
+        me = {"host": "elsewhere", "process": os.getpid(), "since": "then", "at": "another boot", "id": "1"}
+        (folder / LOCK).write_text(json.dumps(me | about))
+        now = os.stat(folder / LOCK).st_mtime
+        os.utime(folder / LOCK, (now, now - silent))
+
+    @pytest.mark.parametrize("silent", [0, owner.SILENT - 2])
+    @pytest.mark.parametrize("about", [{}, {"process": "?"}, {"process": 2**70}])
+    def test_one_that_lives(self, tmp_path, silent, about):
+        self.other(tmp_path, silent, **about)
+        with pytest.raises(ConfigError, match="already has a run that is going on: process"), mine(tmp_path):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+    def test_one_that_is_silent(self, tmp_path):
+        self.other(tmp_path, owner.SILENT + 2)
+        with mine(tmp_path):
+            assert json.loads((tmp_path / LOCK).read_text())["host"] == socket.gethostname()
+
+    def test_one_of_this_machine_that_is_gone(self, tmp_path):
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        self.other(tmp_path, 0, at=owner._place(), process=gone.pid)
+        with mine(tmp_path):
+            pass
+
+    def test_one_that_is_nowhere(self, tmp_path, monkeypatch):
+        """A machine that does not say which processes see each other knows nothing of a number."""
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        monkeypatch.setattr(owner, "_place", lambda: None)
+        self.other(tmp_path, 0, at=None, process=gone.pid)
+        with pytest.raises(ConfigError, match="going on"), mine(tmp_path):
+            pass
+
+    @pytest.mark.parametrize("text", ["[1]", "{", '{"process": 1}'])
+    def test_a_file_that_nobody_understands(self, tmp_path, text):
+        (tmp_path / LOCK).write_text(text)
+        says = "already has a run that is going on; wait until it has ended"
+        with pytest.raises(ConfigError, match=says), mine(tmp_path):
+            pass
+        os.utime(tmp_path / LOCK, (0, 0))
+        with mine(tmp_path):
+            pass
+
+    def test_signs_are_given_until_the_end(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(owner, "BEAT", 0.01)
+        given, twice = [], threading.Event()
+
+        def utime(path):
+            given.append(path)
+            if len(given) == 2:
+                twice.set()
+
+        monkeypatch.setattr(owner.os, "utime", utime)
+        before = threading.active_count()
+        with mine(tmp_path):
+            assert twice.wait(30)
+        assert set(given) == {tmp_path / LOCK}
+        for thread in threading.enumerate():
+            if thread.name.endswith("(_beat)"):
+                thread.join(30)
+        assert threading.active_count() == before
+
+    def test_the_later_of_two_that_began_together(self, tmp_path, monkeypatch):
+        """The other one replaced the file just after this one did."""
+        monkeypatch.setattr(owner.time, "sleep", lambda seconds: self.other(tmp_path, 0))
+        with pytest.raises(ConfigError, match=r"process .* on elsewhere, since then"), mine(tmp_path):
+            pass
+        assert json.loads((tmp_path / LOCK).read_text())["host"] == "elsewhere"
+
+
+@pytest.mark.parametrize("place", ["file/a", "file", "long/" + 300 * "a"])
+def test_a_folder_that_cannot_be(tmp_path, place):
+    (tmp_path / "file").touch()
+    refused = pytest.raises(ConfigError, match=r"^run\.name is a; .* cannot be written: [A-Z][a-z ]+$")
+    with refused, mine(tmp_path / place):
+        pass
+
+
+def test_a_folder_without_permission(tmp_path, monkeypatch):
+    def refuse(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(owner.os, "open", refuse)
+    says = f"^run.name is a; {tmp_path}/.lock cannot be written: Permission denied$"
+    with pytest.raises(ConfigError, match=says), mine(tmp_path):
+        pass
