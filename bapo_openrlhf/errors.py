@@ -18,7 +18,11 @@ class RunError(RuntimeError):
 
 def one_line(error: BaseException) -> str:
     """The type and the message of an error on one line, with at most 300 characters of the message."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    try:
+        text = " ".join(str(error).split())[:300]
+    except Exception:  # a class of the user's own may fail here
+        text = "its message cannot be made"
+    return f"{type(error).__name__}: {text}"
 
 
 def refuse(message: str) -> NoReturn:

@@ -1,7 +1,12 @@
-"""Files of the user's own: Python (a method, a task or a reward function) and YAML (flags or a study)."""
+"""Files of the user's own: Python (reward function, agent, method, task) and YAML (flags or a study)."""
 
+import hashlib
 import importlib.util
+import inspect
+import os
+import re
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +15,9 @@ import yaml  # type: ignore[import-untyped]
 
 from bapo_openrlhf.errors import ConfigError, one_line
 
+_PREFIX = "bapo_openrlhf_user_file_"  # of the names of their modules
+_LOADING = (__name__, "importlib._bootstrap", "importlib._bootstrap_external")  # modules whose lines say nothing
+
 
 def start_of(path: Path) -> str:
     """The folder from which a relative path starts. Errors name it."""
@@ -17,29 +25,72 @@ def start_of(path: Path) -> str:
 
 
 def load(field: str, path: Path) -> ModuleType:
-    """The module that a file holds; the same one each time, so that its classes are the same.
+    """The module that a file holds, for every kind of file, in every process.
 
     Args:
         field: the flag or field that names the file. Errors name it.
 
     Raises:
-        ConfigError: it is not there, or cannot be imported.
+        ConfigError: it is not there, or cannot be imported. The message says in which line.
     """
-    path = path.expanduser()
-    name = f"bapo_openrlhf_user_{path.resolve().as_posix()}"
+    if not path.expanduser().is_file():
+        raise ConfigError(f"{field} is {path}; there is no such file{start_of(path)}")
+    try:
+        return execute(path)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{field} {path} cannot be imported: {described(error)}") from error
+
+
+def execute(path: Path) -> ModuleType:
+    """Load a file as `load` does, and raise what it raises.
+
+    The module is in `sys.modules` while the file runs and after that, because dataclasses, annotations that are
+    evaluated later and pickle look there. Its name depends only on the path. So a file is loaded once in a process, and
+    its classes are always the same.
+    """
+    path = path.expanduser().resolve()
+    stem, digest = re.sub(r"\W", "_", path.stem), hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
+    name = f"{_PREFIX}{stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    if not path.is_file():
-        raise ConfigError(f"{field} is {path}; there is no such file{start_of(path)}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # a .py file has both
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException:
         del sys.modules[name]
-        raise ConfigError(f"{field} {path} cannot be imported: {one_line(error)}") from error
+        raise
     return module
+
+
+def place(error: BaseException, function: Any = None) -> str:
+    """FILE:LINE of an error: the last line of a user's file on its way, otherwise where `function` begins.
+
+    Without a function it is otherwise the line that raised it. An error may know better, in an attribute `place`. The
+    place is empty if nothing is known.
+    """
+    if isinstance(known := getattr(error, "place", None), str):
+        return known
+    if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):  # it may be of a text, as of an answer
+        return f"{error.filename}:{error.lineno}"
+    way = [(str(frame.f_globals.get("__name__")), f"{frame.f_code.co_filename}:{line}")
+           for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
+    own = [line for module, line in way if module.startswith(_PREFIX)]
+    others = [definition(function)] if function else [line for module, line in way if module not in _LOADING]
+    return ["", *others, *own][-1]
+
+
+def definition(function: Any) -> str:
+    """FILE:LINE of a function's definition; empty if it is not a function of Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+def described(error: BaseException) -> str:
+    """The type, the message and the place of an error on one line."""
+    where = place(error)
+    return one_line(error) + (f" ({where})" if where else "")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

@@ -44,7 +44,7 @@ REBOUND = {
         "create_vllm_engines",
     ),
     "openrlhf.cli.train_sft": ("SFTTrainer",),
-    "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "SingleTurnAgentExecutor"),
+    "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "SingleTurnAgentExecutor", "_load_agent_executor"),
     "openrlhf.trainer.ray.launcher": ("Actor", "ray"),
     "openrlhf.trainer.ray.ppo_actor": ("Actor", "ActorPPOTrainer", "NaiveReplayBuffer"),
     "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer"),

@@ -58,7 +58,7 @@ def check_inputs(
                 f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
                 f"evaluation: only the first of the {prompts} rows of eval.dataset are evaluated"
             )
-    check_reward(args, row if call_reward else None)
+    warnings += check_reward(args, row if call_reward else None)
     check_checkpoints(args)
     return Checked(
         arithmetic=arithmetic,
@@ -200,13 +200,22 @@ def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tup
     return (first, total) if local else (None, None)
 
 
-def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
-    """Check that the reward function exists. If a row is given, it must return one finite reward for one response."""
+def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> list[str]:
+    """Check that the reward function or the agent exists, and call it once if a row is given.
+
+    The function must return one finite reward for an empty response, the agent must play an episode.
+
+    Returns:
+        A warning if it could not be called.
+    """
     endpoints, agent = args.reward.remote_url or [], args.train.agent_func_path
+    problem = None if row is None else _problem(args, row)
     if agent:
         if not agent.endswith(".py") or not Path(agent).expanduser().is_file():
             raise ConfigError(f"train.agent_func_path is {agent}; it must be a .py file that is there")
-        return
+        from bapo_openrlhf.launch.episode import check_agent  # it imports torch and a part of OpenRLHF
+
+        return check_agent(args, problem)
     if not endpoints or not endpoints[0].endswith(".py"):
         for endpoint in endpoints:
             if not endpoint.strip().startswith(("http://", "https://")):
@@ -214,23 +223,31 @@ def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> None:
                     f"reward.remote_url is {endpoint}; it must be a .py file with reward_func, or addresses that begin "
                     "with http:// or https://"
                 )
-        return
+        return []
     path = Path(endpoints[0]).expanduser()
     module = user_file.load("reward.remote_url", path)
     function = getattr(module, "reward_func", None)
     if not callable(function):
         raise ConfigError(f"reward.remote_url {path} defines no function reward_func(queries, prompts, labels)")
-    if row is None:
-        return
-    prompt = row[args.data.input_key]
-    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
-    label = row.get(args.data.label_key) if args.data.label_key else ""
+    if problem is None:
+        return []
+    prompt, label = problem
     try:
         checked(function([prompt], [prompt], [label]))
     except Invalid as error:
-        raise ConfigError(f"reward.remote_url {path}: reward_func {error}") from None
-    except Exception as error:
         raise ConfigError(
-            f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}, "
-            "called with an empty response to the first prompt"
+            f"reward.remote_url {path}: reward_func {error} ({user_file.definition(function)})"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error} "
+            f"({user_file.place(error, function)}), called with an empty response to the first prompt"
         ) from error
+    return []
+
+
+def _problem(args: SimpleNamespace, row: dict[str, Any]) -> tuple[str, Any]:
+    """Prompt and label of a row."""
+    prompt = row[args.data.input_key]
+    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
+    return prompt, row.get(args.data.label_key) if args.data.label_key else ""

@@ -11,17 +11,21 @@ Its response then has no reward, so its group is left out and counted as after a
 import asyncio
 import threading
 import traceback
-from collections import Counter
 from collections.abc import Coroutine
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf.utils.agent import AgentExecutorBase
+from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
 from openrlhf.utils.logging_utils import init_logger
 
+from bapo_openrlhf import user_file
+from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.failures import Failures
+from bapo_openrlhf.training.reward_worker import Invalid
+from bapo_openrlhf.training.user_agent import check_response
 
 logger = init_logger(__name__)
 
@@ -80,10 +84,31 @@ async def _outcome(work: Coroutine[Any, Any, Any]) -> Any:
         return error
 
 
+class NamedAgent(AgentExecutorBase):
+    """The user's agent executor without limits. An error ends the run, and has the agent's file and line."""
+
+    def __init__(self, executor: AgentExecutorBase) -> None:
+        self.executor = executor
+
+    @extends(AgentExecutorBase)
+    async def execute(self, **request: Any) -> dict[str, Any]:
+        """The agent's response.
+
+        Raises:
+            RuntimeError: The agent raised an error. Another class could be one that other processes do not know.
+        """
+        try:
+            found = await self.executor.execute(**request)
+            check_response(found, log_probs=False)
+            return found
+        except Exception as error:
+            raise RuntimeError(f"the agent raised {user_file.described(error)}") from error
+
+
 class LimitedAgent(AgentExecutorBase):
     """The user's agent executor, with a limit on the time that its code takes between two generations.
 
-    `failures` counts the responses that were given up, by kind: "timeout" or "raised".
+    `failures` counts the responses that were given up. Their kind is "timeout" or "raised".
 
     Args:
         executor: The user's executor.
@@ -93,7 +118,7 @@ class LimitedAgent(AgentExecutorBase):
 
     def __init__(self, executor: AgentExecutorBase, engine: Any, timeout: float) -> None:
         self.executor, self.engine, self.timeout = executor, engine, timeout
-        self.failures: Counter[str] = Counter()
+        self.failures = Failures()
         self._seen: _Engine | None = None  # the same for all responses, because an executor may keep the first one
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -114,10 +139,11 @@ class LimitedAgent(AgentExecutorBase):
         try:
             async with response.deadline:
                 found = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_outcome(work), loop))
-        except TimeoutError as error:
+                if not isinstance(found, Exception):
+                    check_response(found, log_probs=True)
+                    return found
+        except (TimeoutError, Invalid) as error:
             found = error
-        if not isinstance(found, Exception):
-            return found
         if self.engine.llm.errored:
             raise found
         await self._count(found, response.deadline.expired(), request["prompt"], loop)
@@ -133,12 +159,16 @@ class LimitedAgent(AgentExecutorBase):
 
     async def _count(self, error: Exception, late: bool, prompt: str, loop: asyncio.AbstractEventLoop) -> None:
         """Count and log a response that was given up. If its code blocks all others, the next ones get a new thread."""
-        self.failures["timeout" if late else "raised"] += 1
+        several = isinstance(self.executor, MultiTurnAgentExecutor)
+        begins = self.executor.agent_instance_cls.step if several else self.executor.execute
         if not late:
+            self.failures.add("raised", f"the agent raised {one_line(error)}", user_file.place(error, begins))
             what = "".join(traceback.format_exception(error)[-4:]).rstrip()
             logger.warning(f"the agent raised an error for prompt {prompt!r}:\n{what}")
             return
-        logger.warning(f"the agent took more than {self.timeout:g} s between two generations for prompt {prompt!r}")
+        what = f"the agent took more than {self.timeout:g} s between two generations"
+        self.failures.add("timeout", what, user_file.definition(begins))
+        logger.warning(f"{what} for prompt {prompt!r}")
         try:
             async with asyncio.timeout(BLOCKED):
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))

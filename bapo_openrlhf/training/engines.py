@@ -24,11 +24,13 @@ from bapo_openrlhf.adapt.vocabulary import VERSIONS
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.adapters import is_adapter, merge_adapters
-from bapo_openrlhf.training.agents import LimitedAgent
+from bapo_openrlhf.training.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.engine_core import ENGINE
+from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.reward_pool import RewardPool
 from bapo_openrlhf.training.single_turn import GroupTurn, PackedGroup, SingleTurn
+from bapo_openrlhf.training.user_agent import load_agent
 from bapo_openrlhf.training.weight_receipt import Piece, borrow, receive
 
 # ── In each vLLM worker ──
@@ -111,9 +113,9 @@ class RolloutEngine(Engine):
             kwargs["distributed_executor_backend"] = "mp"  # for tensor parallelism: vLLM has no Ray workers on the CPU
         kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them
         os.environ[ENGINE] = str(os.getpid())
-        with rebound(vllm_engine, SingleTurnAgentExecutor=SingleTurn):
+        with rebound(vllm_engine, SingleTurnAgentExecutor=SingleTurn, _load_agent_executor=load_agent):
             await super().__init__(*args, **kwargs)
-        self.rewards: RewardPool | LimitedAgent | None = None
+        self.rewards: RewardPool | LimitedAgent | SingleTurn | None = None  # what counts failed calls
 
     async def live(self) -> None:
         """Never return, so that a caller who waits for this call learns at once that the engine died."""
@@ -125,15 +127,19 @@ class RolloutEngine(Engine):
         An agent is limited only if batches are adapted: OpenRLHF's own trainer needs a reward for each response.
         """
         self.tokenizer, self.version = tokenizer, 0 if adapted else None
-        endpoints, executor = getattr(self.executor, "reward_endpoints", []), self.executor
-        if not verifier.processes:
-            return
+        executor = self.executor
         if type(executor) is not SingleTurn:
-            if adapted:
+            self.executor = NamedAgent(executor)
+            if verifier.processes and adapted:
                 self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
-        elif endpoints and endpoints[0].endswith(".py"):
+            return
+        self.rewards = executor
+        if verifier.processes and executor.reward_func:
             self.rewards = executor.reward_func = RewardPool(
-                endpoints[0], processes=verifier.processes, timeout=verifier.timeout, memory_gib=verifier.memory_gib
+                executor.reward_endpoints[0],
+                processes=verifier.processes,
+                timeout=verifier.timeout,
+                memory_gib=verifier.memory_gib,
             )
 
     async def merge_adapters(self, scale: float) -> None:
@@ -227,12 +233,9 @@ class RolloutEngine(Engine):
                 asked.logprobs, asked.flat_logprobs = 0, True
         return asked
 
-    def reward_failures(self) -> dict[str, int]:
-        """The number of failed calls of the reward function or the agent so far, by kind.
-
-        It is empty if the engine itself calls them.
-        """
-        return dict(self.rewards.failures) if self.rewards else {}
+    def reward_failures(self) -> Failures:
+        """The failed calls of the reward function or the agent so far. An agent without limits ends the run instead."""
+        return self.rewards.failures if self.rewards else Failures()
 
     async def update_weights(self, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
         """Receive and load a parcel of the actor's weights."""

@@ -9,6 +9,7 @@ import ray
 from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
 from bapo_openrlhf.training.recorder import Base, RecordedTrainer
 from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
@@ -36,7 +37,18 @@ class RecordedPPOTrainer(RecordedTrainer):
 
     @extends(Base)
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
-        """Update the models on the samples, and count them as a run with batch adaptation does."""
+        """Update the models on the samples, and count them as a run with batch adaptation does.
+
+        Raises:
+            RuntimeError: The reward function or its endpoint gave no reward for a response. OpenRLHF needs each.
+        """
+        missing = sum(sample.rewards is None for sample in rollout_samples) if self.args.reward.remote_url else 0
+        if missing:
+            failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.vllm_engines]))
+            raise RuntimeError(
+                f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs one. "
+                f"The log of the rollout engine has each error{'. ' if failures.kinds else ''}{failures}"
+            )
         status, next_step = super().train_step(rollout_samples, global_step)
         status |= self._counts(rollout_samples, next_step)
         if status["reward/fresh_mean"] is None:  # only OpenRLHF knows the rewards of a reward model

@@ -22,12 +22,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.reward_worker import encode
 
 MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most about 3,000 characters
@@ -44,11 +45,12 @@ class RewardFailure(Exception):
         crashed  The process of the function ended.
         memory   The function asked for more memory than allowed.
         invalid  The function did not return one finite number.
+    `place` is FILE:LINE of the cause, or where the function begins; without a line if it was not loaded.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(kind, message)  # both, because Ray pickles exceptions by their arguments
-        self.kind = kind
+    def __init__(self, kind: str, message: str, place: str = "") -> None:
+        super().__init__(kind, message, place)  # all, because Ray pickles exceptions by their arguments
+        self.kind, self.place = kind, place
 
     def __str__(self) -> str:
         return self.args[1]
@@ -66,7 +68,7 @@ class RewardPool:
     """Calls the `reward_func` of a file in up to `processes` processes, one response per call. It is thread-safe.
 
     A process is started when a call finds no free process. It serves one call after another. After a timeout, a crash
-    or a memory error the next call gets a new process. `failures` counts failed calls by kind.
+    or a memory error the next call gets a new process. `failures` counts failed calls.
 
     Quick calls travel together: a process gets several requests at once and answers them in order. Each has its own
     time limit, which starts when the answer before it has arrived. If a call ends its process, the calls that were sent
@@ -104,7 +106,7 @@ class RewardPool:
         self.timeout = timeout
         self.memory_gib = memory_gib
         self.startup_timeout = startup_timeout
-        self.failures: Counter[str] = Counter()
+        self.failures = Failures()
         self._changed = threading.Condition()  # guards everything below, and failures
         self._calls: deque[_Call] = deque()  # that no process has yet
         # Each process has a thread, which lives as long as the pool: a process dies with the thread that started it.
@@ -184,7 +186,7 @@ class RewardPool:
                     call.worker = worker
                 slowest, start = 0.0, time.monotonic()
                 for kind, answer in worker.ask([call.request for call in calls], self.timeout):
-                    failure = None if kind == "result" else self._failure(kind, f"reward_func {answer}")
+                    failure = None if kind == "result" else self._failure(kind, "reward_func", *answer)
                     call = left.popleft()
                     slowest, start = max(slowest, time.monotonic() - start), time.monotonic()
                     if not left or worker.ended():
@@ -249,7 +251,8 @@ class RewardPool:
         ((kind, answer),) = worker.ask([encode([str(entry) for entry in sys.path])], self.startup_timeout)
         if kind != "result":
             self._forget(worker)
-            raise self._failure(kind, f"loading it {answer}")
+            raise self._failure(kind, "loading it", *answer)
+        worker.place = str(answer) or self.path
         return worker
 
     def _forget(self, worker: "_Worker | None") -> None:
@@ -259,12 +262,13 @@ class RewardPool:
             with self._changed:
                 self._workers.discard(worker)
 
-    def _failure(self, kind: str, what: str) -> Exception:
+    def _failure(self, kind: str, whose: str, what: str, place: str) -> Exception:
+        allowed = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
+        what = f"{whose} {what}{allowed}"
         with self._changed:
             self._check_open()
-            self.failures[kind] += 1
-        allowed = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
-        return RewardFailure(kind, f"{self.path}: {what}{allowed}")
+            self.failures.add(kind, what, place)
+        return RewardFailure(kind, f"{self.path}: {what}", place)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -278,6 +282,7 @@ class _Worker:
         self._killing = threading.Lock()
         self._asked = 0  # number of requests so far
         self._received = b""  # a part of a reply
+        self.place = path  # where a call that says no more went wrong: the file, then FILE:LINE of its function
         self.channel, theirs = socket.socketpair()
         # The script is started by its path, because with -m a file of the working directory could replace a module of
         # Python. It is unbuffered (-u), so that what a killed function printed is not lost.
@@ -295,8 +300,8 @@ class _Worker:
     def ask(self, requests: Sequence[bytes], seconds: float) -> Iterator[tuple[str, Any]]:
         """Send requests together, and yield what becomes of each, in order.
 
-        It is ("result", the answer) or (kind of failure, what happened). A process that cannot go on is killed, and
-        nothing is yielded after that.
+        It is ("result", the answer) or (kind of failure, (what happened, FILE:LINE)). A process that cannot go on is
+        killed, and nothing is yielded after that.
 
         Args:
             requests: Lines of JSON.
@@ -316,18 +321,21 @@ class _Worker:
             while replied is not None and replied < number:  # a call before it may have answered twice
                 kind, answer, replied = json.loads(self._exchange(lines, deadline))
                 lines = b""
-            if kind in ("result", "raised", "invalid") and replied == number:
+            if kind == "result" and replied == number:
                 return kind, answer
-            if kind != "memory":
+            if kind != "memory" and (kind not in ("raised", "invalid") or replied != number):
                 raise ValueError(f"kind {kind!r}, for request {replied!r} and not {number}")
+            what, place = map(str, answer)
+            if kind != "memory":
+                return kind, (what, place or self.place)
         except TimeoutError:
-            kind, answer = "timeout", f"took more than {seconds:g} s and was killed"
+            kind, what = "timeout", f"took more than {seconds:g} s and was killed"
         except EOFError:
-            kind, answer = "crashed", f"ended its process: {_status(self.kill())}"
+            kind, what = "crashed", f"ended its process: {_status(self.kill())}"
         except (OverflowError, ValueError, TypeError, RecursionError) as error:
-            kind, answer = "invalid", f"gave an answer that cannot be read: {error}"
+            kind, what = "invalid", f"gave an answer that cannot be read: {error}"
         self.kill()
-        return kind, answer
+        return kind, (what, self.place)
 
     def _exchange(self, lines: bytes, deadline: float) -> bytes:
         if lines:

@@ -5,19 +5,19 @@
 Requests and replies are lines of JSON on a separate socket. So nothing that the reward file prints gets between them,
 and nothing is ever unpickled.
 
-    first request   [0, the parent's sys.path]                       reply ["result", null, 0] once the file is loaded
+    first request   [0, the parent's sys.path]                       reply ["result", FILE:LINE of reward_func, 0]
     then            [number, [queries, prompts, labels, kwargs]]     reply ["result", {"rewards": ..., ...}, number]
-    a failure       reply [kind, what happened, number], with kind "raised", "invalid" or "memory"
+    a failure       reply [kind, [what happened, FILE:LINE], number], with kind "raised", "invalid" or "memory"
 
 A request may come before the one before it is answered. The number tells that a reply belongs to its request; that of
 "memory" is null, because this process then ends.
 
 The function is called in the main thread, where a verifier may use signal.alarm. This file imports only the standard
-library, so that a process without torch starts in a few hundredths of a second. It needs Linux.
+library, and `user_file` once it has the parent's sys.path, so that a process without torch starts in less than a tenth
+of a second. It needs Linux.
 """
 
 import ctypes
-import importlib.util
 import json
 import math
 import numbers
@@ -28,13 +28,19 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class Invalid(ValueError):
-    """The function returned something that is not a reward."""
+    """A function of the user returned what it must not return. `place` is FILE:LINE of the function if it is known."""
+
+    def __init__(self, message: str, place: str | None = None) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 def encode(message: Any) -> bytes:
@@ -53,21 +59,26 @@ def checked(result: Any) -> dict[str, Any]:
         Invalid: A reward or score is not one finite number, or a logged value is not one number. The message names it.
     """
     if not isinstance(result, Mapping):
-        raise Invalid(f"returned {_shown(result)}, a {type(result).__name__}; it must be a dict with rewards")
+        raise Invalid(f"returned {shown(result)}, a {type(result).__name__}; it must be a dict with rewards")
     rewards = result.get("rewards")
     scores = result.get("scores")
     logs = result.get("extra_logs")
     if logs is not None and not isinstance(logs, Mapping):
-        raise Invalid(f"returned extra_logs = {_shown(logs)}; it must be a dict of numbers")
+        raise Invalid(f"returned extra_logs = {shown(logs)}; it must be a dict of numbers")
     return {
-        "rewards": _number("rewards", rewards, finite=True),
-        "scores": _number("scores", rewards if scores is None else scores, finite=True),
+        "rewards": one_number("rewards", rewards, finite=True),
+        "scores": one_number("scores", rewards if scores is None else scores, finite=True),
         # NaN may mean that there is nothing to log for this response.
-        "extra_logs": {str(key): _number(f"extra_logs[{key!r}]", value) for key, value in (logs or {}).items()},
+        "extra_logs": {str(key): one_number(f"extra_logs[{key!r}]", value) for key, value in (logs or {}).items()},
     }
 
 
-def _number(name: str, given: Any, *, finite: bool = False) -> float:
+def one_number(name: str, given: Any, *, finite: bool = False) -> float:
+    """A number that was returned for one response, as a tensor, array, list or number with one element.
+
+    Raises:
+        Invalid: It is not one number, or not a finite one. The message names it.
+    """
     value = given
     while True:
         if hasattr(value, "tolist"):  # a tensor, an array or one of their scalars
@@ -82,11 +93,12 @@ def _number(name: str, given: Any, *, finite: bool = False) -> float:
         number = math.inf
     if number is None or (finite and not math.isfinite(number)):
         needed = "one finite number" if finite else "one number"
-        raise Invalid(f"returned {name} = {_shown(given)} for one response; {needed} is needed")
+        raise Invalid(f"returned {name} = {shown(given)} for one response; {needed} is needed")
     return number
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a few characters."""
     try:
         return reprlib.repr(value)
     except Exception:
@@ -96,13 +108,15 @@ def _shown(value: Any) -> str:
 def _described(error: BaseException) -> str:
     """The type and message of an error, then where it was raised, cut to a length that fits a log."""
     what = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SyntaxError):  # otherwise the line of the source comes first
+        what = f"{type(error).__name__}: {error.msg}\n{what}"
     where = "".join(traceback.format_tb(error.__traceback__, limit=-4))
     return f"{what[:1000]}\n{where[-2000:]}".rstrip()
 
 
-def failure(kind: str, what: str, number: int | None = None) -> bytes:
+def failure(kind: str, what: str, number: int | None = None, place: str = "") -> bytes:
     """The reply that reports a failure. Its text can be printed."""
-    return encode([kind, what.encode("utf-8", "backslashreplace").decode(), number])
+    return encode([kind, [text.encode("utf-8", "backslashreplace").decode() for text in (what, place)], number])
 
 
 def answered(function: Callable[..., Any], request: bytes) -> bytes:
@@ -118,17 +132,16 @@ def answered(function: Callable[..., Any], request: bytes) -> bytes:
     except MemoryError:
         raise
     except Invalid as error:
-        return failure("invalid", str(error), number)
+        return failure("invalid", str(error), number, user_file().definition(function))
     except BaseException as error:  # also SystemExit and KeyboardInterrupt, which end a call, not the process
-        return failure("raised", f"raised {_described(error)}", number)
+        return failure("raised", f"raised {_described(error)}", number, user_file().place(error, function))
 
 
-def load(path: str) -> Callable[..., Any]:
-    """Load `reward_func` from a file in the same way as OpenRLHF."""
-    spec = importlib.util.spec_from_file_location("reward_func", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.reward_func
+def user_file() -> ModuleType:
+    """The module that loads files of the user. It can be imported once the process has the parent's sys.path."""
+    from bapo_openrlhf import user_file
+
+    return user_file
 
 
 def die_with(parent: int) -> None:
@@ -169,12 +182,12 @@ def main(path: str, memory: int, parent: int, socket: int) -> None:
 
     number, sys.path[:] = json.loads(requests.readline())
     try:
-        function = load(path)
+        function = user_file().execute(Path(path)).reward_func
     except BaseException as error:
-        reply(failure("raised", f"raised {_described(error)}", number))
+        reply(failure("raised", f"raised {_described(error)}", number, user_file().place(error)))
         os._exit(1)
     limit_memory(memory)
-    reply(encode(["result", None, number]))
+    reply(encode(["result", user_file().definition(function), number]))
 
     while True:
         try:

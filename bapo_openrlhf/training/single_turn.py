@@ -8,6 +8,7 @@ on to its reward at once, and does not wait for the others.
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -15,23 +16,53 @@ import numpy as np
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm.sampling_params import RequestOutputKind
 
+from bapo_openrlhf import user_file
+from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.reward_pool import RewardPool
 
 WHOLE = 2**31  # tokens; vLLM gives the first token of a response, and the others together at its end
 
 
 class SingleTurn(SingleTurnAgentExecutor):
-    """OpenRLHF's executor, whose rewards may come from a pool of processes."""
+    """OpenRLHF's executor. Its reward file is loaded as everywhere, and its rewards may come from a pool of processes.
+
+    Attributes:
+        failures: The calls of the reward function or of the endpoint that failed. A pool counts its own.
+    """
+
+    def __init__(self, remote_rm_url: str | list[str] | None = None) -> None:
+        endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else remote_rm_url or []
+        file = bool(endpoints) and endpoints[0].endswith(".py")
+        super().__init__([] if file else endpoints)
+        self.failures = Failures()
+        if file:
+            self.reward_endpoints = endpoints
+            self.reward_func = user_file.load("reward.remote_url", Path(endpoints[0])).reward_func
 
     @extends(SingleTurnAgentExecutor)
     async def _fetch_rewards_via_func(
         self, queries_list: Sequence[str], prompts_list: Sequence[str], labels_list: Sequence[Any]
     ) -> list[dict[str, Any]]:
-        """The reward of the one response, without a thread that waits for it."""
-        if not isinstance(self.reward_func, RewardPool):
+        """The reward of the one response. A pool needs no thread that waits for it."""
+        if isinstance(self.reward_func, RewardPool):
+            return [await asyncio.wrap_future(self.reward_func.submit(queries_list, prompts_list, labels_list))]
+        try:
             return await super()._fetch_rewards_via_func(queries_list, prompts_list, labels_list)
-        return [await asyncio.wrap_future(self.reward_func.submit(queries_list, prompts_list, labels_list))]
+        except Exception as error:
+            place = user_file.place(error, self.reward_func)
+            self.failures.add("raised", f"reward_func raised {one_line(error)}", place)
+            raise
+
+    @extends(SingleTurnAgentExecutor)
+    async def _fetch_rewards_via_http(self, *about: Any) -> list[dict[str, Any]]:
+        """The reward of the one response from an endpoint."""
+        try:
+            return await super()._fetch_rewards_via_http(*about)
+        except Exception as error:
+            self.failures.add("raised", f"no reward came: {one_line(error)}", ", ".join(self.reward_endpoints))
+            raise
 
 
 @dataclass(frozen=True)

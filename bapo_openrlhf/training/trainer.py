@@ -7,7 +7,6 @@ between.
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +30,7 @@ from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
+from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
 from bapo_openrlhf.training.probe import ProbedTrainer
 from bapo_openrlhf.training.recorder import Base
@@ -308,14 +308,10 @@ def check_share(unusable: int, total: int, what: str, share: float, engines: Seq
     """
     if unusable <= share * total:
         return
-    kinds: Counter[str] = Counter()
-    for counts in ray.get([engine.reward_failures.remote() for engine in engines]):
-        kinds.update(counts)
-    calls = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in engines]))
     raise RuntimeError(
-        f"{unusable} of {total} groups {what}; adapt.max_failed_share is {share}"
-        + (f". Failed calls of the reward function or agent so far: {calls}" if calls else "")
-        + ". The log of the rollout engine has each error"
+        f"{unusable} of {total} groups {what}; adapt.max_failed_share is {share}. The log of the rollout engine has "
+        f"each error{'. ' if failures.kinds else ''}{failures}"
     )
 
 

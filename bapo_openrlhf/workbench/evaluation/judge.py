@@ -1,9 +1,9 @@
 """A reward file judges responses in processes of its own."""
 
-import runpy
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.reward_pool import RewardFailure, RewardPool
@@ -31,7 +31,7 @@ class Judge:
         self._pool = RewardPool(path, processes=limits.processes, timeout=limits.timeout, memory_gib=limits.memory_gib)
         try:
             self._pool([prompt], [prompt], [label])
-            self._answer = runpy.run_path(str(path), run_name="_reward_of_an_evaluation").get("answer")
+            self._answer = getattr(user_file.load("reward file", path), "answer", None)
         except Exception as error:
             self.close()
             raise ConfigError(f"reward file gives no reward for an empty response: {error}") from error
@@ -51,7 +51,7 @@ class Judge:
         try:
             answer = self._answer(response)
         except Exception as error:
-            raise RunError(f"{self.path}: answer raised {type(error).__name__}: {error}") from error
+            raise RunError(f"{self.path}: answer raised {user_file.described(error)}") from error
         if not isinstance(answer, (str, type(None))):
             raise RunError(f"{self.path}: answer returned {answer!r:.80}; it must return a text or None")
         return answer

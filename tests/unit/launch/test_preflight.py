@@ -452,7 +452,7 @@ class TestReward:
     def test_raises(self, run):
         path = self.reward(run, "def reward_func(queries, prompts, labels):\n    raise KeyError('answer')\n")
         text = run.refusal(reward__remote_url=path)
-        assert text.startswith(f"reward.remote_url {path}: reward_func raised KeyError: 'answer'")
+        assert text.startswith(f"reward.remote_url {path}: reward_func raised KeyError: 'answer' ({path}:2), called with")
 
     def test_takes_other_arguments(self, run):
         path = self.reward(run, "def reward_func(queries):\n    return {'rewards': [1.0]}\n")
@@ -475,7 +475,7 @@ class TestReward:
     )
     def test_returns_no_reward(self, run, value, message):
         path = self.reward(run, f"def reward_func(*a):\n    return {value}\n")
-        assert run.refusal(reward__remote_url=path) == f"reward.remote_url {path}: reward_func {message}"
+        assert run.refusal(reward__remote_url=path) == f"reward.remote_url {path}: reward_func {message} ({path}:1)"
 
     @pytest.mark.parametrize("value", ["[1]", "0.25", "(True,)", "np.array([[0.5]])", "np.float32(2)"])
     def test_one_number_in_any_shape_is_fine(self, run, value):

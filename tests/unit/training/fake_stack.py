@@ -33,6 +33,7 @@ from bapo_openrlhf.flags.config import Checked  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engines import request_seed  # noqa: E402
+from bapo_openrlhf.training.failures import Failures  # noqa: E402
 from bapo_openrlhf.training.generated import generated_groups, is_usable  # noqa: E402
 from bapo_openrlhf.training.samples import in_groups  # noqa: E402
 from bapo_openrlhf.training.trainer import AdaptedPPOTrainer  # noqa: E402
@@ -115,7 +116,7 @@ class Engine:
     def set_up(self, *about: Any) -> None:
         self.world.note("set_up", about)
 
-    def reward_failures(self) -> dict[str, int]:
+    def reward_failures(self) -> Failures:
         return self.world.reward_failures[self.number]
 
     def get_num_unfinished_requests(self) -> int:
@@ -331,7 +332,7 @@ class World:
         self.events: list[tuple[str, Any]] = []
         self.updates = {"actor": 0, "critic": 0}
         self.norms = {"actor_grad_norm": 1.0}
-        self.reward_failures: list[dict[str, int]] = [{} for _ in range(engines)]
+        self.reward_failures = [Failures() for _ in range(engines)]
         self.faults: dict[str, tuple[int, Exception]] = {}  # what fails, in which step, and how
         self.spoilt: set[int] = set()  # tokens whose log-prob the actor cannot compute
         self.checkpoints = folder / "checkpoints"

@@ -11,12 +11,17 @@ from vllm import SamplingParams
 
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training import agents
-from bapo_openrlhf.training.agents import LimitedAgent
+from bapo_openrlhf.training.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.engines import RolloutEngine
+from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.reward_pool import RewardPool
 from bapo_openrlhf.training.single_turn import SingleTurn
 
 LIMIT = 1.0  # seconds
+RESPONSE = {
+    "prompt": "p", "label": "l", "observation_tokens": [1, 2], "action_ranges": [(1, 2)],
+    "rollout_log_probs": [0.0, -0.5], "reward": 1.0,
+}  # fmt: skip
 
 
 def tokenizer(text, **_):
@@ -88,7 +93,7 @@ def test_an_agent_that_answers_gives_what_it_gives_openrlhf():
     found, limited, engine = run(lambda label: threads.append(threading.current_thread()), "l")
     assert found == wanted and found[0]["reward"] == 0.5 and found[0]["action_ranges"] == [(1, 3), (4, 6)]
     assert [tokens for tokens, _ in engine.asked] == [tokens for tokens, _ in plain.asked]
-    assert not limited.failures
+    assert not limited.failures.kinds
     assert set(engine.threads) == {threading.main_thread()}
     assert [thread.name for thread in threads] == ["agents"]
 
@@ -96,7 +101,7 @@ def test_an_agent_that_answers_gives_what_it_gives_openrlhf():
 def test_a_generation_does_not_count():
     """Two of them take twice the limit each."""
     (found,), limited, _ = run(lambda label: None, "l", seconds=2 * LIMIT)
-    assert found["reward"] == 0.5 and not limited.failures
+    assert found["reward"] == 0.5 and not limited.failures.kinds
 
 
 def test_an_agent_that_hangs_is_given_up_alone(caplog):
@@ -110,7 +115,7 @@ def test_an_agent_that_hangs_is_given_up_alone(caplog):
 
     (hanging, fine), limited, _ = run(lambda label: hang() if label == "bad" else None, "bad", "good")
     assert (hanging["reward"], fine["reward"]) == (None, 0.5)
-    assert limited.failures == {"timeout": 1} and ended == [True]
+    assert limited.failures.kinds == {"timeout": 1} and ended == [True]
     assert "took more than 1 s between two generations for prompt 'p'" in caplog.text and "blocks" not in caplog.text
     # What it generated is there to be counted: the prompt, a turn, the feedback, a turn.
     assert bytes(hanging["observation_tokens"]) == b"pab;ab" and hanging["action_ranges"] == [(1, 3), (4, 6)]
@@ -127,7 +132,7 @@ def test_an_agent_that_blocks_its_thread_does_not_block_the_engine(monkeypatch, 
     finally:
         release.set()
     assert [one["reward"] for one in found] == [None, 0.5, 0.5]
-    assert limited.failures == {"timeout": 1} and "blocks its thread" in caplog.text
+    assert limited.failures.kinds == {"timeout": 1} and "blocks its thread" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ValueError("no such tool"), TimeoutError("no answer from the tool")])
@@ -138,7 +143,7 @@ def test_an_agent_that_raises_is_given_up_and_its_error_is_in_the_log(error, cap
 
     found, limited, _ = run(fail, "bad", "good", "bad")
     assert [one["reward"] for one in found] == [None, 0.5, None]
-    assert limited.failures == {"raised": 2}
+    assert limited.failures.kinds == {"raised": 2}
     assert f"{type(error).__name__}: {error}" in caplog.text and "in fail" in caplog.text
 
 
@@ -152,7 +157,7 @@ def test_a_dead_engine_is_no_failure_of_the_agent():
     limited = LimitedAgent(agent(die), engine, LIMIT)
     with pytest.raises(RuntimeError, match="the engine is dead"):
         ask(limited, engine, "l")
-    assert not limited.failures
+    assert not limited.failures.kinds
 
 
 def test_each_response_has_parameters_of_its_own():
@@ -163,7 +168,7 @@ def test_each_response_has_parameters_of_its_own():
         async def execute(self, *, sampling_params, **request):
             given.append(sampling_params.max_tokens)
             sampling_params.max_tokens = 1
-            return {}
+            return RESPONSE
 
     engine = Engine()
     ask(LimitedAgent(Executor(), engine, LIMIT), engine, "l", "l")
@@ -178,11 +183,11 @@ def test_an_executor_may_keep_the_engine_and_ask_it_from_a_thread_of_its_own():
             self.engine = self.engine or llm_engine
             work = lambda: asyncio.run(self.engine.generate([1, 2], sampling_params))  # noqa: E731
             output = await asyncio.get_running_loop().run_in_executor(None, work)
-            return {"text": output.outputs[0].text, "unfinished": self.engine.get_num_unfinished_requests()}
+            return RESPONSE | {"text": output.outputs[0].text, "left": self.engine.get_num_unfinished_requests()}
 
     engine = Engine()
     limited = LimitedAgent(Executor(), engine, LIMIT)
-    assert ask(limited, engine, "l", "l") == [{"text": "ab", "unfinished": 17}] * 2
+    assert ask(limited, engine, "l", "l") == [RESPONSE | {"text": "ab", "left": 17}] * 2
     assert set(engine.threads) == {threading.main_thread()}
 
 
@@ -190,13 +195,13 @@ def test_an_executor_may_keep_the_engine_and_ask_it_from_a_thread_of_its_own():
     ("executor", "processes", "adapted", "limited", "rewards"),
     [
         (agent(lambda label: None), 4, True, LimitedAgent, LimitedAgent),
-        (agent(lambda label: None), 4, False, MultiTurnAgentExecutor, type(None)),
-        (agent(lambda label: None), 0, True, MultiTurnAgentExecutor, type(None)),
-        (SingleTurn(), 4, True, SingleTurn, type(None)),
-        (SingleTurn("http://judge"), 4, True, SingleTurn, type(None)),
+        (agent(lambda label: None), 4, False, NamedAgent, type(None)),
+        (agent(lambda label: None), 0, True, NamedAgent, type(None)),
+        (SingleTurn(), 4, True, SingleTurn, SingleTurn),
+        (SingleTurn("http://judge"), 4, True, SingleTurn, SingleTurn),
         ("reward.py", 4, True, SingleTurn, RewardPool),
         ("reward.py", 4, False, SingleTurn, RewardPool),
-        ("reward.py", 0, True, SingleTurn, type(None)),
+        ("reward.py", 0, True, SingleTurn, SingleTurn),
     ],
 )
 def test_what_the_engine_limits(tmp_path, executor, processes, adapted, limited, rewards):
@@ -208,6 +213,8 @@ def test_what_the_engine_limits(tmp_path, executor, processes, adapted, limited,
     engine.set_up("the tokenizer", VerifierConfig(processes=processes, timeout=17.0), adapted)
     assert engine.tokenizer == "the tokenizer"
     assert (type(engine.executor), type(engine.rewards)) == (limited, rewards)
+    assert engine.reward_failures() == Failures()
+    if rewards in (LimitedAgent, RewardPool):
+        assert engine.rewards.timeout == 17
     if engine.rewards:
-        assert engine.rewards.timeout == 17 and engine.reward_failures() == {}
         assert engine.rewards in (engine.executor, getattr(engine.executor, "reward_func", None))

@@ -201,14 +201,14 @@ def hasty_pool(module_pool):
 def test_a_failure_is_named_and_the_next_call_is_served(one_pool, hasty_pool, name):
     code, kind, message, kept = FAILURES[name]
     pool = hasty_pool if kind == "timeout" else one_pool
-    before, counted = pid_of(pool), pool.failures[kind]
+    before, counted = pid_of(pool), pool.failures.kinds[kind]
     with pytest.raises(RewardFailure, match=f"(?s){message}") as caught:
         ask(pool, code)
     assert caught.value.kind == kind
     assert str(caught.value).startswith(f"{pool.path}: reward_func ")
     assert len(str(caught.value)) < 5000
     str(caught.value).encode()  # can be printed
-    assert pool.failures[kind] == counted + 1
+    assert pool.failures.kinds[kind] == counted + 1
     assert exists(before) == kept
     assert (pid_of(pool) == before) == kept
     assert len(workers_of(pool.path)) == 1
@@ -220,7 +220,7 @@ def test_failures_are_counted_by_kind(make_pool):
         with pytest.raises(RewardFailure):
             ask(pool, FAILURES[name][0])
     pid_of(pool)
-    assert pool.failures == Counter(raised=1, invalid=2, crashed=1, memory=1)
+    assert pool.failures.kinds == Counter(raised=1, invalid=2, crashed=1, memory=1)
 
 
 def test_the_error_shows_where_it_was_raised(make_pool):
@@ -233,8 +233,51 @@ def test_the_error_shows_where_it_was_raised(make_pool):
 
 
 def test_a_failure_survives_pickling():
-    failure = pickle.loads(pickle.dumps(RewardFailure("timeout", "too slow")))
-    assert (failure.kind, str(failure)) == ("timeout", "too slow")
+    failure = pickle.loads(pickle.dumps(RewardFailure("timeout", "too slow", "reward.py:7")))
+    assert (failure.kind, str(failure), failure.place) == ("timeout", "too slow", "reward.py:7")
+
+
+# (code, cause on one line); each is called more often than the one before
+CAUSES = {
+    "crashed": ("import os\n\ndef reward_func(q, p, l):\n    os._exit(3)\n", 3, "reward_func ended its process: exit"),
+    "invalid": ("\n\ndef reward_func(q, p, l):\n    return None\n", 3, "reward_func returned None, a NoneType; it"),
+    "raised": ("def reward_func(q, p, l):\n    helper(q)\n\ndef helper(q):\n    int(q[0])\n", 5,
+               "reward_func raised ValueError: invalid literal for int() with base 10: 'a'"),
+    "loading": ("x = 1\n\ndef reward_func(:\n", 3, "loading it raised SyntaxError: invalid syntax"),
+    "too many arguments": ("\ndef reward_func(q): ...\n", 2, "reward_func raised TypeError: reward_func() takes 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_each_failure_knows_file_and_line(make_pool, name):
+    source, line, says = CAUSES[name]
+    pool = make_pool(source)
+    for query in "abb":  # another message each time is the same cause
+        with pytest.raises(RewardFailure) as caught:
+            ask(pool, "", query)
+        assert caught.value.place == f"{pool.path}:{line}"
+    said = str(pool.failures)
+    assert f"The commonest cause, 3 of 3: {says}" in said and said.endswith(f"({pool.path}:{line})")
+    assert "\n" not in said
+
+
+def test_a_timeout_knows_where_the_function_begins(make_pool):
+    pool = make_pool("import time\n\n\ndef reward_func(q, p, l): time.sleep(1000)\n", timeout=0.3)
+    with pytest.raises(RewardFailure) as caught:
+        ask(pool, "")
+    assert (caught.value.kind, caught.value.place) == ("timeout", f"{pool.path}:4")
+
+
+def test_a_dataclass_with_postponed_annotations_and_a_pickled_class(make_pool):
+    """Both look for the module in sys.modules."""
+    pool = make_pool(
+        "from __future__ import annotations\nimport dataclasses, pickle\n\n"
+        "@dataclasses.dataclass\nclass Verdict:\n    right: bool\n    kind: dataclasses.KW_ONLY\n    why: str = ''\n\n"
+        "def reward_func(queries, prompts, labels):\n"
+        "    verdict = pickle.loads(pickle.dumps(Verdict(True, why='so')))\n"
+        "    return {'rewards': float(verdict == Verdict(True, why='so'))}\n"
+    )
+    assert ask(pool, "")["rewards"] == 1
 
 
 @pytest.mark.parametrize(
@@ -341,7 +384,7 @@ def test_other_labels_are_refused_at_once(make_pool):
     for arguments in (([], [], []), (["a", "b"], ["a", "b"], [1, 2]), (["a"], ["a"], [])):
         with pytest.raises(ValueError, match="one response a call"):
             pool(*arguments)
-    assert not workers_of(pool.path) and not pool.failures
+    assert not workers_of(pool.path) and not pool.failures.kinds
 
 
 def test_a_request_too_large_for_the_limit_is_a_memory_failure(make_pool):
@@ -398,7 +441,7 @@ def test_a_worker_that_died_between_calls_is_replaced(make_pool):
     os.kill(first, signal.SIGKILL)
     assert eventually(lambda: not exists(first))
     assert pid_of(pool) != first
-    assert not pool.failures
+    assert not pool.failures.kinds
 
 
 @pytest.mark.parametrize("kind", ["timeout", "crashed"])
@@ -523,7 +566,7 @@ def test_a_file_that_does_not_load(make_pool, source, kind, message):
     with pytest.raises(RewardFailure, match=f"(?s)^{pool.path}: {message}") as caught:
         ask(pool, GOOD)
     assert caught.value.kind == kind
-    assert pool.failures == {kind: 1}
+    assert pool.failures.kinds == {kind: 1}
     assert not workers_of(pool.path)
     Path(pool.path).write_text(OBEDIENT)
     os.utime(pool.path, (1, 1))  # so that no cached bytecode is taken for it
@@ -576,7 +619,7 @@ def test_many_threads_get_their_own_answers(make_pool):
             assert answer.kind == ("crashed" if n % 4 == 1 else "raised")
         else:
             assert answer["rewards"] == n
-    assert pool.failures == {"crashed": 30, "raised": 30}
+    assert pool.failures.kinds == {"crashed": 30, "raised": 30}
     assert 2 <= most <= 3
 
 
@@ -621,7 +664,7 @@ def test_one_that_fails_fails_alone_among_those_sent_together(make_pool, tmp_pat
     pool = make_pool(timeout=2 if kind == "timeout" else 60)
     numbered = [f"result = {{'rewards': {n}, 'extra_logs': {{'pid': os.getpid()}}}}" for n in range(5)]
     first, *found = in_one_exchange(pool, [*numbered[:2], code, *numbered[2:4], code, numbered[4]], tmp_path)
-    assert [found[place].kind for place in (2, 5)] == [kind] * 2 and pool.failures == {kind: 2}
+    assert [found[place].kind for place in (2, 5)] == [kind] * 2 and pool.failures.kinds == {kind: 2}
     good = [found[place] for place in (0, 1, 3, 4, 6)]
     assert [answer["rewards"] for answer in good] == [0, 1, 2, 3, 4]
     pids = [answer["extra_logs"]["pid"] for answer in (first, *good)]
@@ -632,7 +675,7 @@ def test_one_that_fails_fails_alone_among_those_sent_together(make_pool, tmp_pat
 def test_each_of_those_sent_together_has_its_own_time(make_pool, tmp_path, in_one_exchange):
     pool = make_pool(timeout=2)
     found = in_one_exchange(pool, [f"time.sleep(0.8)\n{GOOD}"] * 4, tmp_path)
-    assert [answer["rewards"] for answer in found] == [0.5] * 5 and not pool.failures
+    assert [answer["rewards"] for answer in found] == [0.5] * 5 and not pool.failures.kinds
 
 
 def test_an_answer_that_comes_twice_is_not_that_of_the_next_call(make_pool, tmp_path, in_one_exchange):
@@ -640,7 +683,7 @@ def test_an_answer_that_comes_twice_is_not_that_of_the_next_call(make_pool, tmp_
     again = """b'["result", {"rewards": 9.0, "scores": 9.0, "extra_logs": {}}, 2]\\n'"""
     twice = f"os.write(int(sys.argv[4]), {again})\n"
     found = in_one_exchange(pool, [f"{twice}{GOOD}", GOOD, GOOD], tmp_path)
-    assert [answer["rewards"] for answer in found] == [0.5, 9.0, 0.5, 0.5] and not pool.failures
+    assert [answer["rewards"] for answer in found] == [0.5, 9.0, 0.5, 0.5] and not pool.failures.kinds
 
 
 def test_slow_calls_are_not_sent_together(make_pool, monkeypatch):
@@ -717,7 +760,7 @@ def test_close_ends_all_calls(make_pool):
     pool.close()
     with pytest.raises(RuntimeError, match=r"reward pool of .* is closed"):
         ask(pool, GOOD)
-    assert not workers_of(pool.path) and not pool.failures
+    assert not workers_of(pool.path) and not pool.failures.kinds
 
 
 PARENT = """
@@ -773,7 +816,7 @@ def test_a_worker_ends_quietly_with_its_requests(tmp_path):
     path = tmp_path / "obedient.py"
     # A thread of the file's own must not keep it.
     path.write_text(OBEDIENT + "threading.Thread(target=time.sleep, args=(1000,)).start()\n")
-    assert run_worker(path, os.getpid(), requests=worker.encode([0, sys.path])) == (0, b"", b'["result", null, 0]\n')
+    assert run_worker(path, os.getpid(), requests=worker.encode([0, sys.path])) == (0, b"", f'["result", "{path}:4", 0]\n'.encode())
 
 
 def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):

@@ -421,12 +421,17 @@ class TestFailedGroups:
 
     def test_the_message_says_how_the_calls_of_all_engines_failed(self, world):
         made = world(prompts=4, engines=3)
-        made.reward_failures = [{"timeout": 2, "raised": 1}, {}, {"timeout": 3, "memory": 4}]
+        calls = [[("timeout", 7)] * 2 + [("raised", 9)], [], [("timeout", 8)] * 3 + [("memory", 7)] * 4]
+        for engine, failed in zip(made.reward_failures, calls, strict=True):
+            for kind, line in failed:
+                engine.add(kind, f"reward_func {kind} it\nand more", f"reward.py:{line}")
         made.reward = lambda *_: None
         with pytest.raises(RuntimeError) as error:
             made.trainer.fit()
+        text = str(error.value)
         for counted in ("5 x timeout", "1 x raised", "4 x memory"):
-            assert counted in str(error.value)
+            assert counted in text
+        assert text.endswith("The commonest cause, 4 of 10: reward_func memory it (reward.py:7)")
 
 
 class TestEmptyBatch:

@@ -1,0 +1,107 @@
+"""One episode of the user's agent with a scripted answer, which `check` and `train` play before any model loads."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
+
+from bapo_openrlhf import user_file
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.training.user_agent import FLAG, check_response, load_agent
+
+ANSWER = "I do not know."  # what the model says in each turn
+TURNS = 3  # after which an episode that goes on counts as played
+LENGTH = 2**20  # tokens that an episode may have, so that no text is cut
+
+
+class Enough(BaseException):
+    """The agent asked for a turn after the last one. No Exception, because an agent may catch those and try again."""
+
+
+class ScriptedEngine:
+    """A rollout engine that gives the same answer in each turn."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._turns = tokenizer, 0
+
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """The answer, in the form of vLLM's output."""
+        self._turns += 1
+        if self._turns > TURNS:
+            raise Enough
+        tokens = self._tokenizer(text=ANSWER, add_special_tokens=False, return_tensors="pt")["input_ids"][0].tolist()
+        log_probs = [{token: SimpleNamespace(logprob=-1.0)} for token in tokens]
+        output = SimpleNamespace(token_ids=tokens, text=ANSWER, finish_reason="stop", logprobs=log_probs)
+        return SimpleNamespace(outputs=[output])
+
+
+class Letters:
+    """A tokenizer whose tokens are bytes. It has what OpenRLHF's own executor asks of a tokenizer."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([list(text.encode())])}
+
+    def decode(self, tokens: Any, **_: Any) -> str:
+        """The text of the tokens."""
+        return bytes(tokens).decode(errors="replace")
+
+
+def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:
+    """Load the agent, and let it play an episode if there is a problem (prompt and label).
+
+    Returns:
+        A warning if an executor of the user's own could not play, because its model's tokenizer is not here.
+
+    Raises:
+        ConfigError: The agent cannot be loaded, raised an error, took too long, or returned what it must not return.
+    """
+    path = args.train.agent_func_path
+    executor = load_agent(path)
+    if problem is None:
+        return []
+    tokenizer, model = Letters(), Path(args.actor.model_name_or_path).expanduser()
+    if type(executor).execute is not MultiTurnAgentExecutor.execute:
+        if not model.is_dir():
+            return [f"{FLAG} is {path}; it was loaded and not tried, because the tokenizer of {model} is not here"]
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
+    try:
+        asyncio.run(_play(executor, tokenizer, problem, args))
+    except Enough:
+        pass
+    except Exception as error:
+        raise ConfigError(
+            f"{FLAG} {path}: the agent raised {user_file.described(error)}, in an episode with the first prompt in "
+            f"which the model always says {ANSWER!r}"
+        ) from error
+    return []
+
+
+async def _play(executor: AgentExecutorBase, tokenizer: Any, problem: tuple[str, Any], args: SimpleNamespace) -> None:
+    """An episode. The limit of a run holds between two generations; here it holds for the whole episode."""
+    sampling = SimpleNamespace(
+        temperature=args.rollout.temperature,
+        top_p=args.rollout.top_p,
+        top_k=-1,
+        max_tokens=args.rollout.max_new_tokens,
+        min_tokens=1,
+        stop=[],
+        seed=None,
+        logprobs=1 if args.adapt.enabled else None,
+    )
+    about = {"prompt": problem[0], "label": problem[1], "images": None, "max_length": LENGTH}
+    deadline = asyncio.timeout(args.verifier.timeout if args.verifier.processes else None)
+    try:
+        async with deadline:
+            found = await executor.execute(
+                **about, sampling_params=sampling, hf_tokenizer=tokenizer, llm_engine=ScriptedEngine(tokenizer)
+            )
+    except TimeoutError:
+        if deadline.expired():
+            raise TimeoutError(f"verifier.timeout: it took more than {args.verifier.timeout:g} s") from None
+        raise
+    check_response(found, log_probs=args.adapt.enabled)

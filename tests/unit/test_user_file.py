@@ -1,0 +1,99 @@
+"""Files of the user's own: loaded in the same way everywhere, with errors that name a line."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from bapo_openrlhf import user_file
+from bapo_openrlhf.errors import ConfigError
+
+VERDICT = """
+from __future__ import annotations
+import dataclasses
+
+@dataclasses.dataclass
+class Verdict:
+    right: bool
+    kind: dataclasses.KW_ONLY
+    why: str = ""
+
+def reward_func(queries, prompts, labels, **kwargs):
+    return {"rewards": [float(Verdict(True, why="so").right)]}
+"""
+
+
+@pytest.mark.parametrize("name", ["reward.py", "a b.c-d.py", "ü.py"])
+def test_dataclasses_postponed_annotations_and_pickle(tmp_path, name):
+    (tmp_path / name).write_text(VERDICT)
+    module = user_file.load("f", tmp_path / name)
+    verdict = module.Verdict(True, why="so")
+    assert pickle.loads(pickle.dumps(verdict)) == verdict
+    assert module.reward_func([""], [""], [""]) == {"rewards": [1.0]}
+
+
+def test_the_name_of_a_module_depends_on_its_path_alone(tmp_path):
+    """So it is the same in each process, and two files of one name do not replace each other."""
+    for folder, value in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "reward.py").write_text(f"value = {value}\n")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    one, two = (user_file.load("f", tmp_path / folder / "reward.py") for folder in "ab")
+    assert (one.value, two.value) == (1, 2)
+    assert user_file.load("f", tmp_path / "link" / ".." / "a" / "reward.py") is one
+    words = "import sys, pathlib; from bapo_openrlhf import user_file; print(user_file.load('f', pathlib.Path(sys.argv[1])))"
+    told = subprocess.run(
+        [sys.executable, "-c", words, tmp_path / "a" / "reward.py"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.strip() == str(one)
+
+
+# (source, what the error says, its line; None if the file has none)
+BROKEN = {
+    "syntax": ("x = 1\ndef broken(:\n", "SyntaxError: ", 2),
+    "indentation": ("def f():\nreturn 1\n", "IndentationError: ", 2),
+    "import": ("\n\nimport no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'", 3),
+    "deeper": ("def f():\n    g()\n\ndef g():\n    {}['a']\n\nf()\n", "KeyError: 'a'", 5),
+    "in a library": ("import json\njson.loads('{')\n", "JSONDecodeError: ", 2),
+    "of a text": ("import ast\n\nast.parse('1 +')\n", "SyntaxError: ", 3),
+    "exit": ("import sys\nsys.exit('no')\n", "SystemExit: no", 2),
+    "no text": ("class E(Exception):\n    def __str__(self): raise ValueError\nraise E\n", "E: its message cannot", 3),
+    "null byte": ("x = '\0'\n", "SyntaxError: ", None),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_error_names_file_and_line(tmp_path, name):
+    source, says, line = BROKEN[name]
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    with pytest.raises(ConfigError) as caught:
+        user_file.load("adapt.method", path)
+    text = str(caught.value)
+    assert text.startswith(f"adapt.method {path} cannot be imported: {says}") and "\n" not in text
+    assert line is None or text.endswith(f"({path}:{line})")
+    path.write_text("value = 1\n")  # it is tried again, from its new text
+    path.touch()
+    sys.path_importer_cache.clear()
+    assert user_file.load("adapt.method", path).value == 1
+
+
+def test_the_place_of_an_error(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def inner(call):\n    call()\n\n\ndef outer(call):\n    inner(call)\n")
+    module = user_file.load("f", path)
+
+    def fail():
+        raise ValueError
+
+    with pytest.raises(ValueError) as caught:
+        module.outer(fail)
+    assert user_file.place(caught.value) == f"{path}:2"  # not the line of `fail`, which is no file of the user
+    assert user_file.place(caught.value, fail) == f"{path}:2"
+    with pytest.raises(ValueError) as caught:
+        fail()
+    assert user_file.place(caught.value, module.outer) == f"{path}:5"
+    assert user_file.place(caught.value) == f"{__file__}:{fail.__code__.co_firstlineno + 1}"
+    assert user_file.place(ValueError()) == "" and user_file.place(ValueError(), print) == ""
+    assert user_file.described(ValueError("a\nb")) == "ValueError: a b"
