@@ -235,9 +235,7 @@ def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> list[str]
     try:
         checked(function([prompt], [prompt], [label]))
     except Invalid as error:
-        raise ConfigError(
-            f"reward.remote_url {path}: reward_func {error} ({user_file.definition(function)})"
-        ) from None
+        raise ConfigError(f"reward.remote_url {path}: reward_func {error} ({user_file.definition(function)})") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error} "

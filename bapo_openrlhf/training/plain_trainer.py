@@ -42,8 +42,8 @@ class RecordedPPOTrainer(RecordedTrainer):
         Raises:
             RuntimeError: The reward function or its endpoint gave no reward for a response. OpenRLHF needs each.
         """
-        missing = sum(sample.rewards is None for sample in rollout_samples) if self.args.reward.remote_url else 0
-        if missing:
+        missing = sum(sample.rewards is None for sample in rollout_samples)
+        if missing and self.experience_maker.reward_model_group is None:
             failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.vllm_engines]))
             raise RuntimeError(
                 f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs one. "

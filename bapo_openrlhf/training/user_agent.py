@@ -28,9 +28,7 @@ def load_agent(path: str) -> AgentExecutorBase:
     """
     kind = getattr(user_file.load(FLAG, Path(path)), "AgentExecutor", None)
     if not (isinstance(kind, type) and issubclass(kind, AgentExecutorBase)):
-        raise ConfigError(
-            f"{FLAG} {path} has no class AgentExecutor that is an openrlhf.utils.agent.AgentExecutorBase"
-        )
+        raise ConfigError(f"{FLAG} {path} has no class AgentExecutor that is an openrlhf.utils.agent.AgentExecutorBase")
     try:
         executor = kind()
     except Exception as error:

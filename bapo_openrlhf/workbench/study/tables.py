@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
@@ -64,15 +63,14 @@ def tests(results: Results) -> list[Table]:
         baseline, *others = results.of_path(path)
         theirs = finals[baseline.name]
         changes = {arm.name: (finals[arm.name] - theirs).dropna() for arm in others}
-        # Differences are rounded, so that equal accuracies are equal.
-        by_seed = {name: change.mean(axis=1).round(9) for name, change in changes.items() if len(change)}
+        by_seed = {name: change.mean(axis=1) for name, change in changes.items() if len(change)}
         if not by_seed:
             continue
         p_values = [statistics.sign_flip_p(change) or 1.0 for change in by_seed.values()]
         rows = []
         for (name, change), p, adjusted in zip(by_seed.items(), p_values, statistics.holm(p_values), strict=True):
             sides = [side.loc[change.index].to_numpy().mean() for side in (finals[name], theirs)]
-            moved = [str((np.sign(change) == sign).sum()) for sign in (1, 0, -1)]
+            moved = [str((statistics.sign(change) == sign).sum()) for sign in (1, 0, -1)]
             rows.append([
                 results.labels[name], len(change), *(f"{mean:.1f}" for mean in sides),
                 _with_interval(statistics.mean_interval(change), signed), " / ".join(moved),

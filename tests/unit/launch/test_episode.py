@@ -40,7 +40,9 @@ GOOD = {"rewards": "torch.tensor(0.5)", "environment_feedback": "' again '", "do
 def source(reset="states", **step):
     """An agent with these values in what its `step` returns; None leaves a key out."""
     values = {key: value for key, value in (GOOD | step).items() if value is not None}
-    return AGENT.replace("{RESET}", reset).replace("{STEP}", ", ".join(f"{k!r}: {v}" for k, v in values.items()).join("{}"))
+    return AGENT.replace("{RESET}", reset).replace(
+        "{STEP}", ", ".join(f"{k!r}: {v}" for k, v in values.items()).join("{}")
+    )
 
 
 def returning(value):

@@ -452,7 +452,9 @@ class TestReward:
     def test_raises(self, run):
         path = self.reward(run, "def reward_func(queries, prompts, labels):\n    raise KeyError('answer')\n")
         text = run.refusal(reward__remote_url=path)
-        assert text.startswith(f"reward.remote_url {path}: reward_func raised KeyError: 'answer' ({path}:2), called with")
+        assert text.startswith(
+            f"reward.remote_url {path}: reward_func raised KeyError: 'answer' ({path}:2), called with"
+        )
 
     def test_takes_other_arguments(self, run):
         path = self.reward(run, "def reward_func(queries):\n    return {'rewards': [1.0]}\n")

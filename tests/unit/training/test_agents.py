@@ -16,6 +16,7 @@ from bapo_openrlhf.training.engines import RolloutEngine
 from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.reward_pool import RewardPool
 from bapo_openrlhf.training.single_turn import SingleTurn
+from bapo_openrlhf.training.user_agent import load_agent
 
 LIMIT = 1.0  # seconds
 RESPONSE = {
@@ -145,6 +146,41 @@ def test_an_agent_that_raises_is_given_up_and_its_error_is_in_the_log(error, cap
     assert [one["reward"] for one in found] == [None, 0.5, None]
     assert limited.failures.kinds == {"raised": 2}
     assert f"{type(error).__name__}: {error}" in caplog.text and "in fail" in caplog.text
+
+
+def test_a_failure_names_the_commonest_cause_and_its_line(tmp_path):
+    """Also if the error is raised in OpenRLHF, which reads what an agent returns."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor\n\n"
+        "class AgentInstance(AgentInstanceBase):\n"
+        "    def __init__(self): ...\n\n"
+        "    async def step(self, states):\n"
+        "        return {}[states['label']] if states['label'] != 'n' else None\n\n"
+        "class AgentExecutor(MultiTurnAgentExecutor):\n"
+        "    def __init__(self): super().__init__(AgentInstance)\n"
+    )
+    engine = Engine()
+    limited = LimitedAgent(load_agent(str(path)), engine, LIMIT)
+    ask(limited, engine, "a", "n", "b")
+    assert limited.failures.kinds == {"raised": 3}
+    assert str(limited.failures).endswith(f"cause, 2 of 3: the agent raised KeyError: 'a' ({path}:7)")
+    ask(limited, engine, "n", "n")
+    says = "3 of 5: the agent raised Invalid: AgentInstance.step returned None, a NoneType; it must be a dict with "
+    assert says in str(limited.failures) and str(limited.failures).endswith(f"({path}:6)")
+    named = NamedAgent(load_agent(str(path)))
+    with pytest.raises(RuntimeError) as error:
+        ask(named, engine, "a")
+    assert type(error.value) is RuntimeError and str(error.value) == f"the agent raised KeyError: 'a' ({path}:7)"
+
+
+def test_an_agent_that_hangs_is_counted_where_it_begins():
+    async def hang():
+        await asyncio.Event().wait()
+
+    _, limited, _ = run(lambda label: hang(), "l")
+    begins = limited.executor.agent_instance_cls.step.__code__.co_firstlineno
+    assert str(limited.failures).endswith(f"took more than 1 s between two generations ({__file__}:{begins})")
 
 
 def test_a_dead_engine_is_no_failure_of_the_agent():

@@ -3,12 +3,15 @@
 import asyncio
 
 import pytest
+from openrlhf.trainer.ray import vllm_engine
 from openrlhf.utils.agent import AgentExecutorBase
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from bapo_openrlhf.training import engines
 from bapo_openrlhf.training.engines import RolloutEngine
 from bapo_openrlhf.training.single_turn import SingleTurn
+from bapo_openrlhf.training.user_agent import load_agent
 
 
 class Stream:
@@ -40,6 +43,20 @@ def ask(executor, **sampling):
     assert (asked.seed, asked.max_tokens) == (5, 7)
     assert asked.output_kind == RequestOutputKind.FINAL_ONLY
     return asked
+
+
+def test_openrlhf_loads_user_files_with_this_projects_functions(monkeypatch):
+    """While its `__init__` makes the executor. What they do has tests of its own (test_user_file.py, test_episode.py)."""
+    bound, before = {}, vars(vllm_engine).copy()
+
+    async def init(self, *args, **kwargs):
+        bound.update(vars(vllm_engine))
+
+    monkeypatch.setattr(engines.Engine, "__init__", init)
+    monkeypatch.setenv(engines.ENGINE, "")
+    asyncio.run(RolloutEngine.__init__(object.__new__(RolloutEngine)))
+    assert bound["SingleTurnAgentExecutor"] is SingleTurn and bound["_load_agent_executor"] is load_agent
+    assert vars(vllm_engine) == before
 
 
 def test_only_tokens_and_their_log_probs_are_made_for_openrlhfs_executor():

@@ -22,6 +22,18 @@ from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E
 from bapo_openrlhf.training.plain_trainer import RecordedPPOTrainer  # noqa: E402
 
 
+def test_a_response_without_a_reward_stops_the_run_and_the_commonest_cause_is_the_last_word(world):
+    made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=8)
+    made.reward = lambda prompt, weights, sample: None if (weights, sample) == (1, 2) else 1.0
+    made.reward_failures[0].add("raised", "reward_func raised KeyError: 'answer'", "reward.py:12")
+    with pytest.raises(RuntimeError, match=r"^4 of 16 responses have no reward; ") as error:
+        made.trainer.fit()
+    assert str(error.value).endswith(
+        "The commonest cause, 1 of 1: reward_func raised KeyError: 'answer' (reward.py:12)"
+    )
+    assert len(made.metrics()) == 1
+
+
 class TestRecord:
     @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
     def test_of_a_run_without_batch_adaptation(self, world, algorithm):

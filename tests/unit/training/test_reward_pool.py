@@ -816,7 +816,11 @@ def test_a_worker_ends_quietly_with_its_requests(tmp_path):
     path = tmp_path / "obedient.py"
     # A thread of the file's own must not keep it.
     path.write_text(OBEDIENT + "threading.Thread(target=time.sleep, args=(1000,)).start()\n")
-    assert run_worker(path, os.getpid(), requests=worker.encode([0, sys.path])) == (0, b"", f'["result", "{path}:4", 0]\n'.encode())
+    assert run_worker(path, os.getpid(), requests=worker.encode([0, sys.path])) == (
+        0,
+        b"",
+        f'["result", "{path}:4", 0]\n'.encode(),
+    )
 
 
 def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):

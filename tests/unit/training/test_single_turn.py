@@ -15,6 +15,7 @@ cpu.install()
 
 import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
+from openrlhf.utils import agent  # noqa: E402
 from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 from vllm.logprobs import FlatLogprobs, Logprob  # noqa: E402
@@ -213,6 +214,45 @@ def test_a_finished_response_does_not_wait_for_the_others():
     executor.reward_endpoints, executor.reward_func, executor._fetch_rewards_via_func = ["reward.py"], print, judge
     (group,) = ours(engine_of(RolloutEngine, executor, Llm(gate)), ["abc"], **shared())
     assert [response["reward"] for response in group] == [1.0] * SIZE
+
+
+VERDICT = """from __future__ import annotations
+import dataclasses
+
+@dataclasses.dataclass
+class Verdict:
+    right: bool
+    kind: dataclasses.KW_ONLY
+
+def reward_func(queries, prompts, labels):
+    return {"rewards": [float(Verdict(queries[0] == labels[0]).right / len(prompts[0]))]}
+"""
+
+
+def test_a_reward_file_in_the_engine_is_loaded_as_everywhere_and_its_failures_are_counted(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(VERDICT)
+    executor = SingleTurn([str(path)])
+    assert executor.reward_endpoints == [str(path)]
+    assert asyncio.run(executor._fetch_rewards_via_func(["a"], ["b"], ["a"])) == [{"rewards": [1.0]}]
+    for query in "ab":
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(executor._fetch_rewards_via_func([query], [""], ["a"]))
+    assert executor.failures.kinds == {"raised": 2}
+    assert str(executor.failures).endswith(f"reward_func raised ZeroDivisionError: division by zero ({path}:10)")
+
+
+def test_failures_of_an_endpoint_are_counted(monkeypatch):
+    async def no_sleep(seconds): ...
+
+    monkeypatch.setattr(agent.asyncio, "sleep", no_sleep)
+    executor = SingleTurn("http://127.0.0.1:1/judge")  # where nobody listens
+    with pytest.raises(RuntimeError):
+        asyncio.run(executor._fetch_rewards_via_http(["a"], ["b"], ["a"]))
+    assert executor.failures.kinds == {"raised": 1}
+    text = str(executor.failures)
+    assert "no reward came: RuntimeError: Request error for 5 times" in text
+    assert text.endswith("(http://127.0.0.1:1/judge)")
 
 
 def test_responses_with_seeds_have_requests_of_their_own():

@@ -281,6 +281,17 @@ def test_the_tests_against_the_baseline():
     assert "With 3 pairs, no p is below 0.25" in table.title and "with 2 arms, none is below 0.5" in table.title
 
 
+def test_one_pair_has_a_p_and_rounding_is_no_difference():
+    """0.3 in percent is not three times 0.1 in percent."""
+    other = Arm("x", "group", "x", {})
+    for final, better, p in ((0.3, "1 / 0 / 0", "1.000"), (0.1 + 0.1 + 0.1 - 0.1, "0 / 1 / 0", "1.000")):
+        runs = [run_of(PLAIN, 1, [0.2]), run_of(other, 1, [final])]
+        (table,) = tables.tests(Results(study_of(arms=(PLAIN, other)), runs))
+        (row,) = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+        assert (row["pairs"], row["better / equal / worse"], row["p"]) == (1, better, p)
+        assert "With 1 pair, no p is below 1" in table.title
+
+
 def test_summary_has_the_tables_as_markdown():
     runs = [run_of(PLAIN, seed, [0.2], rollouts=1000) for seed in (1, 2, 4)] + [
         run_of(BAPO, 1, [0.3], rollouts=1500)

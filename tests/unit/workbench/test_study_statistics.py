@@ -71,6 +71,24 @@ def test_the_sign_flip_test_counts_all_flips(differences):
 def test_the_sign_flip_test_does_not_take_rounding_for_a_difference():
     differences = [0.3 - 0.2, 0.4 - 0.3, 0.2 - 0.1]  # 0.1 up to rounding, each a little other
     assert statistics.sign_flip_p(differences) == pytest.approx(2 / 8)
+    assert statistics.sign_flip_p([2 / 30, 0.1, -2 / 30, -0.1]) == 1  # its mean is 0
+    assert statistics.sign_flip_p([0.3 - 0.2 - 0.1, 0.7 - 0.6 - 0.1, 0.9 - 0.8 - 0.1]) == 1  # all are 0
+    assert statistics.sign([0.3 - 0.2 - 0.1, 0.001, -0.001, 0]).tolist() == [0, 1, -1, 0]
+
+
+@UNTIMED
+@given(
+    st.sampled_from([1, 100]),
+    st.lists(st.tuples(*[st.fractions(0, 1, max_denominator=60)] * 2), min_size=1, max_size=8),
+)
+def test_ties_are_those_of_exact_fractions(scale, pairs):
+    exact = [one - other for one, other in pairs]
+    flips = [abs(sum(s * d for s, d in zip(signs, exact, strict=True)))
+             for signs in itertools.product((-1, 1), repeat=len(exact))]  # fmt: skip
+    expected = sum(flip >= abs(sum(exact)) for flip in flips) / len(flips)
+    rounded = [scale * float(one) - scale * float(other) for one, other in pairs]
+    assert statistics.sign_flip_p(rounded) == expected
+    assert statistics.sign(rounded).tolist() == [(d > 0) - (d < 0) for d in exact]
 
 
 @pytest.mark.parametrize("pairs", range(1, 9))
