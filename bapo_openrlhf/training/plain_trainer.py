@@ -46,8 +46,8 @@ class RecordedPPOTrainer(RecordedTrainer):
         if missing and self.experience_maker.reward_model_group is None:
             failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.vllm_engines]))
             raise RuntimeError(
-                f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs one. "
-                f"The log of the rollout engine has each error{'. ' if failures.kinds else ''}{failures}"
+                f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs "
+                f"one. The log of the rollout engine has each error{'. ' if failures.kinds else ''}{failures}"
             )
         status, next_step = super().train_step(rollout_samples, global_step)
         status |= self._counts(rollout_samples, next_step)

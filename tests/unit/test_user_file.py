@@ -42,7 +42,7 @@ def test_the_name_of_a_module_depends_on_its_path_alone(tmp_path):
     one, two = (user_file.load("f", tmp_path / folder / "reward.py") for folder in "ab")
     assert (one.value, two.value) == (1, 2)
     assert user_file.load("f", tmp_path / "link" / ".." / "a" / "reward.py") is one
-    words = "import sys, pathlib; from bapo_openrlhf import user_file; print(user_file.load('f', pathlib.Path(sys.argv[1])))"
+    words = "import sys, pathlib; from bapo_openrlhf.user_file import load; print(load('f', pathlib.Path(sys.argv[1])))"
     told = subprocess.run(
         [sys.executable, "-c", words, tmp_path / "a" / "reward.py"], capture_output=True, text=True, check=True
     )

@@ -46,7 +46,7 @@ def ask(executor, **sampling):
 
 
 def test_openrlhf_loads_user_files_with_this_projects_functions(monkeypatch):
-    """While its `__init__` makes the executor. What they do has tests of its own (test_user_file.py, test_episode.py)."""
+    """While its `__init__` makes the executor. What they do has tests of its own."""
     bound, before = {}, vars(vllm_engine).copy()
 
     async def init(self, *args, **kwargs):

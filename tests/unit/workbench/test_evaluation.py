@@ -205,9 +205,10 @@ def test_an_answer_that_fails_ends_the_run_by_name(request_):
     request_.reward.write_text(REWARD + "\ndef answer(response):\n    return 1 / 0 if response else None\n")
     with pytest.raises(RunError, match=r"reward\.py: answer raised ZeroDivisionError"):
         evaluate(request_)
-    request_.reward.write_text(REWARD + "\ndef answer(response):\n    return 7\n")
+    other = request_.reward.with_name("other.py")  # a process loads a file only once
+    other.write_text(REWARD + "\ndef answer(response):\n    return 7\n")
     with pytest.raises(RunError, match=r"answer returned 7; it must return a text or None"):
-        evaluate(replace(request_, out=request_.out.with_name("other")))
+        evaluate(replace(request_, reward=other, out=request_.out.with_name("other")))
 
 
 def test_many_problems_wait_for_a_slow_judge(request_, tmp_path, monkeypatch):
