@@ -7,17 +7,16 @@ another `--algorithm`, this also overrules the estimator and the method that a f
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.cli.parser import did_you_mean, parse_words
+from bapo_openrlhf.cli.parser import did_you_mean, is_switch, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags import attention, config
+from bapo_openrlhf.flags.files import SIZES, Layers, settings_of
 from bapo_openrlhf.flags.rules import check_images, check_values
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
-from bapo_openrlhf.user_file import read_yaml
 
 OUTPUTS = {"ckpt.output_dir": MODEL, "ckpt.path": CHECKPOINTS}  # in the run's folder unless they are given
 REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # the sources of rewards
@@ -73,37 +72,35 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
         ConfigError: Something is wrong that can be known without data and models.
     """
     parser = build_parser(prog)
-    given = parse_words(parser, argv)
-    files = {path: dict(settings_of(path)) for path in given.config or []}
-    written = {name: path for path, settings in files.items() for name in settings}  # the last file that has the flag
-    settings = {name: files[path][name] for name, path in written.items()}
-    algorithm = given.algorithm or settings.get("algorithm")
-    layers: list[str] = []
-    for path, file in files.items():
-        layers += as_words(parser, [(name, file[name]) for name in file if written[name] == path], path)
+    given = given_words(parser, argv)
+    layers = Layers({path: dict(settings_of(path)) for path in given.get("config", [])}, given)
+    words: list[str] = []
+    for path, settings in layers.files.items():
+        words += as_words(parser, [item for item in settings.items() if layers.last_file(item[0]) == path], path)
+    algorithm = layers.last("algorithm")[1] or None
     if algorithm is not None:
         if algorithm not in config.ALGORITHMS:
             allowed = ", ".join(config.ALGORITHMS)
             hint = did_you_mean(str(algorithm), config.ALGORITHMS)
             raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {allowed}{hint}")
-        named = {file["algorithm"] for file in files.values() if "algorithm" in file}
-        switched = given.algorithm is not None or len(named) > 1
-        layers += _meaning(config.ALGORITHMS[algorithm], settings, switched=switched)
-    flat = parse_words(parser, layers + list(argv))
+        words += [f"--{name}={value}" for name, value in layers.meaning(config.ALGORITHMS[algorithm])]
+    layers.check_methods()
+    flat = parse_words(parser, words + list(argv))
     flat.algorithm = algorithm
-    return _complete(flat)
+    if layers.critic_follows():
+        for size in SIZES:
+            setattr(flat, f"critic.{size}", getattr(flat, f"actor.{size}"))
+    args = config.Arguments(**vars(_complete(flat)))
+    args.chosen = layers.chosen(algorithm, args.adapt.method)
+    return args
 
 
-def _meaning(algorithm: config.Algorithm, settings: dict[str, Any], *, switched: bool) -> Iterator[str]:
-    """The flags that the algorithm stands for, unless the YAML files chose another variant of it.
-
-    `switched`: whether the algorithm overrules that of a file, from the command line or from a later file.
-    """
-    estimator, method = settings.get("algo.advantage.estimator"), settings.get("adapt.method")
-    if estimator is None or (switched and estimator not in algorithm.estimators):
-        yield from ("--algo.advantage.estimator", algorithm.estimators[0])
-    if method is None or (switched and (method == "none") != (algorithm.method == "none")):
-        yield from ("--adapt.method", algorithm.method)
+def given_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+    """The flags of a command line and their values, without those that are not on it."""
+    nothing = object()
+    into = argparse.Namespace(**{action.dest: nothing for action in parser._actions if action.dest != "config"})
+    found = vars(parse_words(parser, argv, into))
+    return {name: value for name, value in found.items() if value is not nothing and value is not None}
 
 
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
@@ -165,44 +162,22 @@ def _check_algorithm(args: SimpleNamespace) -> None:
         )
 
 
-def settings_of(path: str) -> Iterator[tuple[str, Any]]:
-    """The flags of a YAML file by dotted name."""
-    content = read_yaml("config", Path(path))
-    if not isinstance(content, dict):
-        raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
-    seen = set()
-    for name, value in _dotted(content, ""):
-        if name in seen:
-            raise ConfigError(f"config {path}: {name} is set twice, once nested and once with dots; remove one")
-        seen.add(name)
-        yield name, value
-
-
-def _dotted(node: dict, prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _dotted(value, name + ".")
-        else:
-            yield name, value
-
-
 def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str) -> Iterator[str]:
     """The words of a command line that say the same as YAML settings, so that argparse checks types and choices."""
     known = parser._option_string_actions
     for name, value in settings:
         action = known.get(f"--{name}")
+        if action is None and value is None and any(flag.startswith(f"--{name}.") for flag in known):
+            continue  # a section without any flag, such as one whose flags are all in comments
         if action is None:
             names = [flag[2:] for flag in known if flag.startswith("--")]
             raise ConfigError(f"config {path}: unknown flag {name}{did_you_mean(name, names)}")
         if name == "config":
             raise ConfigError(f"config {path}: a config file cannot name another one")
-        if isinstance(action, (argparse._StoreTrueAction, argparse._StoreFalseAction)):
+        if is_switch(action):
             if not isinstance(value, bool):
                 raise ConfigError(f"config {path}: {name} is {value!r}; it must be true or false")
-            flag = f"--{name}" if value else _opposite(parser, action)
-            if flag is not None:
-                yield flag
+            yield f"--{name}={str(value).lower()}"
         elif isinstance(value, list):
             if action.nargs is None:
                 raise ConfigError(f"config {path}: {name} is {value}; it must be one value and not a list")
@@ -211,11 +186,3 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
         elif value is not None:
             # It is one word, because otherwise argparse would take -1e-6 for a flag.
             yield from [f"--{name}={value}"] if action.nargs is None else [f"--{name}", str(value)]
-
-
-def _opposite(parser: argparse.ArgumentParser, action: argparse.Action) -> str | None:
-    """The flag that turns off a switch which is on by default; None if the switch is off unless it is given."""
-    if action.default != action.const:
-        return None
-    others = (other for other in parser._actions if other.dest == action.dest and other.const == (not action.const))
-    return next((other.option_strings[0] for other in others), None)

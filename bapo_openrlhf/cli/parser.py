@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from bapo_openrlhf.errors import ConfigError, refuse
 
 # The last parts of names that users of TRL, verl or older versions of OpenRLHF type, by the flag that they mean. A name
@@ -69,22 +71,69 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
-def parse_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+def is_switch(action: argparse.Action | None) -> bool:
+    """Whether a flag needs no value, because it turns something on or off."""
+    return isinstance(action, (argparse._StoreTrueAction, argparse._StoreFalseAction))
+
+
+def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], dict[str, bool]]:
+    """The words without the switches, and the value of each switch by its name in the namespace; the last one counts.
+
+    A switch alone turns on what it names. It also takes a value, as in YAML: `--train.colocate_all false`.
+    """
+    left, found, rest = [], {}, list(words)
+    while rest:
+        flag, equals, text = rest[0].partition("=")
+        action = parser._option_string_actions.get(flag)
+        word = rest.pop(0)
+        if action is None or not is_switch(action):
+            left.append(word)
+            continue
+        if not equals and rest and (isinstance(_yaml(rest[0]), bool) or not _may_follow(parser, rest[0])):
+            text, equals = rest.pop(0), "="
+        value = _yaml(text) if equals else True
+        if not isinstance(value, bool):
+            raise ConfigError(f"{flag} is {text!r}; it must be true or false")
+        found[action.dest] = bool(action.const) == value
+    return left, found
+
+
+def _may_follow(parser: argparse.ArgumentParser, word: str) -> bool:
+    """Whether a word that follows a switch is a word by itself."""
+    return word.startswith("-") or any(not action.option_strings for action in parser._actions)
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def parse_words(
+    parser: argparse.ArgumentParser, words: Sequence[str], into: argparse.Namespace | None = None
+) -> argparse.Namespace:
     """Parse a command line.
+
+    Args:
+        into: A namespace to fill. A flag that it has already keeps its value if no word names it.
 
     Raises:
         ConfigError: A word cannot be parsed. The message has the flag that may have been meant.
     """
+    words, switches = _take_switches(parser, words)
     parser._negative_number_matcher = NUMBER  # type: ignore[attr-defined]
     known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
     try:
-        given, left = parser.parse_known_args(list(words))
+        given, left = parser.parse_known_args(words, into)
     except ConfigError as error:
         ambiguous = re.match(r"ambiguous option: (--(?:.*\.)?([^ =]+))", str(error).partition(" could")[0])
         if ambiguous is None or ambiguous[2] not in ALIASES:
             raise
         raise ConfigError(f"unknown flag {ambiguous[1]}{did_you_mean(ambiguous[1], known)}") from None
     if not left:
+        for name, value in switches.items():
+            setattr(given, name, value)
         return given
     for word in left:
         if word.startswith("-") and not NUMBER.match(word):

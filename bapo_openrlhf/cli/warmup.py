@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from bapo_openrlhf.cli.arguments import as_words, settings_of
+from bapo_openrlhf.cli.arguments import as_words
 from bapo_openrlhf.cli.parser import parse_words
 from bapo_openrlhf.errors import refuse
 from bapo_openrlhf.flags import attention, ranges
+from bapo_openrlhf.flags.files import settings_of
 from bapo_openrlhf.launch import openrlhf_cli
 
 # The flags of OpenRLHF's two scripts mean the same. One script has them for the actor and the critic.

@@ -5,7 +5,9 @@ coefficient), there is no second flag for it.
 """
 
 import argparse
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
@@ -313,6 +315,18 @@ class Checked:
     kl_coef: float = 0.0
     resume_tag: str | None = None
     warnings: tuple[str, ...] = ()
+
+
+class Arguments(SimpleNamespace):
+    """The nested arguments of a run: OpenRLHF's, and `.algorithm`, `.adapt`, `.verifier` and `.run`.
+
+    Attributes:
+        chosen: Names of the flags that were given for the algorithm and the method that are in effect. It is no flag,
+            and so not among the others.
+    """
+
+    __slots__ = ("chosen",)
+    chosen: Collection[str]
 
 
 GROUPS: dict[str, type[Any]] = {"adapt": AdaptConfig, "verifier": VerifierConfig, "run": RunConfig}
