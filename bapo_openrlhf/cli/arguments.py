@@ -12,9 +12,9 @@ from typing import Any
 
 from bapo_openrlhf.cli.parser import did_you_mean, is_switch, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.flags import attention, config
-from bapo_openrlhf.flags.files import SIZES, Layers, settings_of
-from bapo_openrlhf.flags.rules import check_images, check_values
+from bapo_openrlhf.flags import config
+from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
+from bapo_openrlhf.flags.rules import check_algorithm, check_values
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
     layers.check_methods()
     flat = parse_words(parser, words + list(argv))
     flat.algorithm = algorithm
-    if layers.critic_follows():
+    if layers.critic_follows() and getattr(flat, ESTIMATOR) == "gae":
         for size in SIZES:
             setattr(flat, f"critic.{size}", getattr(flat, f"actor.{size}"))
     args = config.Arguments(**vars(_complete(flat)))
@@ -106,8 +106,6 @@ def given_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[st
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     """Check the values, make OpenRLHF's checks, then this project's."""
     _check_rewards(flat)
-    check_images(flat)
-    attention.check_flags(flat)
     check_values(vars(flat))
     own = {prefix: {} for prefix in config.GROUPS}
     for key, value in list(vars(flat).items()):
@@ -121,7 +119,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     args = openrlhf_cli.validate(flat)
     for prefix, kind in config.GROUPS.items():
         setattr(args, prefix, kind(**own[prefix]))
-    _check_algorithm(args)
+    check_algorithm(args)
     config.check_numbers("run", args.run)
     if args.adapt.enabled:
         args.adapt.check()
@@ -144,22 +142,6 @@ def _check_rewards(flat: argparse.Namespace) -> None:
             f"it, as in --config configs/quickstart.yaml {files}"
         )
     raise ConfigError(message)
-
-
-def _check_algorithm(args: SimpleNamespace) -> None:
-    if args.algorithm is None:
-        return
-    meaning, estimator = config.ALGORITHMS[args.algorithm], args.algo.advantage.estimator
-    if estimator not in meaning.estimators:
-        raise ConfigError(
-            f"algorithm {args.algorithm} and algo.advantage.estimator {estimator} contradict each other; "
-            f"{args.algorithm} takes {' or '.join(meaning.estimators)}"
-        )
-    if args.adapt.enabled != (meaning.method != "none"):
-        raise ConfigError(
-            f"algorithm {args.algorithm} and adapt.method {args.adapt.method} contradict each other; "
-            f"{args.algorithm} {'needs' if meaning.method != 'none' else 'has no'} batch adaptation"
-        )
 
 
 def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str) -> Iterator[str]:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from bapo_openrlhf.cli.arguments import as_words
 from bapo_openrlhf.cli.parser import parse_words
-from bapo_openrlhf.errors import refuse
-from bapo_openrlhf.flags import attention, ranges
+from bapo_openrlhf.errors import refuse as refuse_words
+from bapo_openrlhf.flags import ranges
 from bapo_openrlhf.flags.files import settings_of
+from bapo_openrlhf.flags.rule import refuse
+from bapo_openrlhf.flags.rules import PACKED
 from bapo_openrlhf.launch import openrlhf_cli
 
 # The flags of OpenRLHF's two scripts mean the same. One script has them for the actor and the critic.
@@ -18,7 +20,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
     """Parse, check, train."""
     parser = openrlhf_cli.build_parser(openrlhf_cli.SFT)
     parser.prog, parser.usage, parser.description = prog, "%(prog)s --config YAML [flags]", __doc__
-    parser.error = refuse  # type: ignore[method-assign]
+    parser.error = refuse_words  # type: ignore[method-assign]
     parser.add_argument("--config", metavar="YAML", nargs="+", help="files of flags; a later file overrules an "
                         "earlier one, the command line overrules all files")  # fmt: skip
     parser.set_defaults(**{"data.output_key": "solution"})  # the column that `bapo-openrlhf prepare` writes
@@ -28,7 +30,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
         for word in as_words(parser, list(settings_of(path)), path)
     ]
     flat = parse_words(parser, [*words, *argv])
-    attention.check_flags(flat)
+    refuse([PACKED], vars(flat))
     ranges.check_ranges(vars(flat), {flag: rule for flag, rule in VALUES.items() if flag in vars(flat)})
     args = openrlhf_cli.validate(flat, openrlhf_cli.SFT)
 

@@ -119,5 +119,5 @@ class Layers:
         return found
 
     def critic_follows(self) -> bool:
-        """Whether the critic takes as many GPUs as the actor, because only an algorithm was given."""
+        """Whether a critic takes as many GPUs as the actor, because an algorithm was given and no size of a critic."""
         return self.last("algorithm")[1] is not None and all(self.last(f"critic.{size}")[1] is None for size in SIZES)

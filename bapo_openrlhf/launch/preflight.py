@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import user_file
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
-from bapo_openrlhf.flags.config import Checked, flags_of
+from bapo_openrlhf.flags.cautions import warnings_of
+from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl
-from bapo_openrlhf.flags.rules import check_batch, check_checkpoints, check_combinations, check_method, warnings_of
+from bapo_openrlhf.flags.rule import Flags
+from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.launch import vision
 from bapo_openrlhf.launch.data_files import local_rows
 from bapo_openrlhf.tasks import TASKS
@@ -23,7 +26,12 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def check_inputs(
-    args: SimpleNamespace, *, call_reward: bool = True, data: bool = True, prepared: bool = True
+    args: SimpleNamespace,
+    *,
+    call_reward: bool = True,
+    data: bool = True,
+    prepared: bool = True,
+    elsewhere: int | None = None,
 ) -> Checked:
     """Make all checks of this module.
 
@@ -31,6 +39,7 @@ def check_inputs(
         args: Parsed arguments.
         data: Whether to read the data sets. They cannot be read before they are prepared.
         call_reward: Whether to call the reward function once on the first row.
+        elsewhere: Rows of the training data, if it is on another machine.
         prepared: Whether the files that `bapo-openrlhf prepare` makes must be there already.
 
     Returns:
@@ -39,12 +48,12 @@ def check_inputs(
     Raises:
         ConfigError: The message names the flag, the value and what is allowed.
     """
-    warnings = warnings_of(flags_of(args))
+    warnings: list[str] = []
     check_combinations(args)
     check_packages(args)
-    arithmetic = check_batch(args)
+    arithmetic = batch_arithmetic(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
-    warnings += check_method(method, args)
+    check_combinations(args, method=method)
     _check_models(args)
     row, prompts = None, None
     for flag, dataset in (("eval.dataset", args.eval.dataset), ("data.prompt_dataset", args.data.prompt_dataset)):
@@ -59,13 +68,15 @@ def check_inputs(
                 f"evaluation: only the first of the {prompts} rows of eval.dataset are evaluated"
             )
     warnings += check_reward(args, row if call_reward else None)
-    check_checkpoints(args)
+    prompts = elsewhere if prompts is None else min(prompts, args.data.max_samples)
+    candidates = 1 if method is None else method.candidates
+    steps = None if prompts is None else epoch_steps(args, prompts, candidates) * args.train.num_episodes
     return Checked(
         arithmetic=arithmetic,
-        prompts=None if prompts is None else min(prompts, args.data.max_samples),
-        candidates=1 if method is None else method.candidates,
+        prompts=prompts,
+        candidates=candidates,
         kl_coef=behaviour_kl(args),
-        warnings=tuple(warnings),
+        warnings=(*warnings_of(Flags.of(args, method=method, prompts=prompts, steps=steps)), *warnings),
     )
 
 

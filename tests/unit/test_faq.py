@@ -25,7 +25,7 @@ VARIABLE = "\0"
 def template(node):
     """A string expression with VARIABLE in the place of each value; None for what is no string."""
     if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else None
+        return re.sub(r"{(it|f[.\[][^{}]*)}", VARIABLE, node.value) if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
         return "".join(template(part) or VARIABLE for part in node.values)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":

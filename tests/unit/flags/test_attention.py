@@ -8,7 +8,9 @@ import pytest
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import attention
-from bapo_openrlhf.flags.attention import check_flags, lacking
+from bapo_openrlhf.flags.attention import lacking
+from bapo_openrlhf.flags.rule import refuse
+from bapo_openrlhf.flags.rules import PACKED
 from bapo_openrlhf.launch.preflight import check_packages
 
 NEITHER = "the package flash-attn or kernels, which is not installed on this machine"
@@ -86,9 +88,9 @@ def flat(implementation, packing=()):
 def test_packed_samples_need_flash_attention(implementation, flag):
     """OpenRLHF would take flash_attention_2 instead, and print one line about it."""
     with pytest.raises(ConfigError) as error:
-        check_flags(flat(implementation, [flag]))
+        refuse([PACKED], vars(flat(implementation, [flag])))
     assert str(error.value) == (
         f"ds.attn_implementation is {implementation}, and {flag} packs samples; packed samples need flash_attention_2"
     )
-    check_flags(flat("flash_attention_3", [flag]))
-    check_flags(flat(implementation))
+    refuse([PACKED], vars(flat("flash_attention_3", [flag])))
+    refuse([PACKED], vars(flat(implementation)))

@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "model").mkdir()
     shape = {"num_attention_heads": 6, "max_position_embeddings": 64}
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
-    (tmp_path / "train.jsonl").write_text('{"input": "1+1"}\n')
+    (tmp_path / "train.jsonl").write_text('{"input": "1+1"}\n' * 256)  # 8 steps
     (tmp_path / "reward.py").write_text("def reward_func(*given):\n    return {'rewards': [1.0]}\n")
     (tmp_path / "reward.yaml").write_text("a: 1\n")
     monkeypatch.chdir(tmp_path)
@@ -289,8 +289,7 @@ GOOD = [
     "rollout.max_new_tokens=1", "data.max_len=64", "train.batch_size=256", "train.batch_size=2",
     "train.batch_size=512 adapt.batch_size=64", "adapt.reevaluate_every=5 adapt.max_reevaluated_prompts=32",
     "adapt.reevaluate_every=3",
-    "adapt.reevaluate_every=0 adapt.max_reevaluated_prompts=99",
-    "adapt.method=exgrpo adapt.reevaluate_every=1 adapt.max_reevaluated_prompts=32",  # it has a share of its own
+    "adapt.method=exgrpo adapt.reevaluate_every=1",  # it has a share of its own
     "actor.adam.lr=0.01", "actor.adam.eps=1", "critic.adam.lr=1e-12", "actor.adam.betas=0,0.999", "actor.eps_clip=1",
     "actor.eps_clip_low_high=0.2,5", "actor.eps_clip=3e-4", "actor.dual_clip=3", "actor.entropy_coef=0",
     "actor.entropy_coef=1", "critic.value_clip=inf", "actor.max_norm=inf", "actor.lr_warmup_ratio=0",

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image, ImageFile
 
+from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import attention
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.flags.rules import check_batch, check_combinations
+from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.launch.preflight import check_inputs
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.5]}\n"
@@ -585,7 +586,7 @@ class TestCombinations:
         flags = dict(zip(("actor", "critic", "ref"), ranks, strict=True))
         args = run.parse("ba_ppo", **{f"{model}__num_gpus_per_node": count for model, count in flags.items()})
         args.train.dynamic_batch_enable = True  # the flag itself asks for packing
-        assert tuple(check_batch(args).ranks.values()) == ranks
+        assert tuple(batch_arithmetic(args).ranks.values()) == ranks
 
     def test_asynchronous_mode(self, run):
         ahead = {"train__async_enable": True}

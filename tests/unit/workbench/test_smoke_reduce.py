@@ -11,7 +11,7 @@ import yaml
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.flags.config import flags_of
-from bapo_openrlhf.flags.rules import check_batch, check_combinations
+from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.launch.start import ON_THE_CPU
 from bapo_openrlhf.workbench.smoke import model, reduce, reward
 
@@ -87,7 +87,6 @@ def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
     assert different == {*changes, "config"}
     assert {name: after[name] for name in changes} == changes
     check_combinations(args)
-    check_batch(args)
     if cpu:
         assert {name: after[name] for name in ON_THE_CPU} == ON_THE_CPU
         assert args.actor.num_gpus_per_node * args.actor.num_nodes <= 2 and args.vllm.num_engines <= 2

@@ -1,0 +1,171 @@
+"""What may be meant, but is seldom what a user wants: each is a warning, and the run goes on."""
+
+import inspect
+
+from bapo_openrlhf.adapt.findings import MOST_X2
+from bapo_openrlhf.flags.rule import Flags, Rule, adapt_flags, messages
+
+FEW_STEPS = 2  # a run of fewer trainer steps is a trial: nobody expects it to sync or to re-evaluate
+HIGH_RATE = 0.01
+FAR = 2  # times the replay window that generation may be ahead without a warning
+# What batch adaptation itself reads, whatever the method. The other --adapt flags are arguments of methods.
+OF_ALL_METHODS = (
+    "method", "options", "batch_size", "micro_batch_tokens", "reward_range", "rollout_delay", "max_staleness",
+    "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd", "value_pretraining",
+    "ratio", "max_second_moment", "scale_learning_rate", "reevaluated_weight", "replayed_weight", "kl_target",
+    "max_failed_share", "eps",
+)  # fmt: skip
+FILTERS = (("gaussian_mean", "gaussian"), ("gaussian_std", "gaussian"), ("uniform_fraction", "uniform"))
+# Flags of a source of groups, the number that turns the source off if it is 0, and what then happens.
+SOURCES = (
+    ("max_reevaluated_prompts", "reevaluate_every", "nothing is generated again"),
+    ("reevaluated_weight", "reevaluate_every", "nothing is generated again"),
+    ("replay_buffer_size", "replay_steps", "nothing is replayed"),
+    ("max_shift_replayed", "replay_steps", "nothing is replayed"),
+    ("replayed_weight", "replay_steps", "nothing is replayed"),
+)
+
+
+def warnings_of(f: Flags) -> list[str]:
+    """A sentence for each caution that applies."""
+    return list(messages(CAUTIONS, f))
+
+
+def _learning(model: str) -> list[Rule]:
+    rate, norm = f"{model}.adam.lr", f"{model}.max_norm"
+    return [
+        Rule(rate, lambda f: model in f.loaded and f[rate] == 0, f"{rate} is 0: the {model} does not learn"),
+        Rule(rate, lambda f: model in f.loaded and f[rate] > HIGH_RATE,
+             lambda f: f"{rate} is {f[rate]:g}, which is very high; 1e-6 is usual, and a tiny model may take 1e-3"),
+        Rule(norm, lambda f: model in f.loaded and f[norm] == 0 and 0 < f[rate] <= HIGH_RATE,
+             f"{norm} is 0: gradients are not clipped"),
+    ]  # fmt: skip
+
+
+SAMPLING = [
+    Rule("rollout.top_p",
+         lambda f: f["rollout.top_p"] < 1 and (f.adapted or f["algo.advantage.is_correction_level"] != "off"),
+         "rollout.top_p is {f[rollout.top_p]:g}: the engines' log-probs (alpha) are of the truncated distribution, but "
+         "the actor's (pi) are of the whole vocabulary. So pi/alpha starts between {f[rollout.top_p]:g} and 1 without "
+         "any staleness; only 1 avoids it"),
+    Rule("rollout.temperature", lambda f: f["rollout.temperature"] > 2,
+         "rollout.temperature is {f[rollout.temperature]:g}: responses are nearly random; 1 is usual"),
+    Rule("actor.entropy_coef", lambda f: (f["actor.entropy_coef"] or 0) < 0,
+         "actor.entropy_coef is {f[actor.entropy_coef]:g}: a negative coefficient makes the policy less random"),
+    Rule("critic.freezing_steps", lambda f: f["critic.freezing_steps"] >= 0 and not f.adapted,
+         lambda f: f"{f.words('critic.freezing_steps')}: without batch adaptation, OpenRLHF keeps the batches of the "
+                   f"frozen steps, so the actor's first update is on {f['critic.freezing_steps'] + 2} batches"),
+    Rule("eval.dataset", lambda f: f["eval.dataset"] and f["eval.steps"] == -1,
+         "{it}, but eval.steps is -1: it is never evaluated"),
+]  # fmt: skip
+X2 = [
+    Rule("adapt.max_reevaluated_prompts", lambda f: _share_of_x2(f) > MOST_X2,
+         lambda f: f"adapt.max_reevaluated_prompts is {_most_x2(f)} and {f.words('adapt.reevaluate_every')}: X2 may "
+                   f"generate {_share_of_x2(f):.0%} as many responses as the rollouts, which is more than "
+                   f"{MOST_X2:.0%}. In our study 25% cost 2.6 points of accuracy for the same number of responses"),
+]  # fmt: skip
+
+
+def _most_x2(f: Flags) -> int:
+    return int(getattr(f.method, "max_reevaluated_prompts", 0))
+
+
+def _share_of_x2(f: Flags) -> float:
+    """Responses of X2 for each response of the rollouts, at most."""
+    fresh = f["adapt.reevaluate_every"] * f["rollout.batch_size"]
+    return _most_x2(f) / fresh if fresh else 0.0
+
+
+def _takes(f: Flags, name: str) -> bool:
+    """Whether a method reads an --adapt flag. A method that is not made yet may read any."""
+    return f.method is None or name in inspect.signature(type(f.method)).parameters
+
+
+def _unused(f: Flags) -> list[str]:
+    """Flags that were chosen and that nothing reads."""
+    named = [name for name in adapt_flags() if name in f.chosen and name not in ("adapt.method", "adapt.options")]
+    if f.adapted:
+        return [name for name in named if _own(name) not in OF_ALL_METHODS and not _takes(f, _own(name))]
+    return named + ["adapt.options"] * bool("adapt.options" in f.chosen and f["adapt.options"])
+
+
+def _own(name: str) -> str:
+    return name.removeprefix("adapt.")
+
+
+def _unused_text(f: Flags) -> str:
+    flags = ", ".join(map(f.words, _unused(f)))
+    if f.adapted:
+        return f"{flags}: no effect, because adapt.method {f['adapt.method']} does not read this"
+    algorithm = f" (algorithm {f['algorithm']})" if f["algorithm"] else ""
+    return f"{flags}: no effect, because batches are not adapted: adapt.method is none{algorithm}"
+
+
+def _of_a_filter(name: str, of: str) -> Rule:
+    flag = f"adapt.{name}"
+    return Rule(flag, lambda f: f.adapted and flag in f.chosen and f["adapt.filter"] != of and _takes(f, name),
+                "{it}: no effect, because adapt.filter is {f[adapt.filter]} and not " + of)  # fmt: skip
+
+
+def _of_a_source(name: str, off: str, why: str) -> Rule:
+    flag = f"adapt.{name}"
+    return Rule(flag, lambda f: f.adapted and flag in f.chosen and f[f"adapt.{off}"] == 0 and _takes(f, off),
+                "{it}: no effect, because adapt." + off + " is 0, so that " + why)  # fmt: skip
+
+
+NO_EFFECT = [
+    Rule("adapt", _unused, _unused_text),
+    *(_of_a_filter(*row) for row in FILTERS),
+    *(_of_a_source(*row) for row in SOURCES),
+    Rule("adapt.max_staleness",
+         lambda f: f.adapted and f["train.async_enable"]
+         and (f["adapt.max_staleness"] or 0) > f["train.async_queue_size"],
+         "{it}: no effect, because generation is at most train.async_queue_size {f[train.async_queue_size]} "
+         "steps ahead"),
+    Rule("adapt.ratio", lambda f: f.adapted and f["adapt.ratio"] == "decoupled" and f["adapt.rollout_delay"] == 1
+         and not f.ahead and (f["adapt.replay_steps"] == 0 and _takes(f, "replay_steps")),
+         "{it}: no effect, because adapt.rollout_delay is 1 and adapt.replay_steps is 0, so that today's policy "
+         "has generated every response"),
+    Rule("adapt.kl_target", lambda f: f.adapted and f["adapt.kl_target"] == "behaviour" and f["algo.kl.init_coef"] == 0,
+         "{it}: no effect, because algo.kl.init_coef is 0"),
+    Rule("algo.kl.target", lambda f: f["algo.kl.target"] is not None and f["algo.kl.init_coef"] == 0,
+         "{it}: no effect, because algo.kl.init_coef is 0, and the coefficient only ever grows or shrinks by a "
+         "factor"),
+    Rule("data.input_template", lambda f: f["data.input_template"] and f["data.apply_chat_template"],
+         lambda f: f"data.input_template is {f['data.input_template']!r}: no effect, because "
+                   "data.apply_chat_template is True, and a prompt has one template"),
+    Rule("logger.wandb.project",
+         lambda f: "logger.wandb.project" in f.chosen and not f["logger.wandb.key"],
+         "{it}: no effect, because logger.wandb.key is not set, and OpenRLHF logs to wandb only with it"),
+]  # fmt: skip
+OFTEN = [
+    Rule("train.batch_size",
+         lambda f: f.adapted and f["train.batch_size"] > f.capacity * f["rollout.n_samples_per_prompt"],
+         lambda f: f"{f.words('train.batch_size')}: a training batch has at most "
+                   f"{f.capacity * f['rollout.n_samples_per_prompt']} samples = adapt.batch_size {f.capacity} x "
+                   f"rollout.n_samples_per_prompt {f['rollout.n_samples_per_prompt']}, so that no optimizer step is "
+                   "full"),
+    Rule("adapt.max_staleness",
+         lambda f: f.adapted and _takes(f, "replay_steps") and f["adapt.replay_steps"] > 0
+         and f.ahead > FAR * f["adapt.replay_steps"],
+         lambda f: f"generation is up to {f.ahead} steps ahead (train.async_queue_size {f['train.async_queue_size']}, "
+                   f"adapt.max_staleness {f['adapt.max_staleness']}), and adapt.replay_steps is "
+                   f"{f['adapt.replay_steps']}: fresh groups are far older than those that are too old to replay"),
+    Rule("adapt.rollout_delay", lambda f: f.adapted and _long(f) and f["adapt.rollout_delay"] >= (f.steps or 0),
+         "{it}, and the run has {f.steps} trainer steps: the rollout engines never get the actor's weights"),
+    Rule("adapt.reevaluate_every",
+         lambda f: f.adapted and _long(f) and f["adapt.reevaluate_every"] >= (f.steps or 0)
+         and _takes(f, "reevaluate_every"),
+         "{it}, and the run has {f.steps} trainer steps: no prompt is generated again"),
+    Rule("critic.freezing_steps",
+         lambda f: f["critic.freezing_steps"] >= 0 and _long(f)
+         and f["critic.freezing_steps"] + 1 >= (f.steps or 0),
+         "{it}, and the run has {f.steps} trainer steps: the actor does not learn in any of them"),
+]  # fmt: skip
+
+
+def _long(f: Flags) -> bool:
+    return f.steps is not None and f.steps >= FEW_STEPS
+
+
+CAUTIONS = [*_learning("actor"), *_learning("critic"), *SAMPLING, *X2, *NO_EFFECT, *OFTEN]

@@ -1,0 +1,56 @@
+"""What OpenRLHF's placement of models on GPUs refuses, in part only when a run starts."""
+
+from bapo_openrlhf.flags.ranges import MODELS
+from bapo_openrlhf.flags.rule import Flags, Rule
+
+# Models that must have the same GPUs with a flag. OpenRLHF compares the critic with the reward model even if no reward
+# model is loaded.
+TOGETHER = (
+    ("train.colocate_all", "actor", "ref"),
+    ("train.colocate_actor_ref", "actor", "ref"),
+    ("train.colocate_critic_reward", "critic", "reward"),
+)
+
+
+def _apart(f: Flags, one: str, other: str) -> bool:
+    same = all(f[f"{one}.{size}"] == f[f"{other}.{size}"] for size in ("num_nodes", "num_gpus_per_node"))
+    return not same and one in f.loaded and (other in f.loaded or other == "reward")
+
+
+def _whole_copies(model: str) -> Rule:
+    return Rule(
+        f"{model}.num_gpus_per_node",
+        lambda f: model in f.loaded and f.gpus(model) % f.copies,
+        lambda f: (
+            f"{f.shape(model)}; its GPUs must be a multiple of {f.copies} = ds.ring_attn_size "
+            f"{f['ds.ring_attn_size']} x ds.tensor_parallel_size {f['ds.tensor_parallel_size']}"
+        ),
+    )
+
+
+def _beside_the_actor(model: str) -> Rule:
+    return Rule(f"{model}.num_gpus_per_node",
+                lambda f: model in f.loaded and f["train.colocate_all"] and f.gpus(model) > f.gpus("actor"),
+                lambda f: f"{f.shape(model)}; with train.colocate_all it must be at most the actor's "
+                          f"{f.gpus('actor')}")  # fmt: skip
+
+
+def _together(flag: str, one: str, other: str) -> Rule:
+    return Rule(f"{other}.num_gpus_per_node", lambda f: f[flag] and _apart(f, one, other),
+                lambda f: f"{f.shape(one)}, and {f.shape(other)}; they must be the same with {flag}")  # fmt: skip
+
+
+PLACEMENT = [
+    Rule("vllm.num_engines", lambda f: not f["vllm.num_engines"] and f.packing,
+         lambda f: f"{f.words(f.packing or '')}; it packs samples and so needs engines, and vllm.num_engines is "
+                   f"{f['vllm.num_engines'] or 0}"),
+    *(rule for model in MODELS for rule in (_whole_copies(model), _beside_the_actor(model))),
+    *(_together(*models) for models in TOGETHER),
+    Rule("vllm.num_engines",
+         lambda f: f["train.colocate_all"] and not f["train.async_enable"] and f["vllm.num_engines"]
+         and f.gpus("actor") != f["vllm.num_engines"] * f["vllm.tensor_parallel_size"],
+         lambda f: f"{f.words('vllm.num_engines')}; with train.colocate_all, vllm.num_engines x "
+                   f"vllm.tensor_parallel_size {f['vllm.tensor_parallel_size']} must be the actor's GPUs, "
+                   f"{f.gpus('actor')} = actor.num_nodes {f['actor.num_nodes']} x actor.num_gpus_per_node "
+                   f"{f['actor.num_gpus_per_node']}"),
+]  # fmt: skip

@@ -1,0 +1,148 @@
+"""What a rule about flags is, and what it can ask: the values of all flags, and what follows from them."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import AdaptConfig, flags_of
+from bapo_openrlhf.flags.ranges import MODELS
+from bapo_openrlhf.methods import Method
+
+PACKS = "ds.packing_samples", "train.dynamic_batch_enable", "ds.ring_attn_size"  # the last two switch the first on
+
+
+class Flags(dict[str, Any]):
+    """The values of all flags by dotted name, and what follows from them.
+
+    Attributes:
+        chosen: Names of the flags that were given for the algorithm and the method that are in effect.
+        method: The method; None if batches are not adapted, or while only the flags are looked at.
+        prompts: Rows of the training data that the run may take; None if they are not known.
+        steps: Trainer steps of the whole run; None if they are not known.
+    """
+
+    chosen: Collection[str] = ()
+    method: Method | None = None
+    prompts: int | None = None
+    steps: int | None = None
+
+    @classmethod
+    def of(cls, args: SimpleNamespace, **facts: Any) -> "Flags":
+        """The flags of nested arguments, with facts about the run."""
+        flags = cls(flags_of(args))
+        flags.chosen = getattr(args, "chosen", ())
+        for name, value in facts.items():
+            setattr(flags, name, value)
+        return flags
+
+    @property
+    def adapted(self) -> bool:
+        """Whether batches are adapted."""
+        return bool(self["adapt.method"] != "none")
+
+    @property
+    def critic(self) -> bool:
+        """Whether there is a critic."""
+        return bool(self["algo.advantage.estimator"] == "gae")
+
+    @property
+    def packing(self) -> str | None:
+        """The flag that makes OpenRLHF pack samples."""
+        return next((flag for flag in PACKS if self.get(flag, 0) > (flag == "ds.ring_attn_size")), None)
+
+    @property
+    def loaded(self) -> list[str]:
+        """The models that OpenRLHF loads beside the engines."""
+        to_behaviour = self.adapted and self["adapt.kl_target"] == "behaviour"
+        loaded = {
+            "actor": True,
+            "critic": self.critic,
+            "ref": self["algo.kl.init_coef"] > 0 and not to_behaviour,
+            "reward": not (self["reward.remote_url"] or self["train.agent_func_path"]),
+        }
+        return [model for model in MODELS if loaded[model]]
+
+    def gpus(self, model: str) -> int:
+        """GPUs of a model."""
+        return int(self[f"{model}.num_nodes"] * self[f"{model}.num_gpus_per_node"])
+
+    def ranks(self, model: str) -> int:
+        """Data-parallel ranks of a model."""
+        return max(self.gpus(model) // self.copies, 1)
+
+    @property
+    def copies(self) -> int:
+        """GPUs that share a sample."""
+        return int(self["ds.ring_attn_size"] * self["ds.tensor_parallel_size"])
+
+    def shape(self, model: str) -> str:
+        """The GPUs of a model in words."""
+        nodes, gpus = self[f"{model}.num_nodes"], self[f"{model}.num_gpus_per_node"]
+        return f"{model}.num_gpus_per_node is {gpus}" + (f" (on {nodes} nodes)" if nodes > 1 else "")
+
+    @property
+    def sampled(self) -> int:
+        """Samples of a rollout batch."""
+        return int(self["rollout.batch_size"] * self["rollout.n_samples_per_prompt"])
+
+    @property
+    def capacity(self) -> int:
+        """B: groups that a training batch holds at most."""
+        return int((self["adapt.batch_size"] if self.adapted else None) or self["rollout.batch_size"])
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response."""
+        return int(self["rollout.max_new_tokens"] or self["data.max_len"])
+
+    @property
+    def ahead(self) -> int:
+        """Steps that generation is ahead of training."""
+        most = self["adapt.max_staleness"]
+        queue: int = self["train.async_queue_size"] if self["train.async_enable"] else 0
+        return queue if most is None else min(queue, most)
+
+    def words(self, name: str) -> str:
+        """A flag and its value, as messages name them."""
+        value = self[name]
+        return f"{name} is {' '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What flags may not be together, or are seldom meant to be together.
+
+    Attributes:
+        flag: The flag that the message is about.
+        broken: Whether the rule is broken.
+        says: The message. In it, {it} is the flag and its value, and {f} are all flags: {f[train.seed]}, {f.steps}.
+    """
+
+    flag: str
+    broken: Callable[[Flags], Any]
+    says: str | Callable[[Flags], str]
+
+    def message(self, f: Flags) -> str | None:
+        """The message; None if the rule is kept."""
+        if not self.broken(f):
+            return None
+        return self.says(f) if callable(self.says) else self.says.format(it=f.words(self.flag), f=f)
+
+
+def messages(rules: Iterable[Rule], f: Flags) -> Iterator[str]:
+    """The message of each rule that is broken."""
+    return (message for rule in rules if (message := rule.message(f)) is not None)
+
+
+def refuse(rules: Iterable[Rule], flags: Mapping[str, Any]) -> None:
+    """Raise ConfigError with the message of the first rule that is broken."""
+    message = next(messages(rules, flags if isinstance(flags, Flags) else Flags(flags)), None)
+    if message is not None:
+        raise ConfigError(message)
+
+
+def adapt_flags() -> list[str]:
+    """All --adapt flags by dotted name."""
+    return [f"adapt.{name}" for name in AdaptConfig.__dataclass_fields__]
