@@ -35,13 +35,19 @@ earlier one:
 3. The YAML file.
 4. The command line.
 
-`--algorithm` on the command line also overrides an estimator or a method that the file chose for another algorithm. Any
-other contradiction between the algorithm and its parts is an error.
+Several files come one after the other. The file of a task names a model or data, and may name an algorithm and a
+method. `--algorithm` on the command line, or in a later file, also overrides the estimator and the method that such a
+file chose for another algorithm. Any other contradiction between the algorithm and its parts is an error. So is a file
+for a method that the run would not use: two of them with different methods, or one with `grpo` or `ppo`. Only
+`--adapt.method` on the command line overrides it.
+
+If an algorithm is named and the critic's GPUs are not, the critic takes as many GPUs as the actor. A flag that has no
+effect in this run is a warning, unless a file has it for another algorithm or method.
 
 In the file, names are nested at the dots or written with dots: `adapt: {c1: 1/8}` is `adapt.c1: 1/8`. Lists are several
-values (`c2: [1/8, 4/8]`), switches take `true` or `false`, and `null` keeps the default. A name that is no flag is an
-error. The command line can turn off a switch of the file only if OpenRLHF has a flag for that. A relative path starts
-from the working directory, also if a file in another folder has it.
+values (`c2: [1/8, 4/8]`), switches take `true` or `false`, and `null` keeps the default. A section may be empty. A name
+that is no flag is an error. On the command line a switch needs no value, and may have one: `--train.colocate_all
+false`. A relative path starts from the working directory, also if a file in another folder has it.
 
 ## `--algorithm`
 

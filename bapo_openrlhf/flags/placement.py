@@ -44,7 +44,8 @@ PLACEMENT = [
     Rule("vllm.num_engines", lambda f: not f["vllm.num_engines"] and f.packing,
          lambda f: f"{f.words(f.packing or '')}; it packs samples and so needs engines, and vllm.num_engines is "
                    f"{f['vllm.num_engines'] or 0}"),
-    *(rule for model in MODELS for rule in (_whole_copies(model), _beside_the_actor(model))),
+    *map(_whole_copies, MODELS),
+    *map(_beside_the_actor, MODELS[1:]),
     *(_together(*models) for models in TOGETHER),
     Rule("vllm.num_engines",
          lambda f: f["train.colocate_all"] and not f["train.async_enable"] and f["vllm.num_engines"]

@@ -22,6 +22,7 @@ import yaml
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.cli.parser import is_switch, parse_words
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.config import AdaptConfig, RunConfig, VerifierConfig, check_numbers
@@ -32,7 +33,17 @@ from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
 ROOT = Path(__file__).resolve().parents[3]
 # OpenRLHF's defaults ask for 8 actor GPUs and one response a prompt; `run_name` holds the time of the call.
 MODEL = ["--actor.model_name_or_path", "m", "--reward.remote_url", "r.py", "--logger.wandb.run_name", "run"]
+METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 GROUPS = [*MODEL, "--rollout.n_samples_per_prompt", "8"]
+
+
+def flags_in(node, prefix=""):
+    """The flags of a YAML file by dotted name."""
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from flags_in(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 @pytest.fixture
@@ -378,6 +389,18 @@ class TestYaml:
         path = yaml_file(text)
         with pytest.raises(ConfigError, match=f"config {path} is not valid YAML"):
             parse("--config", path)
+
+    @pytest.mark.parametrize(
+        "text", ["", "# run: {name: a}\n", "---\n", "run:\n", "run:\n#  name: a\nactor: {adam: }\n", "{}"]
+    )
+    def test_a_file_or_a_section_without_a_flag(self, yaml_file, text):
+        args = parse("--config", yaml_file("run.name: mine", "first.yaml"), yaml_file(text))
+        assert args.run.name == "mine" and args.chosen == parse("--config", yaml_file("run.name: mine")).chosen
+
+    @pytest.mark.parametrize("text", ["runs:\n", "run.names:\n", "run: {nam: }"])
+    def test_an_empty_section_of_no_flag(self, yaml_file, text):
+        with pytest.raises(ConfigError, match=r"unknown flag run"):
+            parse("--config", yaml_file(text))
 
     @pytest.mark.parametrize(("text", "kind"), [("- a", "list"), ("word", "str"), ("3", "int")])
     def test_not_a_mapping(self, yaml_file, text, kind):
@@ -832,6 +855,115 @@ class TestSeveralFiles:
             parse("--config", yaml_file("adapt.buffer_size: 1"), "none.yaml")
 
 
+OF_A_METHOD = [path for path in METHODS if "adapt.method" in dict(flags_in(yaml.safe_load(path.read_text())))]
+
+
+class TestFilesThatDisagree:
+    """About the method: a run would be taken for one of a method that it does not use."""
+
+    TASK = "algorithm: bapo_grpo\ndata.prompt_dataset: d"
+
+    def refusal(self, yaml_file, *texts, more=()):
+        paths = [yaml_file(text, f"{number}.yaml") for number, text in enumerate(texts)]
+        with pytest.raises(ConfigError) as error:
+            parse("--config", *paths, *more)
+        return str(error.value), paths
+
+    def test_one_file_or_two_with_the_same_lines(self, yaml_file):
+        second = "algorithm: grpo\nadapt.method: bapo"
+        for texts in ([second], [self.TASK, second], [second, self.TASK.replace("bapo_", "")]):
+            says, paths = self.refusal(yaml_file, *texts)
+            assert "adapt.method bapo" in says and "algorithm grpo" in says and "contradict each other" in says
+            assert paths[texts.index(second)] in says
+
+    def test_two_methods_files(self, yaml_file):
+        says, paths = self.refusal(yaml_file, self.TASK, "adapt.method: mopps", "adapt: {method: dots}")
+        assert says.startswith(f"adapt.method is mopps in {paths[1]} and dots in {paths[2]}; a run has one method: ")
+        paths = [yaml_file(f"adapt.method: bapo\nadapt.{flag}", f"{flag[:2]}.yaml") for flag in ("c1: 1/4", "eps: 1")]
+        adapt = parse("--config", yaml_file(self.TASK), *paths).adapt  # two variants of one method
+        assert (adapt.method, adapt.c1, adapt.eps) == ("bapo", "1/4", 1.0)
+
+    @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+    @pytest.mark.parametrize("path", OF_A_METHOD, ids=lambda p: p.stem)
+    def test_a_methods_file_with_a_plain_algorithm(self, yaml_file, path, algorithm):
+        task = yaml_file(self.TASK)
+        for words in (["--algorithm", algorithm], ["--config", yaml_file(f"algorithm: {algorithm}", "plain.yaml")]):
+            with pytest.raises(ConfigError) as error:
+                parse("--config", task, str(path), *words)
+            assert f"algorithm {algorithm} ({words[-1] if 'config' in words[0] else '--algorithm'})" in str(error.value)
+            assert str(path) in str(error.value)
+
+    def test_the_command_line_overrules_all_files(self, yaml_file):
+        paths = [yaml_file(self.TASK), yaml_file("adapt.method: mopps", "m.yaml"), yaml_file("adapt.method: dots", "d")]
+        assert parse("--config", *paths, "--adapt.method", "repo").adapt.method == "repo"
+        assert not parse("--config", *paths, "--adapt.method", "none", "--algorithm", "grpo").adapt.enabled
+
+
+class TestChosenFlags:
+    """Which flags were meant for the algorithm and the method of the run."""
+
+    TASK = "algorithm: bapo_grpo\ndata.prompt_dataset: d\nadapt.c1: 1/4"
+
+    @pytest.mark.parametrize(
+        ("more", "words", "of_the_file"),
+        [
+            ("", [], True),
+            ("", ["--algorithm", "bapo_grpo"], True),
+            ("", ["--algorithm", "grpo"], False),
+            ("", ["--algorithm", "ba_ppo"], False),
+            ("", ["--adapt.method", "mopps"], False),
+            ("\nadapt.method: mopps", ["--adapt.method", "mopps"], True),
+            ("\nadapt.method: mopps", ["--adapt.method", "dots"], False),
+        ],
+    )
+    def test_those_of_a_file_for_another_are_left_out(self, yaml_file, more, words, of_the_file):
+        args = parse("--config", yaml_file(self.TASK + more), *words, "--adapt.eps", "1e-6")
+        assert ("adapt.c1" in args.chosen, "adapt.eps" in args.chosen, "adapt.c2" in args.chosen) == (
+            of_the_file, True, False)  # fmt: skip
+
+    def test_a_file_of_flags_only(self, yaml_file):
+        for words in ([], ["--algorithm", "grpo"]):
+            assert "adapt.c1" in parse("--config", yaml_file("adapt: {c1: 1/4, c2: null}"), *words).chosen
+
+    def test_they_are_no_flag(self, yaml_file):
+        assert "chosen" not in config.flags_of(parse("--adapt.c1", "1/4"))
+
+
+class TestSwitches:
+    """A switch takes a value as in YAML, on the command line too."""
+
+    @pytest.mark.parametrize("word", ["true", "True", "yes", "on"])
+    @pytest.mark.parametrize("joined", [True, False])
+    def test_on(self, word, joined):
+        words = [f"--train.colocate_all={word}"] if joined else ["--train.colocate_all", word]
+        more = ["--vllm.num_engines", "8"]
+        assert parse(*words, *more).train.colocate_all is True
+        assert parse(*words, *more, "--train.colocate_all", "false").train.colocate_all is False
+        assert parse("--train.colocate_all", *more).train.colocate_all is True
+
+    @pytest.mark.parametrize("word", ["false", "False", "no", "off"])
+    def test_off_over_a_file(self, yaml_file, word):
+        path = yaml_file("ds.packing_samples: true\nactor.muon.nesterov: true")
+        args = parse("--config", path, "--ds.packing_samples", word, f"--actor.muon.nesterov={word}")
+        assert (args.ds.packing_samples, args.actor.muon.nesterov) == (False, False)
+        assert parse("--actor.muon.no_nesterov", word).actor.muon.nesterov is True
+
+    @pytest.mark.parametrize("word", ["maybe", "0", "1", "null", ""])
+    def test_anything_else_is_refused(self, word):
+        for words in ([f"--ds.packing_samples={word}"], ["--ds.packing_samples", word]):
+            with pytest.raises(ConfigError, match=f"^--ds.packing_samples is '{word}'; it must be true or false$"):
+                parse(*words)
+
+    def test_each_switch_of_the_table(self):
+        parser = arguments.build_parser("")
+        switches = [action for action in parser._actions if is_switch(action)]
+        assert len(switches) > 30
+        for action in switches:
+            for word in ("true", "false"):
+                found = parse_words(parser, [action.option_strings[0], word])
+                assert getattr(found, action.dest) is ((word == "true") == action.const)
+
+
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -851,20 +983,10 @@ TABLE_3 = {
 }
 
 
-METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 CORRECTIONS = sorted((ROOT / "configs" / "corrections").glob("*.yaml"))
 # What another algorithm or method brings with it; and the last one has the time of day.
 FOLLOWS = {"config", "algorithm", "algo.advantage.estimator", "adapt.method", "critic.model_name_or_path",
            "rollout.vllm_generate_batch_size", "logger.wandb.run_name"}  # fmt: skip
-
-
-def flags_in(node, prefix=""):
-    """The flags of a YAML file by dotted name."""
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from flags_in(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def files_over_presets():

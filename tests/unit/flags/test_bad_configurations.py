@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,14 @@ from transformers.trainer import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from bapo_openrlhf.cli import arguments, main
-from bapo_openrlhf.errors import ALLOWED
-from bapo_openrlhf.flags import config
-from bapo_openrlhf.flags.ranges import VALUES
+from bapo_openrlhf.cli.parser import parse_words
+from bapo_openrlhf.errors import ALLOWED, ConfigError
+from bapo_openrlhf.flags import config, rules
+from bapo_openrlhf.flags.cautions import CAUTIONS
+from bapo_openrlhf.flags.placement import PLACEMENT
+from bapo_openrlhf.flags.ranges import VALUES, check_ranges
+from bapo_openrlhf.flags.rule import Flags
+from bapo_openrlhf.methods.registry import method_class
 
 ROOT = Path(__file__).resolve().parents[3]
 BASE = {
@@ -48,21 +54,31 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def check(capsys, words: str, *more: str) -> tuple[int, str, str]:
-    """Status, output and errors of `check`. The words are `name=value` or `switch`; several values have commas."""
+def argv_of(words: str) -> list[str]:
+    """BASE with the words, which are `name=value` or `switch`. Several values have commas."""
     flags = dict(BASE)
     for word in words.split():
         name, is_set, value = word.partition("=")
         flags[name] = value if is_set else None
-    argv = list(more)
+    argv = []
     for name, value in flags.items():
+        if value == "" and name == "algorithm":
+            continue
         many = name in ("actor.adam.betas", "critic.adam.betas", "actor.eps_clip_low_high", "reward.clip_range",
                         "algo.dynamic_filtering_range", "algo.advantage.is_correction_threshold")  # fmt: skip
         argv += [f"--{name}", *value.split(",")] if many else [f"--{name}" if value is None else f"--{name}={value}"]
-    status = main.run(["check", *argv])
+    return argv
+
+
+def check(capsys, words: str, *more: str) -> tuple[int, str, str]:
+    """Status, output and errors of `check`."""
+    status = main.run(["check", *more, *argv_of(words)])
     return status, *capsys.readouterr()
 
 
+RULES = [*rules.IMAGES, rules.PACKED, *rules.ALGORITHM, *rules.SIZES, *rules.OPTIONS, *PLACEMENT, *rules.COMBINATIONS,
+         *CAUTIONS]  # fmt: skip
+REWARD_MODEL = "reward.remote_url= reward.model_name_or_path=model"
 # The flags that differ from BASE; the flag, the value and what is allowed, as the message has them.
 BAD = [
     # learning rates and optimizers
@@ -133,6 +149,11 @@ BAD = [
      "is_correction_threshold is 0.5 5.0; it must be one HIGH with algo.advantage.is_correction_gating tv"),
     ("reward.clip_range=10,-10", "reward.clip_range is 10.0 -10.0; it must be LOW HIGH with LOW below HIGH"),
     ("reward.clip_range=nan,1", "reward.clip_range is nan 1.0; each must be a number"),
+    # advantages of a whole rollout, with an adapted batch
+    ("algorithm= adapt.method=bapo algo.advantage.estimator=reinforce",
+     "algo.advantage.estimator is reinforce; with adapt.method bapo it must be one of gae, group_norm, dr_grpo, rloo,"),
+    ("algorithm= adapt.method=mopps algo.advantage.estimator=flash_reinforce",
+     "algo.advantage.estimator is flash_reinforce; with adapt.method mopps it must be one of gae, group_norm, "),
     # sizes and lengths of the run
     ("train.num_episodes=0", "train.num_episodes is 0; it must be at least 1"),
     ("train.max_epochs=0", "train.max_epochs is 0; it must be at least 1"),
@@ -165,6 +186,10 @@ BAD = [
     ("run.name=", "run.name is ''; it must be the name of one folder"),
     ("run.name=../../x", "run.name is '../../x'; it must be the name of one folder"),
     ("run.name=..", "run.name is '..'; it must be the name of one folder"),
+    (f"run.name={'n' * 256}", "run.name is nnnnnnnnnnnnnnnnnnnn...; it has 256 bytes, and must have at most 255, beca"),
+    (f"run.name={'ä' * 128}", "run.name is ääääääääääääääääääää...; it has 256 bytes, and must have at most 255"),
+    ("run.overwrite ckpt.load_enable", "run.overwrite is True; it must be False with ckpt.load_enable, because one"),
+    ("run.overwrite=true ckpt.load_enable=yes", "run.overwrite is True; it must be False with ckpt.load_enable"),
     ("run.gradient_probe=-1", "run.gradient_probe is -1; it must be at least 0"),
     ("run.answer_chars=-1", "run.answer_chars is -1; it must be at least 0"),
     # GPUs and memory
@@ -230,6 +255,45 @@ BAD = [
     ("reward.remote_url=none.py", "reward.remote_url is none.py; there is no such file"),
     ("train.agent_func_path=none.py", "train.agent_func_path is none.py; it must be a .py file that is there"),
     ("train.agent_func_path=reward.yaml", "train.agent_func_path is reward.yaml; it must be a .py file that is there"),
+    # where the models are
+    ("algorithm=ba_ppo ds.ring_attn_size=2", "critic.num_gpus_per_node is 1; its GPUs must be a multiple of 2 = ds.ri"),
+    ("ds.ring_attn_size=2 ref.num_gpus_per_node=3", "ref.num_gpus_per_node is 3; its GPUs must be a multiple of 2 = d"),
+    (f"algorithm=grpo {REWARD_MODEL} ds.ring_attn_size=2 reward.num_gpus_per_node=3",
+     "reward.num_gpus_per_node is 3; its GPUs must be a multiple of 2 = ds.ring_attn_size 2 x ds.tensor_parallel_size"),
+    ("train.colocate_all ref.num_gpus_per_node=4", "ref.num_gpus_per_node is 4; with train.colocate_all it must be at"),
+    (f"algorithm=grpo {REWARD_MODEL} train.colocate_all",
+     "reward.num_gpus_per_node is 8; with train.colocate_all it must be at most the actor's 2"),
+    # packed samples, micro-batches, adapters, the probe
+    ("ds.attn_implementation=sdpa ds.packing_samples", "ds.attn_implementation is sdpa, and ds.packing_samples packs "),
+    ("adapt.micro_batch_tokens=47", "adapt.micro_batch_tokens is 47; it must be at least data.max_len 48, the longest"),
+    ("algorithm=grpo adapt.micro_batch_tokens=64", "adapt.micro_batch_tokens is 64; it needs batch adaptation, and ad"),
+    ("adapt.micro_batch_tokens=64 train.dynamic_batch_enable", "adapt.micro_batch_tokens is 64, and train.dynamic_bat"),
+    ("ds.lora.rank=8 train.enable_ema", "ds.lora.rank is 8; it must be 0 with train.enable_ema: "),
+    ("algorithm=grpo ds.lora.rank=8", "ds.lora.rank is 8; it must be 0 without batch adaptation: "),
+    ("ds.lora.rank=8 ds.load_in_4bit", "ds.lora.rank is 8; it must be 0 with ds.load_in_4bit: "),
+    ("ds.lora.rank=8 vllm.sync_with_ray", "ds.lora.rank is 8; it must be 0 with vllm.sync_with_ray: "),
+    ("ds.lora.rank=8 data.max_images_per_prompt=1", "ds.lora.rank is 8; it must be 0 with data.max_images_per_prompt"),
+    ("algorithm=grpo run.gradient_probe=4", "run.gradient_probe is 4, and adapt.method is none; it must be a method "),
+    ("run.gradient_probe=4", "run.gradient_probe is 4, and actor.num_gpus_per_node is 2; it must be 1 then"),
+    ("actor.num_gpus_per_node=1 run.gradient_probe=4 ds.zero_stage=3", "and ds.zero_stage is 3; it must be below 3"),
+    ("actor.num_gpus_per_node=1 run.gradient_probe=4 train.async_enable", "and train.async_enable is True; it must be"),
+    ("actor.num_gpus_per_node=1 run.gradient_probe=4 data.max_images_per_prompt=2",
+     "run.gradient_probe is 4, and data.max_images_per_prompt is 2; it must be 0 then"),
+    # with batch adaptation, or with a method
+    ("ds.use_universal_ckpt", "ds.use_universal_ckpt cannot be combined with adapt.method bapo: a checkpoint"),
+    ("algo.dynamic_filtering_enable", "algo.dynamic_filtering_enable cannot be combined with adapt.method bapo: it"),
+    ("train.partial_rollout_enable train.async_enable", "train.partial_rollout_enable cannot be combined with adapt."),
+    ("adapt.max_staleness=1", "adapt.max_staleness is 1; it needs train.async_enable"),
+    (REWARD_MODEL, "reward.remote_url is not set; batch adaptation needs rewards at generation time"),
+    ("adapt.returns=vtrace", "adapt.returns vtrace corrects a critic's values; algo.advantage.estimator group_norm ha"),
+    ("adapt.ratio=decoupled actor.policy_loss_type=gspo", "actor.policy_loss_type gspo cannot be combined with adapt."),
+    ("adapt.max_second_moment=0.04 adapt.ratio=decoupled", "adapt.max_second_moment is 0.04; it needs adapt.ratio beh"),
+    ("ckpt.save_steps=1 ckpt.max_num=1", "ckpt.max_num is 1; it must be at least 2: OpenRLHF deletes the oldest"),
+    ("algorithm=ba_ppo critic.num_gpus_per_node=3", "train.batch_size is 128; it must be a multiple of 3 = critic ran"),
+    ("adapt.method=mopps train.async_enable", "train.async_enable cannot be combined with adapt.method mopps: what it"),
+    ("adapt.method=ar3po reward.overlong_buffer_len=4", "reward.overlong_buffer_len is 4.0; with adapt.method ar3po i"),
+    ("adapt.method=ar3po reward.stop_properly_penalty_coef=0.5",
+     "reward.stop_properly_penalty_coef is 0.5; with adapt.method ar3po it must not be set, because "),
 ]  # fmt: skip
 
 
@@ -310,6 +374,19 @@ GOOD = [
     "algorithm=ba_ppo train.colocate_all vllm.num_engines=2", "ds.ring_attn_size=2 ds.ring_attn_head_stride=3",
     "algorithm=grpo train.async_enable rollout.vllm_generate_batch_size=64", "data.prompt_probs=1",
     "data.prompt_dataset=train.jsonl,train.jsonl data.prompt_probs=0.3,0.7", "data.prompt_dataset=org/data",
+    f"run.name={'n' * 255}", "run.overwrite", "ckpt.load_enable", "run.overwrite=false ckpt.load_enable=true",
+    "algorithm=grpo algo.advantage.estimator=rloo", "algorithm= algo.advantage.estimator=reinforce",
+    "adapt.filter=gaussian adapt.gaussian_mean=0.4 adapt.gaussian_std=0.3",
+    "adapt.filter=uniform adapt.uniform_fraction=0.5", "adapt.max_shift_replayed=1", "adapt.replayed_weight=0.5",
+    "adapt.reevaluated_weight=0.5 adapt.max_reevaluated_prompts=8", "algo.kl.target=6 algo.kl.init_coef=0.01",
+    "adapt.kl_target=behaviour", "adapt.rollout_delay=7 adapt.reevaluate_every=7", "adapt.rollout_delay=1",
+    "adapt.ratio=decoupled adapt.rollout_delay=1", "adapt.ratio=decoupled adapt.replay_steps=0",
+    "train.async_enable train.async_queue_size=6", "train.async_enable adapt.max_staleness=1",
+    "train.async_enable adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0",
+    "train.batch_size=128 adapt.batch_size=16", "algorithm=ppo critic.freezing_steps=-1",
+    "algorithm=ba_ppo critic.freezing_steps=6", "data.apply_chat_template",
+    "logger.wandb.project=mine logger.wandb.key=k",
+    "adapt.method=mopps adapt.max_shift_fresh=1", "vllm.enable_sleep=false", "train.colocate_all=off",
     "reward.remote_url=http://localhost:5000", "reward.remote_url=https://a,https://b",
     "train.agent_func_path=reward.py", "actor.model_name_or_path=org/model",
 ]  # fmt: skip
@@ -326,6 +403,8 @@ MEANT = [
     ("actor.adam.lr=0", "actor.adam.lr is 0: the actor does not learn"),
     ("actor.adam.lr=0.5", "actor.adam.lr is 0.5, which is very high"),
     ("algorithm=ba_ppo critic.adam.lr=0", "critic.adam.lr is 0: the critic does not learn"),
+    ("algorithm=ba_ppo critic.adam.lr=0.02", "critic.adam.lr is 0.02, which is very high"),
+    ("algorithm=ba_ppo critic.max_norm=0", "critic.max_norm is 0: gradients are not clipped"),
     ("actor.max_norm=0", "actor.max_norm is 0: gradients are not clipped"),
     ("rollout.temperature=3", "rollout.temperature is 3: responses are nearly random"),
     ("actor.entropy_coef=-0.01", "actor.entropy_coef is -0.01: a negative coefficient makes the policy less random"),
@@ -338,8 +417,101 @@ MEANT = [
         "adapt.max_reevaluated_prompts is 34 and adapt.reevaluate_every is 5: X2 may generate 21% as many responses",
     ),
     ("adapt.reevaluate_every=2", "adapt.max_reevaluated_prompts is 16 and adapt.reevaluate_every is 2: X2 may gen"),
+    # what has no effect
+    (
+        "algorithm=grpo adapt.c1=1/8",
+        "adapt.c1 is 1/8: no effect, because batches are not adapted: adapt.method is none (a",
+    ),
+    (
+        "algorithm=ppo adapt.replay_steps=3 adapt.filter=none",
+        "adapt.filter is none, adapt.replay_steps is 3: no effect",
+    ),
+    ("algorithm= adapt.buffer_size=3", "adapt.buffer_size is 3: no effect, because batches are not adapted: "),
+    ("adapt.method=mopps adapt.c1=1/4", "adapt.c1 is 1/4: no effect, because adapt.method mopps does not read this"),
+    (
+        "adapt.method=exgrpo adapt.reevaluate_every=1 adapt.max_reevaluated_prompts=32",
+        "adapt.max_reevaluated_prompts is 32: no effect, because adapt.method exgrpo does not read this",
+    ),
+    (
+        "adapt.gaussian_mean=0.5",
+        "adapt.gaussian_mean is 0.5: no effect, because adapt.filter is range and not gaussian",
+    ),
+    (
+        "adapt.filter=uniform adapt.gaussian_std=0.1",
+        "adapt.gaussian_std is 0.1: no effect, because adapt.filter is uni",
+    ),
+    (
+        "adapt.uniform_fraction=0.5",
+        "adapt.uniform_fraction is 0.5: no effect, because adapt.filter is range and not unif",
+    ),
+    (
+        "adapt.reevaluate_every=0 adapt.max_reevaluated_prompts=9",
+        "adapt.max_reevaluated_prompts is 9: no effect, because adapt.reevaluate_every is 0, so that",
+    ),
+    (
+        "adapt.reevaluate_every=0 adapt.reevaluated_weight=2",
+        "adapt.reevaluated_weight is 2.0: no effect, because adapt.reevaluate_every is 0",
+    ),
+    (
+        "adapt.replay_steps=0 adapt.replay_buffer_size=9",
+        "adapt.replay_buffer_size is 9: no effect, because adapt.replay_steps is 0, so that nothing is replayed",
+    ),
+    (
+        "adapt.replay_steps=0 adapt.max_shift_replayed=0.1",
+        "adapt.max_shift_replayed is 0.1: no effect, because adapt.replay_steps is 0",
+    ),
+    (
+        "adapt.replay_steps=0 adapt.replayed_weight=2",
+        "adapt.replayed_weight is 2.0: no effect, because adapt.replay_steps is 0",
+    ),
+    (
+        "train.async_enable adapt.max_staleness=2",
+        "adapt.max_staleness is 2: no effect, because generation is at most train.async_queue_size 1 steps ahead",
+    ),
+    (
+        "train.async_enable train.async_queue_size=7",
+        "generation is up to 7 steps ahead (train.async_queue_size 7, adapt.max_staleness None), and adapt",
+    ),
+    (
+        "train.async_enable train.async_queue_size=50 adapt.max_staleness=50",
+        "generation is up to 50 steps ahead (train.async_queue_size 50, adapt.max_staleness 50), and adapt",
+    ),
+    (
+        "adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0",
+        "adapt.ratio is decoupled: no effect, because adapt.rollout_delay is 1 and adapt.replay_steps is 0",
+    ),
+    (
+        "adapt.kl_target=behaviour algo.kl.init_coef=0",
+        "adapt.kl_target is behaviour: no effect, because algo.kl.init_coe",
+    ),
+    ("algo.kl.target=6 algo.kl.init_coef=0", "algo.kl.target is 6.0: no effect, because algo.kl.init_coef is 0, and"),
+    (
+        "data.apply_chat_template data.input_template=Q:{}",
+        "data.input_template is 'Q:{}': no effect, because data.apply",
+    ),
+    (
+        "logger.wandb.project=openrlhf_train_ppo",
+        "logger.wandb.project is openrlhf_train_ppo: no effect, because logger.",
+    ),
+    # what is longer or larger than the run, which has 8 steps
+    (
+        "adapt.batch_size=16 train.batch_size=256",
+        "train.batch_size is 256: a training batch has at most 128 samples = ",
+    ),
+    (
+        "adapt.rollout_delay=8",
+        "adapt.rollout_delay is 8, and the run has 8 trainer steps: the rollout engines never get",
+    ),
+    (
+        "adapt.reevaluate_every=8",
+        "adapt.reevaluate_every is 8, and the run has 8 trainer steps: no prompt is generated ",
+    ),
+    (
+        "algorithm=ba_ppo critic.freezing_steps=7",
+        "critic.freezing_steps is 7, and the run has 8 trainer steps: the actor",
+    ),
     ("eval.dataset=train.jsonl", "eval.dataset is train.jsonl, but eval.steps is -1: it is never evaluated"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "text"), MEANT, ids=[words for words, _ in MEANT])
@@ -353,6 +525,36 @@ def test_what_may_be_meant_is_a_warning(capsys, words, text):
 def test_no_warning_of_what_has_no_effect(capsys, words):
     # plain GRPO divides by the actor's own log-probs, and group-relative advantages have no critic
     assert check(capsys, words)[2] == ""
+
+
+# Rows whose messages other tests look at.
+ELSEWHERE = [
+    (f"{REWARD_MODEL} eval.dataset=train.jsonl algo.dynamic_filtering_enable", "test_a_reward_model_comes_too_late"),
+    ("algorithm=ba_ppo data.max_images_per_prompt=1", "test_preflight"),
+    ("data.max_images_per_prompt=1 ds.packing_samples", "test_preflight"),
+    ("algorithm=ba_ppo algo.advantage.estimator=rloo", "test_arguments"),
+    ("algorithm=grpo adapt.method=bapo", "test_arguments"),
+]
+
+
+def flags_with(words: str) -> Flags:
+    """All flags of a row, with its method and the steps of 256 prompts, without any check."""
+    parser = arguments.build_parser("")
+    argv = argv_of(words)
+    values = vars(parse_words(parser, argv))
+    flags = Flags(values)
+    if values["algorithm"]:
+        meaning = config.ALGORITHMS[values["algorithm"]]
+        given = arguments.given_words(parser, argv)
+        flags |= {"algo.advantage.estimator": given.get("algo.advantage.estimator", meaning.estimators[0])}
+        flags |= {"adapt.method": given.get("adapt.method", meaning.method)}
+    flags.chosen = arguments.given_words(parser, argv)
+    flags.steps = 256 // max(values["rollout.batch_size"], 1)
+    if flags.adapted:
+        flags.method = method_class(flags["adapt.method"])(capacity=8, group_size=8)
+        if hasattr(flags.method, "max_reevaluated_prompts"):
+            flags.method.max_reevaluated_prompts = values["adapt.max_reevaluated_prompts"] or 16
+    return flags
 
 
 class TestWithoutPreparedData:
@@ -381,6 +583,16 @@ class TestWithoutPreparedData:
 
 
 class TestTable:
+    def test_every_rule_is_broken_by_a_row(self):
+        """So no rule can be written that never speaks."""
+        broken = set()
+        for words, _ in [*BAD, *MEANT, *ELSEWHERE]:
+            flags = flags_with(words)
+            with suppress(ConfigError):
+                check_ranges(flags, VALUES)
+                broken |= {id(rule) for rule in RULES if rule.message(flags) is not None}
+        assert [rule.flag for rule in RULES if id(rule) not in broken] == []
+
     def test_every_number_has_a_range(self):
         ours = {f"{prefix}.{item}" for prefix, kind in config.GROUPS.items() for item in kind.__dataclass_fields__}
         numbers = {action.dest for action in arguments.build_parser("")._actions if action.type in (int, float)}
