@@ -14,6 +14,7 @@ from bapo_openrlhf.cli.parser import did_you_mean, is_switch, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
+from bapo_openrlhf.flags.paths import expand_home
 from bapo_openrlhf.flags.rules import check_algorithm, check_values
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
@@ -105,6 +106,7 @@ def given_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[st
 
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     """Check the values, make OpenRLHF's checks, then this project's."""
+    expand_home(flat)
     _check_rewards(flat)
     check_values(vars(flat))
     own = {prefix: {} for prefix in config.GROUPS}
