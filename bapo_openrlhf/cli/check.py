@@ -33,6 +33,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     args = arguments.parse(rest, prog)
 
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
+    from bapo_openrlhf.launch.resume import SETTINGS, compare_with_beginning
+    from bapo_openrlhf.launch.settings import settings_of
 
     if mine.prompts is not None and mine.prompts < 1:
         raise ConfigError(f"prompts is {mine.prompts}; it must be at least 1")
@@ -41,6 +43,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     checked = check_inputs(args, data=data, prepared=False, elsewhere=mine.prompts)
     checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants, mine.gpu)))
     print_warnings(checked)
+    saved = Path(args.ckpt.path)
+    resumes = args.ckpt.load_enable and (saved / SETTINGS).exists() and (saved / "_actor" / "latest").exists()
+    if resumes and mine.prompts is None:
+        compare_with_beginning(args, settings_of(args, checked.prompts), None)
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in report))

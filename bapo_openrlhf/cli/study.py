@@ -96,17 +96,23 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
     from bapo_openrlhf.adapt.arithmetic import epoch_steps
     from bapo_openrlhf.cli import arguments
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
+    from bapo_openrlhf.launch.settings import Settings, settings_of
     from bapo_openrlhf.launch.start import logical_gpus
+    from bapo_openrlhf.workbench.study import runner
 
     of_arm: dict[str, tuple[int, int]] = {}
+    settings: dict[str, Settings] = {}
     for run in planned:
         if run.arm.name in of_arm:
+            runner.require_same_settings(run, settings[run.arm.name])
             continue
         with _naming(run.arm.name):
             args: SimpleNamespace = arguments.parse(run.words, "bapo-openrlhf train")
             checked = check_inputs(args)
             if checked.prompts is None:
                 raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")
+        settings[run.arm.name] = settings_of(args, checked.prompts)
+        runner.require_same_settings(run, settings[run.arm.name])
         print_warnings(checked, f"study, {run.arm.name}: ")
         epoch = epoch_steps(args, checked.prompts, checked.candidates)
         of_arm[run.arm.name] = epoch * args.train.num_episodes, logical_gpus(args)

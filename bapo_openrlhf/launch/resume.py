@@ -1,16 +1,22 @@
 """Choose how a run starts, before anything loads: from a checkpoint, in a new folder, or in place of an earlier run."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.resumable import may_change
+from bapo_openrlhf.launch.settings import Settings, changes, is_mended
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.checkpoint_store import ADAPT, CheckpointStore
 from bapo_openrlhf.record.owner import owned
-from bapo_openrlhf.record.state_file import CheckpointError
+from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_document
+
+SETTINGS, SETTINGS_KIND = "settings.json", "bapo_openrlhf settings"  # of the run's last start, in ckpt.path
 
 
 @contextmanager
@@ -108,6 +114,67 @@ def choose_checkpoint(args: SimpleNamespace) -> str | None:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
 
 
+def compare_with_beginning(args: SimpleNamespace, now: Settings, tag: str | None) -> dict[str, tuple[Any, Any]]:
+    """Compare the settings of a run that resumes with those of its last start.
+
+    Args:
+        args: Arguments of the run.
+        now: Its settings.
+        tag: The checkpoint that was chosen; None if OpenRLHF chooses it.
+
+    Returns:
+        What changed and may do so: the old and the new value by flag. It is also said on standard error.
+
+    Raises:
+        ConfigError: Something changed that must not. The message names each flag with both values.
+    """
+    file = Path(args.ckpt.path) / SETTINGS
+    try:
+        if not file.exists():
+            _report(f"{file} is not there, so it is not known whether the run was begun with the same settings")
+            return {}
+        before = read_document(file, SETTINGS_KIND)
+    except (CheckpointError, OSError) as error:
+        where = f"ckpt.path is {args.ckpt.path}; {error}"
+        raise ConfigError(f"{where}; if that file is deleted, the run goes on and nothing is compared") from None
+    found = changes(before, now)
+    has_weights = tag is not None and any((file.parent / ADAPT / tag).glob("rollout_weights_rank*"))
+    refused = {
+        flag: pair
+        for flag, pair in found.items()
+        if not (may_change(flag) or is_mended(flag, *pair)) or (flag == "vllm.tensor_parallel_size" and has_weights)
+    }
+    if refused:
+        said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in refused.items())
+        raise ConfigError(
+            f"ckpt.load_enable continues a run as it was begun, but {said}; give the old values, or start a new run "
+            "from the model that was trained so far; docs/reliability.md lists what may change"
+        )
+    for flag, (old, new) in found.items():
+        _report(f"from step {next_step(args)} on, {flag} is {new}, and was {old}")
+    return found
+
+
+def keep_settings(args: SimpleNamespace, settings: Settings) -> None:
+    """Write the settings next to the checkpoints, if there will be any."""
+    ckpt = args.ckpt
+    if not ckpt.disable_ds and (ckpt.save_steps > 0 or args.eval.dataset or ckpt.load_enable):
+        Path(ckpt.path).mkdir(parents=True, exist_ok=True)
+        write_document(Path(ckpt.path) / SETTINGS, SETTINGS_KIND, settings)
+
+
+def next_step(args: SimpleNamespace) -> int:
+    """The first step after the checkpoint from which the run goes on; 1 if there is none."""
+    latest = Path(args.ckpt.path) / "_actor" / "latest"  # DeepSpeed writes it last, so a crash may leave none
+    if not latest.exists():
+        return 1
+    text = latest.read_bytes()
+    found = re.search(rb"global_step([0-9]+)$", text)
+    if found is None:
+        raise ConfigError(f"ckpt.path is {args.ckpt.path}; {latest} names no checkpoint, but {text[:40]!r}")
+    return int(found[1]) + 1
+
+
 def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[str, str]:
     """How the run multiplies bfloat16 matrices (`cpu.products.way`), by the step from which it does so.
 
@@ -120,8 +187,7 @@ def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[
     """
     if not resumes:
         return {"1": way}
-    latest = Path(args.ckpt.path) / "_actor" / "latest"  # DeepSpeed writes it last, so a crash may leave none
-    first = int(latest.read_text().rpartition("global_step")[2]) + 1 if latest.exists() else 1
+    first = next_step(args)
     earlier = record.read_run(run_folder(args)).get("bf16_products", {})
     kept = {step: before for step, before in earlier.items() if int(step) < first}
     if not kept or list(kept.values())[-1] == way:

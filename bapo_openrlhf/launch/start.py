@@ -14,12 +14,18 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import Checked, flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.flags.paths import make_absolute
-from bapo_openrlhf.launch.resume import choose_start, products_by_step, run_folder
+from bapo_openrlhf.launch.resume import (
+    choose_start,
+    compare_with_beginning,
+    keep_settings,
+    next_step,
+    products_by_step,
+    run_folder,
+)
+from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.progress import progress_bar
 
-SECRETS = ("logger.wandb.key",)  # the values of these flags are not written to the record
 # What flags must be on a machine without a GPU.
 ON_THE_CPU = {
     "vllm.enforce_eager": True,
@@ -54,11 +60,12 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         ConfigError: The run cannot start. Nothing was loaded.
         RunError: The run failed.
     """
-    config = flags_of(args)  # as the user gave them
+    settings = settings_of(args, checked.prompts)  # as the user gave them
     _check_device(args)
     set_openrlhf_flags(args)
-    make_absolute(args)
+    make_paths_absolute(args)
     tag, resumes = choose_start(args)
+    changed = compare_with_beginning(args, settings, tag) if resumes else {}
     args.checked = replace(checked, resume_tag=tag)
     folder = run_folder(args)
     clock = time.perf_counter()
@@ -73,11 +80,15 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         "total_steps": steps,
         **record.provenance(secret=args.logger.wandb.key),
         "bf16_products": products_by_step(args, products.way(), resumes=resumes) if cpu.active() else None,
-        "config": {name: record.HIDDEN if value and name in SECRETS else value for name, value in config.items()},
+        **settings,
     }
+    if resumes:
+        first = {"at": about["started"], "step": next_step(args)}
+        about["changed"] = [{**first, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed.items()]
     if args.run.overwrite and not resumes:
         record.remove_run(folder)
     record.begin_run(folder, about, resumes=resumes)
+    keep_settings(args, settings)
     quiet = args.run.logs == "progress"
     bar = progress_bar(folder, steps, f"{args.run.name}: {label}") if quiet else nullcontext()
     with cpu.forked_processes(), bar:
@@ -95,6 +106,29 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def make_paths_absolute(args: SimpleNamespace) -> None:
+    """Make local paths absolute, because Ray's workers may have another working directory."""
+    written = ((args.run, "dir"), (args.ckpt, "path"), (args.ckpt, "output_dir"), (args.logger, "tensorboard_dir"))
+    for owner, name in written:
+        if getattr(owner, name):
+            setattr(owner, name, str(Path(getattr(owner, name)).resolve()))
+    read = [(model, "model_name_or_path") for model in (args.actor, args.critic, args.reward)]
+    for owner, name in (*read, (args.data, "prompt_dataset"), (args.eval, "dataset"), (args.train, "agent_func_path")):
+        if getattr(owner, name):
+            setattr(owner, name, ",".join(map(_absolute, getattr(owner, name).split(","))))
+    if ".py:" in args.adapt.method:
+        file, _, name = args.adapt.method.rpartition(":")
+        args.adapt.method = f"{_absolute(file)}:{name}"
+    if isinstance(args.reward.remote_url, list):
+        args.reward.remote_url = [_absolute(url) for url in args.reward.remote_url]
+
+
+def _absolute(name: str) -> str:
+    """The absolute path of a local file or folder. A name on the model hub and an address stay as they are."""
+    path, at, inner = name.strip().partition("@")
+    return f"{Path(path).resolve()}{at}{inner}" if path and Path(path).exists() else name
 
 
 def _check_device(args: SimpleNamespace) -> None:

@@ -85,7 +85,7 @@ class RunRecord:
             TypeError: A value is not something that JSON can hold. The message names its key.
         """
         lines = [
-            _line({"step": int(step)} | {key: _plain(key, value) for key, value in row.items() if key != "step"})
+            _line({"step": int(step)} | {key: plain(key, value) for key, value in row.items() if key != "step"})
             for row in rows
         ]
         if lines:
@@ -100,15 +100,17 @@ def begin_run(directory: str | os.PathLike, about: Mapping[str, Any], *, resumes
         directory: Folder of the run. It is created if necessary.
         about: name, algorithm, seed, started (ISO, UTC), total_steps (None if unknown), `provenance()`, bf16_products
             (on a CPU, how bfloat16 matrices are multiplied, "direct" or "float32", by the first step that does it so;
-            otherwise None), and config (every flag by its dotted name).
+            otherwise None), config and inputs (`launch.settings.settings_of`), and changed (what a resume changed: at,
+            the first step with it, flag, before, now).
         resumes: Whether the run continues an earlier one. Then its lines and the time of its first start stay, and
-            `about["started"]` is added to "resumed".
+            `about["started"]` is added to "resumed", and `about["changed"]` to the "changed" of earlier resumes.
     """
     directory = Path(directory)
     if resumes:
         earlier = read_run(directory)
         again = [*earlier.get("resumed", []), about["started"]]
-        about = {**about, "started": earlier.get("started", about["started"]), "resumed": again}
+        changed = [*earlier.get("changed", []), *about.get("changed", [])]
+        about = {**about, "started": earlier.get("started", about["started"]), "resumed": again, "changed": changed}
     for name in (SUMMARY,) if resumes else (SUMMARY, *BY_STEP):
         (directory / name).unlink(missing_ok=True)
     _write(directory / RUN, about)
@@ -281,7 +283,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, json.dumps(_plain(path.name, content), indent=2, allow_nan=False) + "\n")
+    _replace(path, json.dumps(plain(path.name, content), indent=2, allow_nan=False) + "\n")
     return path
 
 
@@ -295,7 +297,12 @@ def _replace(path: Path, text: str) -> None:
     os.replace(unfinished, path)
 
 
-def _plain(name: str, value: Any) -> Any:
+def plain(name: str, value: Any) -> Any:
+    """A value as JSON can hold it; NaN and infinity become null.
+
+    Raises:
+        TypeError: JSON has nothing for it. The message begins with `name`.
+    """
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, numbers.Integral):
@@ -303,9 +310,9 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(f"{name}.{key}", item) for key, item in value.items()}
+        return {str(key): plain(f"{name}.{key}", item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(name, item) for item in value]
+        return [plain(name, item) for item in value]
     raise TypeError(f"{name} is a {type(value).__name__}, which JSON cannot hold")
 
 

@@ -147,8 +147,6 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             `generate_samples`.
     """
 
-    ALONG = "reevaluated"  # kind of the hard prompts that a rollout takes along, for their seeds
-
     def __init__(
         self,
         *,
@@ -213,7 +211,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             self._asked = len(prompts) + len(hard)
             if hard:
                 kwargs = {name: kwargs[name] for name in kwargs if name not in ("images", "n_samples_per_prompt")}
-                self._hard_requests = self._dispatch_hard_prompts(hard, self.ALONG, **kwargs)
+                self._hard_requests = self._dispatch_hard_prompts(hard, **kwargs)
         return refs
 
     @extends(SamplesGenerator)

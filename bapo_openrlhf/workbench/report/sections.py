@@ -71,6 +71,9 @@ def _overview(page: Comparison) -> Section:
             notes.append(f"{run.name} has no {SUMMARY}: it is still going on, or it was interrupted.")
         if resumed := run.about.get("resumed"):
             notes.append(f"{run.name} was resumed {len(resumed)} time(s), last at {resumed[-1]}.")
+        for row in run.about.get("changed", []):
+            was, now = tables.in_words(row["before"]), tables.in_words(row["now"])
+            notes.append(f"{run.name}: from step {row['step']} on, {row['flag']} is {now}, and was {was}.")
     return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
 
 

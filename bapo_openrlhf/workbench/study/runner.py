@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bapo_openrlhf.cpu.prefork import serving
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.settings import Settings, changes
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 
@@ -100,7 +101,7 @@ def require_same(planned: Sequence[Planned]) -> None:
         file = run.folder / COMMAND
         if not file.exists():
             continue
-        before, now = map(_without_place, (json.loads(file.read_text(encoding="utf-8")), run.words))
+        before, now = map(_without_place, (_words_in(file), run.words))
         if before != now:
             gone = [word for word in before if word not in now]
             new = [word for word in now if word not in before]
@@ -108,6 +109,43 @@ def require_same(planned: Sequence[Planned]) -> None:
                 f"study: run {run.name} in {run.folder.parent} was started with {' '.join(gone) or 'fewer flags'}, but "
                 f"now has {' '.join(new) or 'no such flag'}; give another --output, or delete that run's folder"
             )
+
+
+def require_same_settings(run: Planned, now: Settings) -> None:
+    """Raise ConfigError if a run was started with other settings: another content of a file that its words name.
+
+    Args:
+        run: A run of the study.
+        now: The settings that its words give now. Those flags that the words have are compared by `require_same`.
+    """
+    before = record.read_run(run.folder)
+    if "config" not in before:
+        return
+    given = {word.removeprefix("--").partition("=")[0] for word in run.words if word.startswith("--")}
+    found = {
+        flag: pair
+        for flag, pair in changes(before, now).items()
+        if flag in before.get("inputs", {}) or flag not in given
+    }
+    if found:
+        said = ", ".join(f"{flag} {old} (now {new})" for flag, (old, new) in found.items())
+        names = ", ".join(Path(word).name for word in run.words if word.endswith((".yaml", ".yml")))
+        files = f"; its files are {names}" if names else ""
+        raise ConfigError(
+            f"study: run {run.name} in {run.folder.parent} was started with {said}{files}; give another --output, or "
+            "delete that run's folder"
+        )
+
+
+def _words_in(file: Path) -> list[str]:
+    """The words in a run's command.json."""
+    try:
+        words = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"study: {file} is no run's command; delete that run's folder")
+    return words
 
 
 def _without_place(words: Sequence[str]) -> list[str]:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.adapt.group import REFERENCE
-from bapo_openrlhf.cli import main
+from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.launch.resume import keep_settings
+from bapo_openrlhf.launch.settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets")
@@ -29,7 +31,7 @@ def words(tmp_path) -> list[str]:
     model.mkdir()
     (model / "config.json").write_text("{}")
     data = tmp_path / "train.jsonl"
-    data.write_text("".join(json.dumps({"input": f"{n}", "label": f"3 5 7:{n}"}) + "\n" for n in range(83)))
+    data.write_text("".join(json.dumps({"input": f"{n}", "label": f"{n}"}) + "\n" for n in range(83)))
     reward = tmp_path / "reward.py"
     reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n")
     flags = {
@@ -176,6 +178,20 @@ class TestNumbers:
         assert report(capsys, *words)["run's folder"] == says
         for flag in ("--run.overwrite", "--ckpt.load_enable"):
             assert report(capsys, *words, flag)["run's folder"] == f"{tmp_path}/x"
+
+    def test_a_resume_that_would_be_refused(self, capsys, words, tmp_path):
+        words = [*words, "--algorithm=ba_ppo", f"--run.dir={tmp_path}", "--run.name=x"]
+        args = arguments.parse([*words, "--ckpt.save_steps=1"])
+        keep_settings(args, settings_of(args, 83))
+        other = [*words, "--ckpt.load_enable", "--train.seed=7"]
+        report(capsys, *other)  # there is no checkpoint, so the run would begin
+        latest = tmp_path / "x/checkpoints/_actor/latest"
+        latest.parent.mkdir()
+        latest.write_text("global_step4")
+        report(capsys, *words, "--ckpt.load_enable")
+        report(capsys, *words, "--train.seed=7")  # a new run
+        assert main.run(["check", *other]) == 2
+        assert "continues a run as it was begun, but train.seed is 7, and was 42;" in capsys.readouterr().err
 
     @pytest.mark.parametrize("target", ["reference", "behaviour"])
     def test_replay_buffer_is_as_large_as_what_is_stored_in_it(self, capsys, words, make_group, target):

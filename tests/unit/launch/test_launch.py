@@ -135,6 +135,151 @@ def test_without_batch_adaptation_openrlhfs_checkpoint_decides(start, tmp_path, 
     assert "resumed" not in start(algorithm=algorithm, run__overwrite=True)[0]
 
 
+class TestResume:
+    """D1 and D3 of the reports, and their kind: a resume does what its flags say, or says why it does not."""
+
+    @pytest.fixture
+    def go(self, start, tmp_path):
+        """go(flag=value...) begins a run on files, go(step, ...) resumes it after that step. Both return run.json."""
+        (tmp_path / "rows.jsonl").write_text(20 * '{"input": "1+1="}\n')
+        (tmp_path / "reward.py").write_text("one")
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "config.json").write_text("{}")
+        own = {
+            "data__prompt_dataset": tmp_path / "rows.jsonl", "reward__remote_url": tmp_path / "reward.py",
+            "actor__model_name_or_path": tmp_path / "model", "ckpt__save_steps": 2, "prompts": 20, "fails": True,
+        }  # fmt: skip
+
+        def run(step: int = 0, *, adapted: bool = True, weights: bool = False, **flags) -> dict:
+            if step:
+                store, path = CheckpointStore(tmp_path / "checkpoints", critic=False), tmp_path / "checkpoints/_actor"
+                if adapted:
+                    folder = store.begin(f"global_step{step}")
+                    save_state(folder, {})
+                    if weights:
+                        (folder / "rollout_weights_rank0.safetensors").touch()
+                (path / f"global_step{step}").mkdir(parents=True, exist_ok=True)
+                (path / f"global_step{step}" / "model.pt").write_text("weights")
+                (path / "latest").write_text(f"global_step{step}")
+                if adapted:
+                    store.complete(f"global_step{step}", step)
+                flags |= {"ckpt__load_enable": True}
+            if not adapted:
+                flags = {"algorithm": "grpo", "train__batch_size": 16} | flags
+            with pytest.raises(KeyboardInterrupt):
+                start(**own | flags)
+            return record.read_run(tmp_path / "runs" / "mine")
+
+        return run
+
+    REFUSED = (
+        ({"actor__adam__lr": 1e-5}, "actor.adam.lr is 1e-05, and was 1e-06"),
+        ({"data__input_key": "x", "train__seed": 1}, "train.seed is 1, and was 42; data.input_key is x, and was input"),
+        ({"rollout__n_samples_per_prompt": 8}, "rollout.n_samples_per_prompt is 8, and was 4"),
+        ({"adapt__filter": "gaussian"}, "adapt.filter is gaussian, and was range"),
+        ({"reward__remote_url": "http://judge"}, r"reward.remote_url is http://judge, and was blake2b \w+"),
+        ({"prompts": 8}, r"data.prompt_dataset is 8 rows, blake2b \w+, and was 20 rows, blake2b \w+"),
+        ({"actor__num_gpus_per_node": 4}, "actor.num_nodes x actor.num_gpus_per_node is 4, and was 8"),
+    )
+
+    @pytest.mark.parametrize("adapted", [True, False])
+    @pytest.mark.parametrize(("flags", "says"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
+    def test_a_change_is_refused_by_name(self, go, tmp_path, adapted, flags, says):
+        go(adapted=adapted)
+        about = (tmp_path / "runs/mine/run.json").read_text()
+        says = (
+            f"^ckpt.load_enable continues a run as it was begun, but {says}; give the old values, or start a new run "
+        )
+        with pytest.raises(ConfigError, match=says):
+            go(2, adapted=adapted, **flags)
+        assert (tmp_path / "runs/mine/run.json").read_text() == about
+
+    @pytest.mark.parametrize(
+        ("place", "flag"), [("rows.jsonl", "data.prompt_dataset"), ("model/config.json", "actor.model_name_or_path")]
+    )
+    def test_another_content_of_a_file_is_refused(self, go, tmp_path, place, flag):
+        go()
+        (tmp_path / place).write_text("other")
+        with pytest.raises(
+            ConfigError, match=rf"but {flag} is (20 rows, )?blake2b (\w+), and was (20 rows, )?blake2b "
+        ):
+            go(2)
+
+    @pytest.mark.parametrize("adapted", [True, False])
+    def test_what_changes_is_said_and_recorded(self, go, tmp_path, capsys, adapted):
+        """Each change once, by the first step with it. The record has the values that are in use."""
+        first = go(adapted=adapted)
+        assert "changed" not in first and first["config"]["train.num_episodes"] == 1
+        capsys.readouterr()
+        (tmp_path / "reward.py").write_text("mended")
+        second = go(2, adapted=adapted, train__num_episodes=3, vllm__gpu_memory_utilization=0.5, run__logs="progress")
+        said = capsys.readouterr().err
+        third = go(4, adapted=adapted, train__num_episodes=4, vllm__gpu_memory_utilization=0.5)
+        digests = [about["inputs"]["reward.remote_url"] for about in (first, second)]
+        changes = [
+            (3, "train.num_episodes", 1, 3), (3, "vllm.gpu_memory_utilization", 0.95, 0.5),
+            (3, "reward.remote_url", *digests), (5, "train.num_episodes", 3, 4),
+        ]  # fmt: skip
+        for step, flag, before, now in changes[:3]:
+            assert f"ckpt.load_enable: from step {step} on, {flag} is {now}, and was {before}\n" in said
+        assert said.count("from step") == 3
+        rows = [dict(zip(("step", "flag", "before", "now"), change, strict=True)) for change in changes]
+        assert [{name: row[name] for name in row if name != "at"} for row in third["changed"]] == rows
+        assert third["changed"][:3] == second["changed"]
+        assert [row["at"] for row in third["changed"]] == [second["resumed"][0]] * 3 + third["resumed"][1:]
+        assert third["config"]["train.num_episodes"] == 4 and third["total_steps"] == 20
+        assert third["started"] == first["started"] and len(third["resumed"]) == 2
+
+    def test_rollout_weights_are_for_their_number_of_ranks(self, go, tmp_path):
+        go()
+        go(2, vllm__tensor_parallel_size=2)
+        with pytest.raises(ConfigError, match=r"but vllm\.tensor_parallel_size is 1, and was 2;"):
+            go(4, weights=True)
+
+    def test_without_a_checkpoint_the_run_begins_as_it_is_told(self, go):
+        go()
+        assert go(ckpt__load_enable=True, actor__adam__lr=1e-5)["config"]["actor.adam.lr"] == 1e-5
+        with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
+            go(2)
+
+    def test_under_another_name(self, go, tmp_path):
+        """The checkpoints have the settings, whatever record they belong to."""
+        go()
+        with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-05, and was 1e-06"):
+            go(2, run__name="other", actor__adam__lr=1e-5)
+        assert not (tmp_path / "runs/other").exists()
+
+    def test_checkpoints_of_an_older_version(self, go, tmp_path, capsys):
+        go()
+        (tmp_path / "checkpoints/settings.json").unlink()
+        go(2, actor__adam__lr=1e-5)
+        said = capsys.readouterr().err
+        assert (
+            f"{tmp_path}/checkpoints/settings.json is not there, so it is not known whether the run was begun" in said
+        )
+        with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
+            go(4)
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "kind": "bapo_openrlhf settings"}'])
+    def test_settings_that_are_damaged(self, go, tmp_path, text):
+        go()
+        (tmp_path / "checkpoints/settings.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"settings.json is .*; if that file is deleted, the run goes on and"):
+            go(2)
+
+    def test_a_latest_that_names_nothing(self, go, tmp_path):
+        go(adapted=False)
+        go(2, adapted=False)
+        (tmp_path / "checkpoints/_actor/latest").write_bytes(b"global_st\xff")
+        says = r"checkpoints/_actor/latest names no checkpoint, but b'global_st\\xff'"
+        with pytest.raises(ConfigError, match=says):
+            go(adapted=False, ckpt__load_enable=True, train__num_episodes=2)
+
+    def test_a_run_that_saves_nothing_leaves_no_settings(self, go, tmp_path):
+        go(ckpt__save_steps=-1)
+        assert not (tmp_path / "checkpoints").exists()
+
+
 class TestEarlierRun:
     """A second run of a name."""
 

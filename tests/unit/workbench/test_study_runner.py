@@ -6,13 +6,15 @@ import time
 
 import pytest
 
-from bapo_openrlhf.cli import study
+from bapo_openrlhf.cli import arguments, study
+from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.run_record import EVALUATIONS, RunRecord, write_summary
+from bapo_openrlhf.launch.settings import settings_of
+from bapo_openrlhf.record.run_record import EVALUATIONS, RunRecord, begin_run, write_summary
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study import runner
 from bapo_openrlhf.workbench.study.data import StudyRun, steps_table, write_table
-from bapo_openrlhf.workbench.study.definition import Arm, Study
+from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.progress import on_terminal
 from bapo_openrlhf.workbench.study.runner import Running, plan, require_same, run_all
 
@@ -230,3 +232,98 @@ def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, ca
         ConfigError, match=r"study, plain-group: unknown flag --adapt.bufer_size; did you mean --adapt."
     ):
         study.main(command)
+
+
+EDITS = {
+    "base.yaml": ("lr: 1.0e-4", "lr: 1.0e-6", "actor.adam.lr 0.0001 (now 1e-06)"),
+    "method.yaml": ("8", "9", "adapt.buffer_size 8 (now 9)"),
+    "rows.jsonl": ("1+1", "1+2", "data.prompt_dataset 12 rows, blake2b "),
+    "reward.py": ("1.0", "0.0", "reward.remote_url blake2b "),
+    "model/config.json": ("{}", "{ }", "actor.model_name_or_path blake2b "),
+}
+
+
+class TestContent:
+    """D6 of the reports: a study compares what its files hold, also with runs that are done."""
+
+    @pytest.fixture
+    def study(self, tmp_path, monkeypatch, capsys):
+        """study() runs the command in a folder whose two runs are done, and returns its status and its error."""
+        monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
+        monkeypatch.setattr(study, "_write", lambda *_: None)  # the page
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model/config.json").write_text("{}")
+        (tmp_path / "rows.jsonl").write_text(12 * '{"input": "1+1=", "label": "2"}\n')
+        (tmp_path / "reward.py").write_text(
+            "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n"
+        )
+        (tmp_path / "method.yaml").write_text("adapt: {buffer_size: 8}\n")
+        (tmp_path / "base.yaml").write_text(
+            f"actor: {{model_name_or_path: {tmp_path}/model, num_gpus_per_node: 1, adam: {{lr: 1.0e-4}}}}\n"
+            f"reward: {{remote_url: {tmp_path}/reward.py}}\n"
+            f"data: {{prompt_dataset: {tmp_path}/rows.jsonl, input_key: input, label_key: label, max_len: 48}}\n"
+            "rollout: {batch_size: 4, n_samples_per_prompt: 4, max_new_tokens: 16}\n"
+            "train: {batch_size: 16, micro_batch_size: 4}\n"
+            "vllm: {num_engines: 1, enforce_eager: true, sync_backend: gloo}\nds: {attn_implementation: eager}\n"
+        )
+        (tmp_path / "study.yaml").write_text(
+            "name: s\nconfig: base.yaml\nflags: {eval.steps: -1}\nseeds: [1, 2]\n"
+            "methods:\n  bapo: {arms: {group: BAPO}, config: method.yaml}\n"
+        )
+        for run in plan(read_study(tmp_path / "study.yaml"), tmp_path / "out"):
+            about = settings_of(arguments.parse(run.words), 12)
+            begin_run(run.folder, {"started": "now", **about})
+            write_summary(run.folder, {"steps": 3})
+            (run.folder / "command.json").write_text(json.dumps(run.words))
+
+        def go(*words: str) -> tuple[int, str]:
+            status = cli.run(
+                ["study", "--config", str(tmp_path / "study.yaml"), "--output", str(tmp_path / "out"), *words]
+            )
+            out, err = capsys.readouterr()
+            assert ("2 of 2 runs are done" in out) is (status == 0)
+            return status, [line for line in err.splitlines() if not line.startswith("warning: ")]
+
+        return go
+
+    @pytest.mark.parametrize("file", EDITS)
+    def test_an_edited_file_is_refused(self, study, tmp_path, file):
+        assert study() == (0, [])
+        old, new, says = EDITS[file]
+        (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new))
+        status, [error] = study()
+        assert status == 2
+        assert error.startswith(f"error: study: run bapo-group-s1 in {tmp_path}/out/runs was started with {says}")
+        assert error.endswith(
+            "; its files are base.yaml, method.yaml; give another --output, or delete that run's folder"
+        )
+
+    def test_every_run_is_compared(self, study, tmp_path):
+        """Not only the first of an arm."""
+        about = tmp_path / "out/runs/bapo-group-s2/run.json"
+        about.write_text(about.read_text().replace('"data.max_len": 48', '"data.max_len": 40'))
+        status, [error] = study()
+        assert status == 2 and "run bapo-group-s2" in error and "data.max_len 40 (now 48)" in error
+
+    def test_what_says_nothing(self, study, tmp_path):
+        """Comments, the order of fields, other places of files, and where logs go."""
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "rows.jsonl").rename(tmp_path / "elsewhere/train.jsonl")
+        base = (tmp_path / "base.yaml").read_text().replace("/rows.jsonl", "/elsewhere/train.jsonl")
+        lines = ["# a comment", *reversed(base.splitlines()), f"logger: {{tensorboard_dir: {tmp_path}/logs}}"]
+        (tmp_path / "base.yaml").write_text("\n".join(lines))
+        assert study() == (0, [])
+
+    def test_a_run_of_an_older_version_has_no_digests(self, study, tmp_path):
+        for path in tmp_path.glob("out/runs/*/run.json"):
+            about = json.loads(path.read_text())
+            del about["inputs"]
+            path.write_text(json.dumps(about))
+        (tmp_path / "reward.py").write_text((tmp_path / "reward.py").read_text() + "# new\n")
+        assert study() == (0, [])
+
+    @pytest.mark.parametrize("text", ["", "[", "{}", "[1, 2]", "\xff"])
+    def test_a_command_that_is_damaged(self, study, tmp_path, text):
+        file = tmp_path / "out/runs/bapo-group-s2/command.json"
+        file.write_bytes(text.encode("latin-1"))
+        assert study() == (2, [f"error: study: {file} is no run's command; delete that run's folder"])

@@ -1,0 +1,35 @@
+"""What may change when a run is resumed. A change of any other flag since the run's beginning is refused.
+
+A name with * at its end stands for all flags that begin so. docs/reliability.md has the same list, and a test compares
+the two.
+"""
+
+# These say nothing about the training. A change of the others in MAY_CHANGE is said and recorded.
+PLACES = ("run.*", "ckpt.*", "logger.*")
+MAY_CHANGE = {
+    "the length of the run": ("train.num_episodes",),
+    "the batch adaptation from now on": (
+        "adapt.rollout_delay", "adapt.reevaluate_every", "train.async_queue_size", "adapt.max_staleness",
+        "adapt.max_shift_*", "adapt.c1", "adapt.c2", "adapt.c3", "adapt.threshold_direction", "adapt.buffer_size",
+        "adapt.replay_buffer_size", "adapt.max_failed_share",
+    ),
+    "the evaluation": ("eval.*",),
+    "how the machines compute it": (
+        "vllm.*", "verifier.*", "ref.*", "reward.num_*", "reward.offload", "train.colocate_*", "ds.enable_sleep",
+        "ds.attn_implementation", "actor.gradient_checkpointing_*", "rollout.micro_batch_size",
+        "rollout.max_tokens_per_gpu", "train.micro_batch_size", "train.max_tokens_per_gpu", "adapt.micro_batch_tokens",
+    ),
+    "where the record, the checkpoints and the logs are, and how often they are written": PLACES,
+}  # fmt: skip
+# The flags that name the user's own code. It may be mended, and a server may move: this is said and recorded.
+CODE = ("reward.remote_url", "train.agent_func_path", "adapt.method")
+
+
+def may_change(flag: str) -> bool:
+    """Whether a flag may have another value when a run is resumed."""
+    return any(is_one_of(flag, names) for names in MAY_CHANGE.values())
+
+
+def is_one_of(flag: str, names: tuple[str, ...]) -> bool:
+    """Whether a flag is among names, of which some may end with *."""
+    return any(flag.startswith(name[:-1]) if name.endswith("*") else flag == name for name in names)

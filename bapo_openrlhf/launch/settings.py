@@ -1,0 +1,131 @@
+"""The settings of a run: every flag, and what the files that flags name hold.
+
+Its record (run.json) has them, and its checkpoints do (`ckpt.path`/settings.json). So a resume and a study can tell
+whether a run was begun with other ones.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import flags_of
+from bapo_openrlhf.flags.resumable import CODE, PLACES, is_one_of
+from bapo_openrlhf.record import run_record as record
+
+MODELS = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
+DATA = "data.prompt_dataset"
+RANKS = {f"{model}.num_nodes x {model}.num_gpus_per_node": model for model in ("actor", "critic")}
+OF_RANKS = [flag for both in RANKS for flag in both.split(" x ")]
+SECRETS = ("logger.wandb.key",)  # the values of these flags are not written
+# How flags were given, and what `inputs` has instead.
+NOT_COMPARED = (*PLACES, "config", "local_rank", *MODELS, *CODE, DATA, *OF_RANKS)
+END = 2**20  # bytes at each end of a model's file that are read
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+def settings_of(args: SimpleNamespace, prompts: int | None) -> Settings:
+    """The settings of a run.
+
+    Args:
+        args: Arguments as `cli.arguments.parse` returns them.
+        prompts: Rows of the training data; None if it is not on this machine.
+
+    Returns:
+        "config": Every flag by its dotted name, as the user gave it.
+        "inputs": A text for each flag that names data, models or code, and the numbers of actor and critic ranks.
+        Files of equal content have equal texts, wherever they are. A name on a hub, an address and the name of a
+        method stand for themselves.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    flags = flags_of(args)
+    hidden = {name: record.HIDDEN for name in SECRETS if flags.get(name)}
+    inputs = {name: ", ".join(_known(name, part) for part in _parts(flags[name])) for name in (*MODELS, *CODE, DATA)}
+    if prompts is not None:
+        inputs[DATA] = f"{prompts} rows, {inputs[DATA]}"
+    for name, model in RANKS.items():
+        if flags[MODELS[0].replace("actor", model)]:
+            inputs[name] = str(flags[f"{model}.num_nodes"] * flags[f"{model}.num_gpus_per_node"])
+    return {"config": record.plain("config", flags | hidden), "inputs": {k: v for k, v in inputs.items() if v}}
+
+
+def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
+    """The old and the new value of every flag that is not the same, without those that say where files are.
+
+    A flag that only one of them has says nothing, because versions of this project have different ones.
+    """
+    old, new = before["config"], now["config"]
+    found = {name: (old[name], new[name]) for name in old if name in new and not is_one_of(name, NOT_COMPARED)}
+    if "inputs" in before:
+        old, new = before["inputs"], now["inputs"]
+        found |= {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+    return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+
+
+def is_mended(flag: str, before: Any, now: Any) -> bool:
+    """Whether a change is one of the user's code: a file has another content, or a server another address."""
+    return flag in CODE and _kind(before) == _kind(now)
+
+
+def _kind(text: str | None) -> str:
+    return re.sub(r"https?://\S+", "address", re.sub(r"blake2b \w+", "file", text or "none"))
+
+
+def _parts(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [text.strip() for text in (value or "").split(",") if text.strip()]
+
+
+# ── What a name stands for ──
+
+
+def _known(flag: str, text: str) -> str:
+    """A digest instead of the path of what is on this machine; otherwise the name itself."""
+    place, mark, inner = text.partition("@")  # a folder in a data set
+    if flag == "adapt.method":
+        if ".py:" not in text:
+            return text
+        place, mark, inner = text.rpartition(":")
+    path = Path(place).expanduser()
+    try:
+        if not path.exists():
+            return text
+        whole = blake2b(digest_size=8)
+        for file in [path] if path.is_file() else _files(flag, path):
+            status = file.stat()
+            found = _digest(file, status.st_size, status.st_mtime_ns, ends=flag in MODELS)
+            whole.update(f"{file.relative_to(path).as_posix()}\0{found}\0".encode())
+    except OSError as error:
+        raise ConfigError(f"{flag} is {text}; {error.filename or path} cannot be read: {error.strerror}") from None
+    return f"blake2b {whole.hexdigest()}{mark}{inner}"
+
+
+def _files(flag: str, folder: Path) -> Iterable[Path]:
+    """The files of a model or of a data set, without the caches that `datasets` writes when it reads one."""
+    paths = folder.iterdir() if flag in MODELS else folder.rglob("*")
+    return (path for path in sorted(paths) if path.is_file() and not path.name.startswith((".", "cache-")))
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, size: int, _changed: int, *, ends: bool) -> str:
+    """A digest of a file. Of a large file of a model it has the size and the ends, because reading all takes too long.
+
+    Args:
+        path: The file.
+        size, _changed: Its size and the time of its last change, so that a file that has changed is read again.
+        ends: Whether the file belongs to a model.
+    """
+    digest = blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        if ends and size > 2 * END:
+            digest.update(file.read(END))
+            file.seek(-END, 2)
+        while block := file.read(END):
+            digest.update(block)
+    return digest.hexdigest()
