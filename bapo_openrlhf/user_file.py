@@ -1,5 +1,6 @@
 """Files of the user's own: Python (reward function, agent, method, task) and YAML (flags or a study)."""
 
+import codecs
 import hashlib
 import importlib.util
 import inspect
@@ -93,6 +94,16 @@ def described(error: BaseException) -> str:
     return one_line(error) + (f" ({where})" if where else "")
 
 
+# The first bytes of a file that say its encoding, the longest first. Without them it is UTF-8.
+ENCODINGS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """PyYAML's safe loader takes the last of two equal keys; this one refuses them."""
 
@@ -115,10 +126,15 @@ def read_yaml(field: str, path: Path) -> Any:
         ConfigError: it cannot be read, is not YAML, or has a key twice.
     """
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        data = path.read_bytes()
+        encoding = next((name for mark, name in ENCODINGS.items() if data.startswith(mark)), "utf-8")
+        return yaml.load(data.decode(encoding), _Loader)
     except ConfigError as error:
         raise ConfigError(f"{field} {path}, {error}") from None
     except OSError as error:
         raise ConfigError(f"{field} {path} cannot be read: {error.strerror}{start_of(path)}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{field} {path}, line {line}: no text in {encoding}; save the file as UTF-8") from None
+    except yaml.YAMLError as error:
         raise ConfigError(f"{field} {path} is not valid YAML: {' '.join(str(error).split())}") from None

@@ -38,7 +38,7 @@ from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.methods import Method
 
-METHODS = ("bapo", "bapo_prioritized", "mopps", "dots", "remix", "exgrpo", "repo", "arpo")
+METHODS = ("bapo", "mopps", "dots", "remix", "exgrpo", "repo", "arpo")
 BATCH, SIZE, PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 8, 16, 48  # prompts a step, G, tokens; a response has at least half
 MICRO, UPDATES = 1, 8  # samples of a micro-batch; optimizer steps of a full batch
 DELAY, AGAIN = 5, 5  # v, m

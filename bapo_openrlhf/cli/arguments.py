@@ -14,11 +14,13 @@ from bapo_openrlhf.cli.parser import did_you_mean, is_switch, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
+from bapo_openrlhf.flags.paths import expand_home
 from bapo_openrlhf.flags.rules import check_algorithm, check_values
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 
 OUTPUTS = {"ckpt.output_dir": MODEL, "ckpt.path": CHECKPOINTS}  # in the run's folder unless they are given
+LOGGED_AS = "logger.wandb.run_name"  # the run's name unless it is given; also the folder within logger.tensorboard_dir
 REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # the sources of rewards
 
 
@@ -56,7 +58,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser = openrlhf_cli.build_parser()
     parser.prog, parser.usage = prog, "%(prog)s --config YAML [flags]"
     _add_flags(parser)
-    parser.set_defaults(**dict.fromkeys(OUTPUTS))
+    parser.set_defaults(**dict.fromkeys((*OUTPUTS, LOGGED_AS)))
     parser.error = refuse  # type: ignore[method-assign]
     parser.print_help = lambda file=None: print(_short_help(prog), end="", file=file)  # type: ignore[method-assign]
     return parser
@@ -105,6 +107,7 @@ def given_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[st
 
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     """Check the values, make OpenRLHF's checks, then this project's."""
+    expand_home(flat)
     _check_rewards(flat)
     check_values(vars(flat))
     own = {prefix: {} for prefix in config.GROUPS}
@@ -113,6 +116,8 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
         if prefix in own and name:
             own[prefix][name] = value
             delattr(flat, key)
+    if getattr(flat, LOGGED_AS) is None:
+        setattr(flat, LOGGED_AS, own["run"]["name"])
     for name, folder in OUTPUTS.items():
         if getattr(flat, name) is None:
             setattr(flat, name, f"{own['run']['dir']}/{own['run']['name']}/{folder}")

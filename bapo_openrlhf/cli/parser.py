@@ -2,8 +2,10 @@
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -110,6 +112,13 @@ def _yaml(text: str) -> Any:
         return text
 
 
+def _at_home(value: Any) -> Any:
+    """A path with the home folder in the place of `~`; anything else as it is."""
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
+
+
 def parse_words(
     parser: argparse.ArgumentParser, words: Sequence[str], into: argparse.Namespace | None = None
 ) -> argparse.Namespace:
@@ -132,8 +141,8 @@ def parse_words(
             raise
         raise ConfigError(f"unknown flag {ambiguous[1]}{did_you_mean(ambiguous[1], known)}") from None
     if not left:
-        for name, value in switches.items():
-            setattr(given, name, value)
+        vars(given).update(switches)
+        vars(given).update({name: _at_home(value) for name, value in vars(given).items()})
         return given
     for word in left:
         if word.startswith("-") and not NUMBER.match(word):

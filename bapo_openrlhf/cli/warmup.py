@@ -7,6 +7,7 @@ from bapo_openrlhf.cli.parser import parse_words
 from bapo_openrlhf.errors import refuse as refuse_words
 from bapo_openrlhf.flags import ranges
 from bapo_openrlhf.flags.files import settings_of
+from bapo_openrlhf.flags.paths import expand_home
 from bapo_openrlhf.flags.rule import refuse
 from bapo_openrlhf.flags.rules import PACKED
 from bapo_openrlhf.launch import openrlhf_cli
@@ -30,6 +31,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
         for word in as_words(parser, list(settings_of(path)), path)
     ]
     flat = parse_words(parser, [*words, *argv])
+    expand_home(flat)
     refuse([PACKED], vars(flat))
     ranges.check_ranges(vars(flat), {flag: rule for flag, rule in VALUES.items() if flag in vars(flat)})
     args = openrlhf_cli.validate(flat, openrlhf_cli.SFT)

@@ -256,7 +256,8 @@ class RunConfig:
     """The `--run.*` flags: where a run keeps its record."""
 
     # fmt: off
-    name: str = _flag("default", "name of the run")
+    name: str = _flag("default",
+        "name of the run, also for wandb and TensorBoard unless --logger.wandb.run_name is given")
     dir: str = _flag("runs",
         "folder of all runs; this run writes to DIR/NAME: its record (run.json, metrics.jsonl, ...), model/ unless "
         "--ckpt.output_dir is given, checkpoints/ unless --ckpt.path is given")

@@ -15,10 +15,12 @@ from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.cautions import warnings_of
 from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl
+from bapo_openrlhf.flags.paths import check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.launch import vision
 from bapo_openrlhf.launch.data_files import local_rows
+from bapo_openrlhf.launch.environment import check_temporary_folder
 from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.training.reward_worker import Invalid, checked
 
@@ -49,6 +51,8 @@ def check_inputs(
         ConfigError: The message names the flag, the value and what is allowed.
     """
     warnings: list[str] = []
+    check_temporary_folder()
+    check_written(args)
     check_combinations(args)
     check_packages(args)
     arithmetic = batch_arithmetic(args)

@@ -14,6 +14,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import Checked, flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
+from bapo_openrlhf.flags.paths import make_absolute
 from bapo_openrlhf.launch.resume import (
     choose_start,
     compare_with_beginning,
@@ -63,7 +64,7 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
     settings = settings_of(args, checked.prompts)  # as the user gave them
     _check_device(args)
     set_openrlhf_flags(args)
-    make_paths_absolute(args)
+    make_absolute(args)
     tag, resumes = choose_start(args)
     changed = compare_with_beginning(args, settings, tag) if resumes else {}
     args.checked = replace(checked, resume_tag=tag)
@@ -106,29 +107,6 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def make_paths_absolute(args: SimpleNamespace) -> None:
-    """Make local paths absolute, because Ray's workers may have another working directory."""
-    written = ((args.run, "dir"), (args.ckpt, "path"), (args.ckpt, "output_dir"), (args.logger, "tensorboard_dir"))
-    for owner, name in written:
-        if getattr(owner, name):
-            setattr(owner, name, str(Path(getattr(owner, name)).resolve()))
-    read = [(model, "model_name_or_path") for model in (args.actor, args.critic, args.reward)]
-    for owner, name in (*read, (args.data, "prompt_dataset"), (args.eval, "dataset"), (args.train, "agent_func_path")):
-        if getattr(owner, name):
-            setattr(owner, name, ",".join(map(_absolute, getattr(owner, name).split(","))))
-    if ".py:" in args.adapt.method:
-        file, _, name = args.adapt.method.rpartition(":")
-        args.adapt.method = f"{_absolute(file)}:{name}"
-    if isinstance(args.reward.remote_url, list):
-        args.reward.remote_url = [_absolute(url) for url in args.reward.remote_url]
-
-
-def _absolute(name: str) -> str:
-    """The absolute path of a local file or folder. A name on the model hub and an address stay as they are."""
-    path, at, inner = name.strip().partition("@")
-    return f"{Path(path).resolve()}{at}{inner}" if path and Path(path).exists() else name
 
 
 def _check_device(args: SimpleNamespace) -> None:

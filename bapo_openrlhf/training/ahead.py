@@ -83,6 +83,8 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
         next_step: Trainer step of the next rollout to ask for.
     """
 
+    ALONG = "reevaluated ahead"  # because the step of the rollout may generate hard prompts of its own again
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.next_step = 0

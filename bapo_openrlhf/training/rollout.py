@@ -147,6 +147,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             `generate_samples`.
     """
 
+    ALONG = "reevaluated"  # kind of the hard prompts that a rollout takes along, for their seeds
+
     def __init__(
         self,
         *,
@@ -211,7 +213,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             self._asked = len(prompts) + len(hard)
             if hard:
                 kwargs = {name: kwargs[name] for name in kwargs if name not in ("images", "n_samples_per_prompt")}
-                self._hard_requests = self._dispatch_hard_prompts(hard, **kwargs)
+                self._hard_requests = self._dispatch_hard_prompts(hard, self.ALONG, **kwargs)
         return refs
 
     @extends(SamplesGenerator)

@@ -368,21 +368,51 @@ def test_commands_are_in_bash_blocks_alone():
         assert page.read_text().count("```") == 2 * len(blocks(page)), f"{page.name}: a fence that is not seen"
 
 
-def test_every_command_has_a_rule_and_holds(commands, project, monkeypatch, capsys):
+@pytest.fixture
+def hold(project, monkeypatch, capsys):
+    """Does with the commands of a page what their rules say. Returns the starts of these rules."""
     monkeypatch.chdir(project)
-    used, done = set(), set()
-    for page, call in commands:
-        rule = rule_of(call)
-        used.add(rule.start)
-        if (key := tuple(call)) in done:
-            continue
-        done.add(key)
-        try:
-            rule.do(words_for(rule, call), project)
-        except (Exception, SystemExit) as error:
-            if not (isinstance(error, SystemExit) and error.code in (0, None)):  # --help
-                pytest.fail(f"{page}: {' '.join(call)}\n{type(error).__name__}: {error}\n{capsys.readouterr().err}")
-    assert {rule.start for rule in RULES} == used, "rules that no page needs"
+    done = set()
+
+    def check(found):
+        used = set()
+        for page, call in found:
+            rule = rule_of(call)
+            used.add(rule.start)
+            if (key := tuple(call)) in done:
+                continue
+            done.add(key)
+            try:
+                rule.do(words_for(rule, call), project)
+            except (Exception, SystemExit) as error:
+                if not (isinstance(error, SystemExit) and error.code in (0, None)):  # --help
+                    what = f"{type(error).__name__}: {error}\n{capsys.readouterr().err}"
+                    pytest.fail(f"{page}: {' '.join(call)}\n{what}")
+        return used
+
+    return check
+
+
+def test_every_command_has_a_rule_and_holds(commands, hold):
+    assert {rule.start for rule in RULES} == hold(commands), "rules that no page needs"
+
+
+@pytest.mark.parametrize("name", ["countdown_table.sh", "smollm2.sh"])
+def test_every_command_of_an_example_holds(hold, tmp_path, name):
+    """The other scripts have tests of their own: stack/test_first_hour.py, test_docs.py, test_several_machines.py."""
+    script = (ROOT / "examples" / name).read_text()
+    calls = shell(re.sub(r"^cd .*$", "", script, flags=re.M), tmp_path)
+    assert len(calls) >= 4
+    hold([(name, call) for call in calls])
+
+
+def test_each_example_script_is_tested():
+    others = {"first_hour.sh", *(path.name for folder in ("ray_job", "slurm") for path in scripts_in(folder))}
+    assert {path.name for path in scripts_in(".")} == others | {"countdown_table.sh", "smollm2.sh"}
+
+
+def scripts_in(folder):
+    return (ROOT / "examples" / folder).rglob("*.sh")
 
 
 def test_rules_name_tests_that_are_there():

@@ -42,6 +42,11 @@ def test_buffers_stay_in_bounds_and_the_policy_learns(simulation, method):
         assert 0 < sum(row["improved"] for row in rows) < sum(row["attempts"] for row in rows)
 
 
+def test_each_method_of_the_benchmark_runs(simulation):
+    for method in simulation.METHODS:
+        assert simulation.simulate(method, 640, 1.0, 0, ranks=3)["totals"]["samples"] > 0, method
+
+
 @pytest.mark.parametrize(
     ("groups", "ranks", "expected"),
     [

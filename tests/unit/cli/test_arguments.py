@@ -31,7 +31,7 @@ from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
 
 ROOT = Path(__file__).resolve().parents[3]
-# OpenRLHF's defaults ask for 8 actor GPUs and one response a prompt; `run_name` holds the time of the call.
+# OpenRLHF's defaults ask for 8 actor GPUs and one response a prompt; `run_name` is the run's name here.
 MODEL = ["--actor.model_name_or_path", "m", "--reward.remote_url", "r.py", "--logger.wandb.run_name", "run"]
 METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 GROUPS = [*MODEL, "--rollout.n_samples_per_prompt", "8"]
@@ -101,7 +101,7 @@ COMMAND_LINES = [
     [*MODEL, "--train.async_enable", "--rollout.vllm_generate_batch_size", "2048", "--vllm.num_engines", "2"],
     [*MODEL, "--ds.ring_attn_size", "2", "--vllm.num_engines", "4", "--train.dynamic_batch_enable"],
     [*MODEL, "--train.agent_func_path", "agent.py", "--data.input_template", "no place"],
-    ["--actor.model_name_or_path", "m", "--reward.model_name_or_path", "a,b", "--vllm.enable_sleep"],
+    [*MODEL[:2], *MODEL[4:], "--reward.model_name_or_path", "a,b", "--vllm.enable_sleep"],
     [*MODEL, "--actor.muon.no_nesterov", "--ds.lora.target_modules", "q", "k", "--reward.clip_range", "-5", "5"],
     [*MODEL, "--train.bat", "64"],  # argparse takes a unique beginning of a flag
 ]
@@ -117,6 +117,12 @@ class TestOpenRLHFsCommandLine:
         assert ours.run == RunConfig() and ours.verifier == VerifierConfig()
         added = {"algorithm", "config", "adapt", "verifier", "run"}
         assert {key: value for key, value in flat(ours).items() if key not in added} == flat(theirs) | OUTPUTS
+
+    def test_loggers_take_the_name_of_the_run(self):
+        """OpenRLHF would name both ppo_ and the time of day."""
+        words = [*MODEL[:4], "--run.name", "seed_7", "--data.prompt_dataset", "d.jsonl"]
+        assert arguments.parse(words).logger.wandb.run_name == "seed_7"
+        assert arguments.parse([*words, "--logger.wandb.run_name", "mine"]).logger.wandb.run_name == "mine"
 
     def test_every_flag_is_still_there_and_means_the_same(self, monkeypatch):
         theirs, _ = openrlhf_itself(MODEL, monkeypatch)
@@ -984,9 +990,9 @@ TABLE_3 = {
 
 
 CORRECTIONS = sorted((ROOT / "configs" / "corrections").glob("*.yaml"))
-# What another algorithm or method brings with it; and the last one has the time of day.
+# What another algorithm or method brings with it.
 FOLLOWS = {"config", "algorithm", "algo.advantage.estimator", "adapt.method", "critic.model_name_or_path",
-           "rollout.vllm_generate_batch_size", "logger.wandb.run_name"}  # fmt: skip
+           "rollout.vllm_generate_batch_size"}  # fmt: skip
 
 
 def files_over_presets():

@@ -31,7 +31,7 @@ def words(tmp_path) -> list[str]:
     model.mkdir()
     (model / "config.json").write_text("{}")
     data = tmp_path / "train.jsonl"
-    data.write_text("".join(json.dumps({"input": f"{n}", "label": f"{n}"}) + "\n" for n in range(83)))
+    data.write_text("".join(json.dumps({"input": f"{n}", "label": f"3 5 7:{n}"}) + "\n" for n in range(83)))
     reward = tmp_path / "reward.py"
     reward.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n")
     flags = {

@@ -40,6 +40,20 @@ BASE = {
     "vllm.num_engines": "1",
 }  # 256 samples a batch
 
+AGENT = """import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class AgentInstance(AgentInstanceBase):
+    async def step(self, states):
+        return {"rewards": torch.tensor(1.0), "environment_feedback": "", "done": True, "extra_logs": {}}
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch) -> Path:
@@ -49,6 +63,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
     (tmp_path / "train.jsonl").write_text('{"input": "1+1"}\n' * 256)  # 8 steps
     (tmp_path / "reward.py").write_text("def reward_func(*given):\n    return {'rewards': [1.0]}\n")
+    (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "reward.yaml").write_text("a: 1\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -388,7 +403,7 @@ GOOD = [
     "logger.wandb.project=mine logger.wandb.key=k",
     "adapt.method=mopps adapt.max_shift_fresh=1", "vllm.enable_sleep=false", "train.colocate_all=off",
     "reward.remote_url=http://localhost:5000", "reward.remote_url=https://a,https://b",
-    "train.agent_func_path=reward.py", "actor.model_name_or_path=org/model",
+    "train.agent_func_path=agent.py", "actor.model_name_or_path=org/model",
 ]  # fmt: skip
 
 

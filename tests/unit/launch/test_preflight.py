@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,7 +111,8 @@ class TestModel:
         monkeypatch.chdir(run.folder)
         for name in (run.folder / "none", "./none", "../none", "a/b/c", "models/none", "~/no/such/model"):
             text = run.refusal(actor__model_name_or_path=name)
-            where = "" if str(name)[0] in "/~" else f" in the working directory {run.folder}"
+            name = os.path.expanduser(name)
+            where = "" if str(name)[0] == "/" else f" in the working directory {run.folder}"
             assert text == f"actor.model_name_or_path is {name}; there is no such model folder{where}"
 
     def test_a_file_is_no_model(self, run):

@@ -133,6 +133,18 @@ def test_without_staleness_it_is_the_synchronous_run(world, algorithm, delay, qu
     assert any(row.get("skipped_update") for row in rows)
 
 
+@pytest.mark.parametrize(("queue", "delay", "again"), [(1, 2, 1), (3, 2, 1), (2, 3, 1), (1, 1, 2)])
+def test_no_two_prompts_of_a_run_have_the_same_seed(world, queue, delay, again):
+    """A step may generate hard prompts again for which its rollout, asked for earlier, took others along."""
+    made = world(**ahead(queue, delay, again) | REPEATABLE)
+    seen = watched(made)
+    made.trainer.fit()
+    ages = [{step - group.policy_step for group in hard} for step, _, hard, _ in seen]
+    assert {0, queue} in ages or delay == 1  # both kinds in one step
+    seeds = [request.seed for request in made.requests]
+    assert None not in seeds and len(set(seeds)) == len(seeds) > 48
+
+
 def test_staleness_is_bounded_below_the_queue(world):
     made = world(**ahead(3, 2, **{"adapt.max_staleness": 1}))
     made.trainer.fit()

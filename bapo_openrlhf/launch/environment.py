@@ -1,0 +1,33 @@
+"""Find what in the environment of a process a run would stumble over."""
+
+import os
+import tempfile
+
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.errors import ConfigError
+
+LONGEST_SOCKET = 107  # bytes of the path of a socket (AF_UNIX)
+# The longest sockets below the folder for temporary files: Ray's, with a process number of 7 digits, and vLLM's.
+RAYS = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+VLLMS = "/00000000-0000-0000-0000-000000000000"
+
+
+def check_temporary_folder() -> None:
+    """Check that sockets fit into the folder for temporary files.
+
+    Raises:
+        ConfigError: The message names the variable, its value, how long it may be and what to set.
+    """
+    temporary = tempfile.gettempdir()
+    shared = os.environ.get("RAY_ADDRESS") or os.environ.get(cpu.SHARED_RAY)  # of a Ray that is there already
+    places = [("TMPDIR", temporary, VLLMS)]
+    if not shared:
+        name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "TMPDIR")
+        places.append((name, os.environ.get(name, "/tmp"), RAYS))
+    for name, folder, socket in reversed(places):
+        most = LONGEST_SOCKET - len(socket)
+        if len(os.fsencode(folder)) > most:
+            raise ConfigError(
+                f"{name} is {folder}, {len(os.fsencode(folder))} bytes; it must have at most {most}, because the path "
+                f"of a socket below it has at most {LONGEST_SOCKET}: set {name} to a shorter folder, such as /tmp"
+            )

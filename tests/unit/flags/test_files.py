@@ -1,0 +1,67 @@
+"""Configuration files as editors and users leave them. Layers of files are tested in test_arguments.py."""
+
+import codecs
+import itertools
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.files import settings_of
+
+REPORTS = {
+    "only comments": "# run: {name: a}\n",
+    "an empty section": "run:\n#  name: a\n",
+}
+TEXT = "run:\n  name: grün\nadapt: {c1: 1/4} # größer\n"
+WANTED = {"run.name": "grün", "adapt.c1": "1/4"}
+MARKS = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE, "utf-32-le": codecs.BOM_UTF32_LE,
+         "utf-32-be": codecs.BOM_UTF32_BE, "utf-8": codecs.BOM_UTF8}  # fmt: skip
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(data: bytes) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_bytes(data)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(("encoding", "ending"), itertools.product(MARKS, ["\n", "\r\n", "\r", "\u2028"]))
+def test_encodings_that_say_what_they_are_and_any_line_ending(written, encoding, ending):
+    data = MARKS[encoding] + TEXT.replace("\n", ending).encode(encoding)
+    assert dict(settings_of(written(data))) == WANTED
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n\n", "\n...\n"])
+def test_utf8_without_a_mark_and_any_end_of_the_file(written, ending):
+    assert dict(settings_of(written(TEXT.removesuffix("\n").encode() + ending.encode()))) == WANTED
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "cp437"])
+def test_another_encoding_is_refused_with_the_line(written, encoding):
+    path = written(("a: 1\n" + TEXT).encode(encoding))
+    with pytest.raises(ConfigError) as error:
+        list(settings_of(path))
+    assert str(error.value) == f"config {path}, line 3: no text in utf-8; save the file as UTF-8"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"\x00\x01", b"\x89PNG\r\n", b"PK\x03\x04"])
+def test_a_file_of_another_kind_is_refused_in_one_line(written, data):
+    path = written(data)
+    with pytest.raises(ConfigError, match=path) as error:
+        list(settings_of(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", REPORTS.values(), ids=REPORTS)
+def test_no_flag_in_a_file(written, text):
+    assert {name for name, value in settings_of(written(text.encode())) if value is not None} == set()
+
+
+def test_home_folder(written, monkeypatch):
+    path = Path(written(b"run.name: a"))
+    monkeypatch.setenv("HOME", str(path.parent))
+    assert dict(settings_of("~/config.yaml")) == {"run.name": "a"}

@@ -1,0 +1,120 @@
+"""`~` in each flag that is a path, and folders that a run cannot write to."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.paths import READ, WRITTEN, check_written, expand_home
+from bapo_openrlhf.launch import openrlhf_cli
+
+REQUIRED = ["--rollout.n_samples_per_prompt=8", "--actor.model_name_or_path=m", "--reward.remote_url=r.py"]
+
+
+def test_every_flag_of_a_path_is_in_the_table():
+    """Its name says that it is one."""
+    words = {"path", "dir", "dataset", "url"}
+    for parser in (arguments.build_parser(""), openrlhf_cli.build_parser(openrlhf_cli.SFT)):
+        flags = {action.dest for action in parser._actions if action.type in (None, str) and action.const is None}
+        named = {flag for flag in flags if re.split(r"[._]", flag)[-1] in words}
+        assert len(named) > 5 and named <= {*WRITTEN, *READ}, named - {*WRITTEN, *READ}
+
+
+@pytest.mark.parametrize("flag", [*WRITTEN, *READ, "adapt.method"])
+def test_home_folder(flag, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    flat = argparse.Namespace(**{flag: "~/a.py:B"})
+    expand_home(flat)
+    assert vars(flat) == {flag: "/home/me/a.py:B"}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("~/a.jsonl,b.jsonl,~/c.jsonl@train", "/home/me/a.jsonl,b.jsonl,/home/me/c.jsonl@train"),
+     ("org/a~b", "org/a~b"), ("a/~/b", "a/~/b"), (None, None)],
+)  # fmt: skip
+def test_each_part_of_a_list(given, wanted, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    flat = argparse.Namespace(**{"data.prompt_dataset": given})
+    expand_home(flat)
+    assert vars(flat)["data.prompt_dataset"] == wanted
+
+
+def test_flags_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("run.dir: ~/runs\nckpt.path: ~/kept\n")
+    args = arguments.parse([*REQUIRED, "--config", "~/run.yaml", "--data.prompt_dataset=~/t.jsonl", "--run.name=~"])
+    assert (args.run.dir, args.ckpt.path) == (f"{tmp_path}/runs", f"{tmp_path}/kept")
+    assert args.data.prompt_dataset == f"{tmp_path}/t.jsonl"
+    assert args.ckpt.output_dir == f"{tmp_path}/runs/~/model" and args.run.name == "~"  # a name is no path
+
+
+def test_paths_of_other_commands(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    parser = Parser("prog", "")
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(["~/a", "b", "--out=~/c"])
+    assert ([*map(str, given.runs)], str(given.out)) == (["/home/me/a", "b"], "/home/me/c")
+
+
+def written(tmp_path, **changed):
+    places = {"dir": tmp_path / "runs", "path": tmp_path / "c", "output_dir": tmp_path / "o", "tensorboard_dir": None}
+    places = {name: place and str(place) for name, place in (places | changed).items()}
+    run = SimpleNamespace(dir=places["dir"], name=changed.get("name", "first"))
+    ckpt = SimpleNamespace(path=places["path"], output_dir=places["output_dir"])
+    return SimpleNamespace(run=run, ckpt=ckpt, logger=SimpleNamespace(tensorboard_dir=places["tensorboard_dir"]))
+
+
+def refusal(args):
+    with pytest.raises(ConfigError) as error:
+        check_written(args)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["dir", "path", "output_dir", "tensorboard_dir"])
+class TestFolders:
+    def flag(self, name):
+        return next(flag for flag in WRITTEN if flag.endswith(f".{name}"))
+
+    def test_that_are_there_or_can_be_made(self, tmp_path, name, monkeypatch):
+        (tmp_path / "there").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "there")
+        monkeypatch.chdir(tmp_path)
+        for place in ("there", "link", "there/new/and/newer", "link/new", "new", "./new", "../new", tmp_path / "new"):
+            check_written(written(tmp_path, **{name: place}))
+        assert sorted(os.listdir(tmp_path)) == ["link", "there"]
+
+    def test_a_file_is_in_the_way(self, tmp_path, name):
+        (tmp_path / "file").write_text("mine")
+        for place in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "file" / "far" / "below"):
+            says = refusal(written(tmp_path, **{name: place}))
+            assert says == f"{self.flag(name)} is {place}; it must be a folder, and {tmp_path / 'file'} is a file"
+
+    def test_a_link_that_leads_nowhere(self, tmp_path, name):
+        (tmp_path / "link").symlink_to(tmp_path / "none")
+        says = refusal(written(tmp_path, **{name: tmp_path / "link"}))
+        assert says.startswith(f"{self.flag(name)} is ") and says.endswith("is a link that leads nowhere")
+
+    def test_too_long(self, tmp_path, name):
+        for place in (tmp_path / ("n" * 256), Path("/", *["nnnn"] * 1000)):
+            says = refusal(written(tmp_path, **{name: place}))
+            assert says == f"{self.flag(name)} is {place}; it cannot be a folder: File name too long"
+
+    def test_a_user_who_is_not_there(self, tmp_path, name):
+        says = refusal(written(tmp_path, **{name: "~nobody_of_this_name/runs"}))
+        assert says.endswith("/runs; there is no home folder ~nobody_of_this_name")
+
+
+def test_the_runs_own_folder_is_a_file(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "first").write_text("mine")
+    says = refusal(written(tmp_path))
+    assert says == f"run.name is first; it must be a folder, and {tmp_path / 'runs' / 'first'} is a file"
