@@ -1,0 +1,108 @@
+"""`--algorithm` works everywhere: all four algorithms from every preset, and from every folder that `init` writes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.cli import arguments, main
+from bapo_openrlhf.flags.config import ALGORITHMS
+
+ROOT = Path(__file__).parents[3]
+PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+CRITIC = ("ba_ppo", "ppo")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A working folder in which the presets find their reward functions."""
+    (tmp_path / "bapo_openrlhf").symlink_to(ROOT / "bapo_openrlhf")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def facts(capsys, *words: str) -> dict[str, str]:
+    """What `check` prints of a configuration that it calls valid. It warns of nothing but of data and the stage."""
+    assert main.run(["check", *words]) == 0, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out.endswith("configuration is valid\n")
+    assert all("there is no such file yet" in line or "ds.zero_stage" in line for line in err.splitlines()), err
+    return {line[:20].strip().split("  ")[0]: line for line in out.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("preset", "algorithm"), itertools.product(PRESETS, ALGORITHMS), ids=lambda value: getattr(value, "stem", value)
+)
+def test_from_every_preset(capsys, preset, algorithm):
+    words = ["--config", str(preset), "--algorithm", algorithm]
+    if preset.stem == "quickstart":  # what `make quickstart` makes
+        words += [
+            "--actor.model_name_or_path=org/m",
+            "--critic.model_name_or_path=org/m",
+            "--data.prompt_dataset=org/d",
+        ]
+    if "vl" in preset.stem and algorithm in CRITIC:
+        assert main.run(["check", *words]) == 2
+        assert f"gae (algorithm {algorithm}) needs a critic; OpenRLHF has no critic" in capsys.readouterr().err
+        return
+    found = facts(capsys, *words)
+    assert found["algorithm"].endswith(f" {algorithm}") and ("critic" in found) == (algorithm in CRITIC)
+    args = arguments.parse(words)
+    assert (args.adapt.method != "none") == (algorithm in ("ba_ppo", "bapo_grpo"))
+    assert args.critic.num_gpus_per_node == args.actor.num_gpus_per_node or algorithm not in CRITIC
+
+
+@pytest.mark.parametrize(("first", "gpus"), itertools.product(ALGORITHMS, (1, 2, 4, 8)))
+def test_from_every_folder_that_init_writes(capsys, first, gpus):
+    assert main.run(["init", "mine", "--algorithm", first, "--gpus", str(gpus), "--model", "org/model"]) == 0
+    capsys.readouterr()
+    for algorithm in (None, *ALGORITHMS):
+        found = facts(capsys, "--config", "mine/config.yaml", *(["--algorithm", algorithm] if algorithm else []))
+        algorithm = algorithm or first
+        assert found["algorithm"].endswith(f" {algorithm}")
+        assert found["actor"].endswith(f"org/model, 1 node(s) x {gpus} GPU(s)")
+        assert found["GPUs"].split()[1:4] == [str(gpus), "in", "total:"]  # all models share them
+        if algorithm in CRITIC:
+            assert found["critic"].endswith(f"org/model, 1 node(s) x {gpus} GPU(s)")
+
+
+def test_a_critic_with_gpus_of_its_own_keeps_them():
+    words = ["--config", str(PRESETS[0]), "--algorithm", "ba_ppo", "--actor.num_gpus_per_node", "4"]
+    assert arguments.parse([*words, "--critic.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "4",
+                            "--vllm.num_engines", "4"]).critic.num_gpus_per_node == 2  # fmt: skip
+
+
+def test_the_critic_follows_the_actors_nodes_too(tmp_path):
+    (tmp_path / "run.yaml").write_text("actor: {num_nodes: 2, num_gpus_per_node: 4}\nrollout.n_samples_per_prompt: 8\n")
+    words = ["--config", "run.yaml", "--actor.model_name_or_path=m", "--reward.remote_url=r.py"]
+    critic = arguments.parse([*words, "--algorithm", "ba_ppo"]).critic
+    assert (critic.num_nodes, critic.num_gpus_per_node) == (2, 4)
+    critic = arguments.parse([*words, "--algorithm", "ba_ppo", "--critic.num_nodes=1"]).critic
+    assert (critic.num_nodes, critic.num_gpus_per_node) == (1, 8)  # OpenRLHF's default for the other number
+    critic = arguments.parse([*words, "--algo.advantage.estimator", "gae"]).critic
+    assert (critic.num_nodes, critic.num_gpus_per_node) == (1, 8)  # OpenRLHF's own command line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--algorithm", "bapo"], "algorithm is 'bapo'; it must be one of ba_ppo, bapo_grpo, ppo, grpo; did you mean"),
+        (["--gpus", "3"], "gpus is 3; it must be 1, 2, 4 or 8."),
+        (["--gpus", "16"], "gpus is 16; it must be 1, 2, 4 or 8."),
+        (["--gpus", "0"], "gpus is 0; it must be 1, 2, 4 or 8."),
+    ],
+)
+def test_what_init_does_not_take(capsys, words, says):
+    assert main.run(["init", "mine", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {says}") and not Path("mine").exists()
+
+
+def test_init_writes_the_whole_path_of_a_models_folder(folder, monkeypatch):
+    (folder / "my model: # 'é'").mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    for number, model in enumerate(["my model: # 'é'", "~/my model: # 'é'", "./my model: # 'é'"]):
+        assert main.run(["init", f"mine{number}", "--model", model]) == 0
+        args = arguments.parse(["--config", f"mine{number}/config.yaml"])
+        assert args.actor.model_name_or_path == str(folder / "my model: # 'é'")
