@@ -125,6 +125,19 @@ def test_a_stored_group_is_replayed_with_its_own_responses(make_group):
     assert batch.replayed == [failed] and batch.unimproved  # the mean of 2/8 and 0 is 1/8
 
 
+def test_nothing_takes_the_place_of_a_drawn_group_whose_prompt_is_in_x2(make_group):
+    """As in their code: X3 is drawn first, then such groups are left out. So the batch has room that stays empty."""
+    sizes = set()
+    for seed in range(20):
+        method = made(seed, capacity=2, reevaluate_every=1)
+        failed, good = make_group(0, prompt="p"), make_group(3, prompt="q")
+        method.build_batch(0, [failed, good], [])
+        batch = method.build_batch(1, [], [make_group(2, prompt="p", step=1)])
+        assert len(batch.reevaluated) == 1 and batch.replayed in ([], [good])
+        sizes.add(len(batch))
+    assert sizes == {1, 2}
+
+
 def test_the_newer_group_of_a_prompt_is_generated_again(make_group):
     method = made(reevaluate_every=1)
     older, newer = make_group(1, prompt="p"), make_group(0, prompt="p", step=1)
