@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.training.failures import Failures
+from bapo_openrlhf.training.printed import Printed
 from bapo_openrlhf.training.reward_worker import encode
 
 MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most about 3,000 characters
@@ -258,7 +259,7 @@ class RewardPool:
     def _forget(self, worker: "_Worker | None") -> None:
         if worker is not None:
             worker.kill()
-            worker.channel.close()
+            worker.close()
             with self._changed:
                 self._workers.discard(worker)
 
@@ -284,6 +285,7 @@ class _Worker:
         self._received = b""  # a part of a reply
         self.place = path  # where a call that says no more went wrong: the file, then FILE:LINE of its function
         self.channel, theirs = socket.socketpair()
+        self._printed = Printed(path)
         # The script is started by its path, because with -m a file of the working directory could replace a module of
         # Python. It is unbuffered (-u), so that what a killed function printed is not lost.
         script = str(Path(__file__).with_name("reward_worker.py"))
@@ -292,10 +294,13 @@ class _Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-u", script, path, *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
+                stdout=self._printed.writer,
+                stderr=self._printed.writer,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # so that its children can be killed with it, and Ctrl-C does not reach it
                 env={"OMP_NUM_THREADS": "1", **os.environ},
             )
+        os.close(self._printed.writer)
 
     def ask(self, requests: Sequence[bytes], seconds: float) -> Iterator[tuple[str, Any]]:
         """Send requests together, and yield what becomes of each, in order.
@@ -308,10 +313,14 @@ class _Worker:
             seconds: Time limit of each request.
         """
         first, self._asked = self._asked, self._asked + len(requests)
+        self._printed.begin(len(requests))
         lines = b"".join(b"[%d, %b]\n" % (first + place, line[:-1]) for place, line in enumerate(requests))
         for number in range(first, self._asked):
-            yield self._outcome(number, lines if number == first else b"", seconds)
-            if self.ended():
+            outcome = self._outcome(number, lines if number == first else b"", seconds)
+            if last := self.ended() or number == self._asked - 1:
+                self._printed.end()
+            yield outcome
+            if last:
                 return
 
     def _outcome(self, number: int, lines: bytes, seconds: float) -> tuple[str, Any]:
@@ -344,6 +353,8 @@ class _Worker:
                 self.channel.sendall(lines)
         while b"\n" not in self._received:
             self._wait_until(deadline)
+            if not self._printed.wait_for(self.channel, deadline - time.monotonic()):
+                continue
             try:
                 received = self.channel.recv(65536)
             except ConnectionError:
@@ -373,6 +384,11 @@ class _Worker:
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         return not poll.poll(0)
+
+    def close(self) -> None:
+        """Close what is open to the process, which has ended."""
+        self.channel.close()
+        self._printed.close()
 
     def kill(self) -> int:
         """Kill the process and its group, and return its exit status; a negative status is a signal."""

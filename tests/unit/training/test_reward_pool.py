@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import re
 import resource
 import signal
 import socket
@@ -405,9 +406,7 @@ def test_what_the_function_prints_cannot_get_between(make_pool, capfd):
         "sys.__stdout__.close(); os.closerange(0, 3)",
     ):
         assert ask(pool, f"{code}\n{GOOD}")["rewards"] == 0.5
-    out, err = capfd.readouterr()
-    assert out == f"{reply}\ngarbage {{[\nfrom a shell\n"
-    assert err == f"{reply}\n"
+    assert capfd.readouterr() == ("", f"{reply}\ngarbage {{[\nfrom a shell\n{reply}\n")
 
 
 def test_what_a_killed_function_printed_is_not_lost(make_pool, capfd, monkeypatch):
@@ -415,7 +414,7 @@ def test_what_a_killed_function_printed_is_not_lost(make_pool, capfd, monkeypatc
     pool = make_pool(timeout=2)
     with pytest.raises(RewardFailure, match="more than 2 s"):
         ask(pool, "print('about to hang'); time.sleep(1000)")
-    assert capfd.readouterr().out == "about to hang\n"
+    assert capfd.readouterr().err == "about to hang\n"
 
 
 def test_one_answer_even_where_the_function_forks(one_pool):
@@ -545,6 +544,53 @@ def test_modules_are_found_as_in_the_parent(make_pool, tmp_path, monkeypatch):
         "import json, grading_helpers\ndef reward_func(*args): return {'rewards': grading_helpers.VALUE}\n"
     )
     assert ask(pool, "")["rewards"] == 0.625
+
+
+# ── What it prints ──
+
+
+def test_what_is_printed_comes_through(make_pool, capfd):
+    """Also what is printed by loading, by a program, and by a call that is killed."""
+    pool = make_pool("print('loaded')\n" + OBEDIENT, timeout=1)
+    ask(pool, f"print('one'); print('two', file=sys.stderr); os.write(1, b'three\\n')\n{GOOD}")
+    ask(pool, f"subprocess.run(['echo', 'four'])\n{GOOD}")
+    for end in ("while True: pass", "os._exit(3)", "raise ValueError"):
+        with pytest.raises(RewardFailure):
+            ask(pool, f"print('last of', {end!r})\n{end}")
+    ask(pool, f"os.close(1); os.close(2)\n{GOOD}")
+    ask(pool, GOOD)
+    out, err = capfd.readouterr()
+    assert out == ""
+    lines = [line for line in err.splitlines() if line != "loaded"]  # by each new process
+    assert lines[:4] == ["one", "two", "three", "four"]
+    assert lines[4:] == [f"last of {end}" for end in ("while True: pass", "os._exit(3)", "raise ValueError")]
+
+
+@pytest.mark.parametrize("ends", ["", "while True: print('x' * 999)", "os._exit(3)"])
+def test_a_call_that_prints_much_is_cut_and_says_so(make_pool, capfd, ends):
+    pool = make_pool(timeout=1 if ends else 60)
+    many = f"for n in range(3000): print('line', n, 'x' * 200)\n{ends}\n{GOOD}"
+    if ends:
+        with pytest.raises(RewardFailure):
+            ask(pool, many)
+    else:
+        assert ask(pool, many)["rewards"] == 0.5
+    ask(pool, f"print('short')\n{GOOD}")
+    _, err = capfd.readouterr()
+    whole = "".join(f"line {n} {'x' * 200}\n" for n in range(3000))
+    assert err.startswith(whole[:4096]) and err.endswith("short\n")
+    (said,) = re.findall(rf"{pool.path}: ([\d,]+) bytes that its code printed are left out; the first 4,096 of a", err)
+    left_out = int(said.replace(",", ""))
+    assert left_out > len(whole) if "while" in ends else left_out == len(whole) - 4096
+    assert len(err) < 4096 + 300
+
+
+def test_of_calls_that_travel_together_each_may_print(make_pool, tmp_path, in_one_exchange, capfd):
+    pool = make_pool()
+    calls = [f"print('call', {n}, 'x' * 1000)\n{GOOD}" for n in range(20)]
+    in_one_exchange(pool, calls, tmp_path)
+    _, err = capfd.readouterr()
+    assert [line.split()[1] for line in err.splitlines()] == list(map(str, range(20)))
 
 
 # ── Loading ──
@@ -731,7 +777,7 @@ def test_failures_leave_no_file_open(make_pool):
     pid_of(pool)
     assert len(os.listdir("/proc/self/fd")) == before
     pool.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 1
+    assert len(os.listdir("/proc/self/fd")) == before - 2  # the process's socket, and the pipe of what it prints
 
 
 # ── The end ──

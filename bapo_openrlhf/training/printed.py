@@ -1,0 +1,70 @@
+"""What a process of the user's code prints: passed on to standard error, but not without limit.
+
+A function that prints thousands of lines in each call would otherwise fill the log of a run with gigabytes.
+"""
+
+import os
+import select
+import socket
+
+MOST = 4096  # bytes of a call that are passed on
+
+
+class Printed:
+    """A pipe for the standard output and standard error of a process.
+
+    Attributes:
+        writer: The end for the process. Close it here once the process has it.
+
+    Args:
+        whose: The file whose code prints. It is named if something is left out.
+    """
+
+    def __init__(self, whose: str) -> None:
+        self._reader, self.writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._whose, self._open = whose, True
+        self._left, self._dropped = MOST, 0  # bytes
+
+    def begin(self, calls: int) -> None:
+        """Allow MOST bytes for each of the calls that begin now. What comes between calls counts too."""
+        self._pass_on()
+        self._left = MOST * calls
+
+    def wait_for(self, channel: socket.socket, seconds: float) -> bool:
+        """Pass on what is printed until the channel can be read, or until some was printed. Returns whether it can."""
+        poll = select.poll()
+        poll.register(channel, select.POLLIN)
+        if self._open:
+            poll.register(self._reader, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(1000 * seconds)}
+        if self._reader in ready:
+            self._pass_on()
+        return channel.fileno() in ready
+
+    def end(self) -> None:
+        """Pass on the rest, and say how much was left out."""
+        self._pass_on()
+        if self._dropped:
+            what = f"{self._dropped:,} bytes that its code printed are left out; the first {MOST:,} of a call are shown"
+            os.write(2, f"\n{self._whose}: {what}\n".encode())
+            self._dropped = 0
+
+    def close(self) -> None:
+        """Close this end."""
+        self._open = False
+        os.close(self._reader)
+
+    def _pass_on(self) -> None:
+        """Pass on what there is now, as far as it is allowed."""
+        while self._open:
+            try:
+                data = os.read(self._reader, 65536)
+            except BlockingIOError:
+                return
+            self._open = bool(data)  # otherwise the process has closed its end
+            passed = data[: self._left]
+            self._left -= len(passed)
+            self._dropped += len(data) - len(passed)
+            while passed:
+                passed = passed[os.write(2, passed) :]
