@@ -30,8 +30,8 @@ class AuthorsCode(FilteredMethod):
     on if its mean is above that of the stored group of its prompt. The stored group stays. Whether it is replayed
     depends on the mean of its last four re-evaluations, if there are any, but it is replayed with the responses that it
     was stored with. Age has no limit: their 3 steps only say which groups leave first, and the oldest do so anyway. If
-    the store is full, at most 8 good groups stay. X3 is drawn from all good groups. Then those whose re-evaluation is in
-    X2 are left out, and no others take their place, so their room in the batch stays empty. If no fresh group passes
+    the store is full, at most 8 good groups stay. X3 is drawn from all good groups. Then those whose re-evaluation is
+    in X2 are left out, and no others take their place, so their room in the batch stays empty. If no fresh group passes
     the filter, all are in X1. X1 that is too large is cut at its end. X2 that is too large is cut to random responses,
     which breaks groups.
 
