@@ -18,6 +18,7 @@ commit, machine and settings are the same. All runs share one Ray, the models, a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import shlex
@@ -119,8 +120,14 @@ def libraries() -> list[str]:
     import torch
 
     found = [f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]
-    found += [f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"]
-    return found + ["no flash-attn"] * flash_attention.missing()
+    return [*found, f"NCCL {nccl()}", *["no flash-attn"] * flash_attention.missing()]
+
+
+def nccl() -> str:
+    """The version of the NCCL that is loaded. torch only tells the one that it was compiled with."""
+    number = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    return f"{number.value // 10_000}.{number.value // 100 % 100}.{number.value % 100}"
 
 
 def prepare(given: argparse.Namespace) -> tuple[str, float, float, list[str]]:

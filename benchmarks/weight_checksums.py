@@ -5,12 +5,11 @@ delay.py and tests/stack compare these digests. The module must be on PYTHONPATH
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import ray
 import torch
+from weight_digests import digests, of_vllm_worker
 
 from bapo_openrlhf.training import engines, workers
 
@@ -19,17 +18,6 @@ STACKED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-
-
-def digest(weight: torch.Tensor) -> str:
-    """The digest of a tensor's bytes."""
-    data = weight.detach().cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
-    return hashlib.blake2b(data.numpy().tobytes(), digest_size=16).hexdigest()
-
-
-def digests(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-    """The digest of each named tensor."""
-    return {name: digest(weight) for name, weight in weights}
 
 
 def stacked(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -45,11 +33,6 @@ def stacked(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if key == members[0]:
             result[name.replace(key, whole)] = torch.cat([weights[name.replace(key, part)] for part in members])
     return result
-
-
-def of_vllm_worker(worker: Any) -> dict[str, str]:
-    """The digest of each weight tensor of a vLLM worker."""
-    return digests(worker.model_runner.model.named_parameters())
 
 
 class ChecksumEngine(engines.RolloutEngine):

@@ -52,6 +52,7 @@ CONTENTS = {
         "benchmarks/results/delay",
         "benchmarks/results/floor",
         "benchmarks/results/gpu_first",
+        "benchmarks/results/gpu_second",
         "benchmarks/results/kernels",
         "benchmarks/results/math_verifiers",
         "benchmarks/results/plan",

@@ -214,10 +214,10 @@ def test_steps_that_fit_into_the_seconds(modules):
 
 
 def test_what_was_not_measured_is_expected_by_what_was(modules):
-    """By the same run, else by the nearest size in proportion, the slowest of several, else by the first GPU runs."""
+    """By the same run, else by the nearest size in proportion, the slowest of several, else by runs before."""
     Budget, Seconds, Work = modules.gpu_budget.Budget, modules.gpu_budget.Seconds, modules.gpu_budget.Work
     budget = Budget(1000.0, Clock())
-    assert budget.expected(Work("any", 2 * 596e6, 131_072.0)) == (114.0, 44.0)
+    assert budget.expected(Work("any", 2 * 596e6, 131_072.0)) == (131.0, 26.0)
     budget.learn(Work("stage 2", 1e9, 1000.0), Seconds(50.0, 10.0))
     budget.learn(Work("stage 3", 1e9, 1000.0), Seconds(40.0, 20.0))
     budget.learn(Work("large", 1e10, 1000.0), Seconds(90.0, 80.0))
@@ -364,6 +364,13 @@ def test_the_prepared_order(gpu, monkeypatch, tmp_path):
     assert order[5] == ("1.7b", "bapo_grpo", 2) and order[-1] == ("chat", "bapo_grpo", 2)
     some = gpu.entries(gpu.parse(["--models", "4b", "1.7b", "--kinds", "ppo", "floor"])[0])
     assert [(e.model, e.kind) for e in some] == [("4b", "ppo"), ("4b", "floor"), ("1.7b", "ppo"), ("1.7b", "floor")]
+
+
+def test_the_nccl_that_is_loaded(gpu, monkeypatch):
+    """As NCCL's header has it: 10,000 for the major version, 100 for the minor one."""
+    library = SimpleNamespace(ncclGetVersion=lambda number: setattr(number._obj, "value", 22_809))
+    monkeypatch.setattr(gpu.ctypes, "CDLL", {"libnccl.so.2": library}.get)
+    assert gpu.nccl() == "2.28.9"
 
 
 @pytest.mark.parametrize(
@@ -619,7 +626,7 @@ def test_a_run_that_hangs_is_stopped(gpu, stand_in, cards, monkeypatch):
 
 
 def test_it_stops_in_time(gpu, modules, stand_in, cards, monkeypatch):
-    """By a clock on which a step takes 100 s, and not 22: the first run is stopped, and the second is not begun."""
+    """By a clock on which a step takes 100 s, and not 13: the first run is stopped, and the second is not begun."""
     rows = Path("runs/gpu/run/run/metrics.jsonl")
     clock = lambda: 100.0 * (rows.read_text().count("\n") if rows.exists() else 0)  # noqa: E731
     monkeypatch.setattr(gpu, "Budget", lambda seconds: modules.gpu_budget.Budget(seconds, clock))

@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,6 +13,7 @@ from ray._private.worker import _maybe_modify_runtime_env
 
 from bapo_openrlhf.cpu import flash_attention
 
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 NAMES = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"]
 
 
@@ -65,6 +68,17 @@ def test_workers_of_the_job_do_the_same(monkeypatch):
     assert getattr(importlib.import_module(module), function) is flash_attention.set_up_worker
     assert asked == {"env_vars": {"NCCL_DEBUG": "WARN"}}
     assert set(_maybe_modify_runtime_env(None, False)) == {"worker_process_setup_hook"}
+
+
+def test_what_runs_in_an_engine_needs_no_flash_attn():
+    """A function that is sent to an engine's process is imported there, and nobody puts stand-ins there."""
+    names = ["bapo_openrlhf.training.engines", "bapo_openrlhf.training.weight_receipt", "openrlhf.trainer.ray.utils",
+             "bapo_openrlhf.training.adapters", "weight_digests"]  # fmt: skip
+    script = f"import sys; sys.modules['flash_attn'] = None; import {', '.join(names)}"
+    path = os.pathsep.join([str(BENCHMARKS), *sys.path])
+    environment = os.environ | {"PYTHONPATH": path, "BAPO_OPENRLHF_CPU": "0"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
 
 
 @pytest.mark.parametrize(("found", "missing"), [("flash_attn_2_cuda", False), ("flash_attn", True)])
