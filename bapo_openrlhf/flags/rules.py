@@ -223,7 +223,7 @@ def _not_with_adaptation(flag: str) -> Rule:
     return Rule(
         flag,
         lambda f: f.adapted and f[flag],
-        flag + " cannot be combined with adapt.method {f[adapt.method]}: " + NOT_WITH_ADAPTATION[flag],
+        "{it}; it must be False with adapt.method {f[adapt.method]}, because " + NOT_WITH_ADAPTATION[flag],
     )
 
 
@@ -304,8 +304,8 @@ def _no_penalty(flag: str) -> Rule:
 OF_METHODS = [
     Rule("train.async_enable",
          lambda f: f["train.async_enable"] and f.method and (f.method.candidates > 1 or not f.method.asynchronous),
-         "train.async_enable cannot be combined with adapt.method {f[adapt.method]}: what it generates depends on "
-         "results that would not be there yet"),
+         "{it}; it must be False with adapt.method {f[adapt.method]}, because what it generates depends on results "
+         "that would not be there yet"),
     *map(_no_penalty, ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")),
 ]  # fmt: skip
 COMBINATIONS = [*ADAPTERS, *NEEDED, *PROBE, *WITH_ADAPTATION, *RANKS, *OF_METHODS]

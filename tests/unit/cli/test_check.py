@@ -339,7 +339,7 @@ class TestRefusal:
             (["--train.batch_size=3"], "train.batch_size is 3"),
             (
                 ["--train.async_enable", "--train.partial_rollout_enable"],
-                "train.partial_rollout_enable cannot be combined",
+                "train.partial_rollout_enable is True; it must be False with",
             ),
             (["--adapt.max_shift_fresh=-1"], "adapt.max_shift_fresh is -1.0; it must be finite and at least 0"),
             (["--verifier.timeout=0"], "verifier.timeout is 0.0; it must be finite and above 0"),

@@ -580,7 +580,7 @@ class TestCombinations:
     @pytest.mark.parametrize("flag", REFUSED)
     def test_refused_with_batch_adaptation(self, run, algorithm, flag):
         args = run.parse(algorithm, train__async_enable=True, **{flag.replace(".", "__"): True})
-        with pytest.raises(ConfigError, match=f"^{flag} cannot be combined with adapt.method bapo: "):
+        with pytest.raises(ConfigError, match=f"^{flag} is True; it must be False with adapt.method bapo, because "):
             check_inputs(args)
 
     @pytest.mark.parametrize("ranks", [(4, 2, 1), (2, 4, 1), (2, 2, 4), (2, 1, 3)])
@@ -594,7 +594,7 @@ class TestCombinations:
         ahead = {"train__async_enable": True}
         run.check(**ahead, adapt__max_staleness=0)
         for method in ("mopps", "dots", "exgrpo", "ar3po"):
-            text = f"train.async_enable cannot be combined with adapt.method {method}: what it generates depends on"
+            text = f"train.async_enable is True; it must be False with adapt.method {method}, because what it generates"
             assert run.refusal(**ahead, adapt__method=method).startswith(text)
         text = run.refusal(**ahead, rollout__vllm_generate_batch_size=4096)
         assert text.startswith("rollout.vllm_generate_batch_size is 4096; with adapt.method bapo it must be at most")
