@@ -85,6 +85,11 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     batch = f"any number of samples up to {samples} (= B {arithmetic.capacity} groups)"
     if has_reference:
         rows.append(("reference", _model(args.ref, args.actor.model_name_or_path)))
+    if args.ds.lora.rank:
+        trained = "actor and critic" if args.critic.model_name_or_path else "actor"
+        rows.append(
+            ("LoRA", f"rank {args.ds.lora.rank}, alpha {args.ds.lora.alpha}: only adapters of the {trained} learn")
+        )
     rows += [
         ("KL penalty", f"{kl.init_coef:g} to the {target} policy, in the {'loss' if kl.use_loss else 'reward'}"),
         ("attention", args.ds.attn_implementation),

@@ -205,6 +205,13 @@ class TestNumbers:
         assert facts["replay buffer"].startswith(f"at most 24 groups, {24 * group.nbytes / 2**20:.1f} MiB")
         assert facts["hard buffer"] == "7 prompts"
 
+    @pytest.mark.parametrize(("algorithm", "trained"), [("ba_ppo", "actor and critic"), ("bapo_grpo", "actor")])
+    def test_adapters(self, capsys, words, algorithm, trained):
+        words = [f"--algorithm={algorithm}", *words]
+        facts = report(capsys, *words, "--ds.lora.rank=8", "--ds.lora.alpha=32", "--ds.zero_stage=3")
+        assert facts["LoRA"] == f"rank 8, alpha 32: only adapters of the {trained} learn"
+        assert "LoRA" not in report(capsys, *words)
+
     def test_parts_that_are_off(self, capsys, words):
         off = ["--adapt.replay_steps=0", "--adapt.reevaluate_every=0", "--adapt.rollout_delay=1"]
         facts = report(capsys, "--algorithm=ba_ppo", *words, *off, warned=2)

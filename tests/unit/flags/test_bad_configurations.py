@@ -45,6 +45,9 @@ from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 
 class AgentInstance(AgentInstanceBase):
+    def __init__(self):
+        pass
+
     async def step(self, states):
         return {"rewards": torch.tensor(1.0), "environment_feedback": "", "done": True, "extra_logs": {}}
 
