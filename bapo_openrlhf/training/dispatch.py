@@ -21,6 +21,11 @@ class DispatchingGenerator(SamplesGenerator):
     is for an agent, whose responses may take very different times.
     """
 
+    @property
+    def log_probs(self) -> bool:
+        """Whether the engines give the log-probs of what they sample."""
+        return self.args.algo.advantage.is_correction_level != "off"
+
     def _next_number(self) -> dict[str, int | None]:
         """What the next request has in addition: its number and its seed."""
         return {}
@@ -50,7 +55,7 @@ class DispatchingGenerator(SamplesGenerator):
                 max_tokens=kwargs.get("max_new_tokens"),  # None: as many as fit into max_length
                 min_tokens=kwargs.get("min_new_tokens", 1),
                 skip_special_tokens=kwargs.get("skip_special_tokens", False),
-                logprobs=None if self.args.algo.advantage.is_correction_level == "off" else 1,
+                logprobs=1 if self.log_probs else None,
             ),
             "max_length": kwargs.get("max_len", 2048),
             "num_samples": size,

@@ -8,16 +8,18 @@ compares its time with that of a second broadcast.
 import asyncio
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from copy import copy
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from copy import copy, deepcopy
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ray
 import torch
 from openrlhf.trainer.ray import vllm_engine
+from openrlhf.utils.vlm_utils import dedup_media_tokens
+from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf.adapt.vocabulary import VERSIONS
@@ -208,25 +210,42 @@ class RolloutEngine(Engine):
         return PackedGroup.of(responses, number, [turn.log_probs for turn in group.turns])
 
     @extends(Engine)
-    async def generate(self, prompt_token_ids: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as OpenRLHF does, and let vLLM make only the last output, because OpenRLHF reads no other."""
-        last = self._asked(sampling_params)
-        last.output_kind = RequestOutputKind.FINAL_ONLY
-        return await super().generate(prompt_token_ids, last, *args, **kwargs)
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """vLLM's last output for a prompt. It makes no other, because an executor reads no other."""
+        last = None
+        outputs = self.outputs(
+            prompt_token_ids, sampling_params, multi_modal_data, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        async for output in outputs:
+            last = output
+        return last
 
-    async def generate_watched(self, tokens: Any, sampling_params: Any, images: Any, watch: Any) -> None:
-        """Generate as OpenRLHF does, and pass vLLM's outputs through `watch`, which takes and gives an iterator."""
-        llm = SimpleNamespace(generate=lambda *args, **kwargs: watch(self.llm.generate(*args, **kwargs)))
-        seen = SimpleNamespace(llm=llm, _mm_pad_token_ids=self._mm_pad_token_ids)
-        await Engine.generate(seen, tokens, self._asked(sampling_params), images)
+    def outputs(self, tokens: Any, sampling_params: Any, images: Any = None, **changed: Any) -> AsyncIterator[Any]:
+        """vLLM's outputs for a prompt, as it makes them.
 
-    def _asked(self, sampling_params: Any) -> Any:
-        """A copy of the parameters, without what nobody reads.
+        Args:
+            tokens: Token ids of the prompt.
+            sampling_params: As in vLLM.
+            images: Images or videos by kind; None if there are none. OpenRLHF's prompt has a token for each part of an
+                image, and vLLM makes these out of one token.
+            changed: Sampling parameters that have another value.
+        """
+        if images and self._mm_pad_token_ids:
+            tokens = dedup_media_tokens(tokens, self._mm_pad_token_ids)
+        prompt = TokensPrompt(prompt_token_ids=tokens)
+        if images:
+            prompt["multi_modal_data"] = images
+        return self.llm.generate(prompt, self._asked(sampling_params, changed), request_id=uuid.uuid4().hex)
+
+    def _asked(self, sampling_params: Any, changed: Mapping[str, Any]) -> Any:
+        """A copy of the parameters with changed values, without what nobody reads.
 
         For a response of one turn only tokens and their own log-probs are read, so vLLM need not make text, nor find
         the likeliest token. An executor of the user may need both, and stop strings need text.
         """
-        asked = copy(sampling_params)
+        asked = deepcopy(sampling_params)  # vLLM adds to its sets
+        for name, value in changed.items():
+            setattr(asked, name, value)
         if type(self.executor) is SingleTurn:
             asked.detokenize = bool(asked.stop)
             if asked.logprobs is not None:

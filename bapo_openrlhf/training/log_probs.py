@@ -10,9 +10,9 @@ For a token with logits x (after the temperature), log-sum-exp l and p = exp(x -
     entropy     h = l - sum(p x)              its gradient   -p (x - l + h)
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from openrlhf.models import Actor
@@ -26,6 +26,9 @@ logger = init_logger(__name__)
 BLOCK = 2**27  # logits (N, V') that are held at a time: 256 MiB in bfloat16
 TILE = {"cpu": 2**19}  # logits that are in float32 at a time: on a CPU they should fit into its cache
 TILE_ON_GPU = 2**26
+
+# Arguments of OpenRLHF's `Actor.forward` that say what it returns if no action mask is given, or that it does not read.
+NOT_FOR_THE_MODEL = ("allgather_logits", "return_logprobs", "packed_seq_lens")
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -148,6 +151,58 @@ def token_log_probs(
     return _TokenLogProbs.apply(hidden, weight, bias, labels, temperature, entropy)
 
 
+@dataclass
+class TokensAsked:
+    """Tokens whose log-probs an output head is asked for, and what it answered.
+
+    Attributes:
+        places: Positions in the flattened input of the head, (N,).
+        labels: The tokens that these positions predict, (N,).
+        temperature: The logits are divided by it.
+        entropy: Whether entropies are wanted.
+        answer: Of the last call, see `TokenHead.forward`.
+    """
+
+    places: torch.Tensor
+    labels: torch.Tensor
+    temperature: float
+    entropy: bool
+    answer: torch.Tensor | None = None
+
+
+class TokenHead(torch.nn.Linear):
+    """An output head with the weight of another one. It can be asked for log-probs in the place of its logits.
+
+    Attributes:
+        asked: The tokens that it is asked for; None while it gives logits.
+    """
+
+    asked: TokensAsked | None = None
+
+    @classmethod
+    def of(cls, head: torch.nn.Linear) -> Self:
+        """A head with the parameters of `head`: the same objects, so that embeddings stay tied."""
+        made = cls(head.in_features, head.out_features, bias=head.bias is not None, device="meta")
+        made.weight, made.bias = head.weight, head.bias
+        return made.train(head.training)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits; or log-probs and entropies at the places that it is asked for, and 0 at the others.
+
+        The answer has the leading dimensions of `hidden`, and 2 columns, or 1 without entropies.
+        """
+        asked = self.asked
+        if asked is None:
+            return super().forward(hidden)
+        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, asked.places)
+        found = token_log_probs(
+            rows, self.weight, self.bias, asked.labels, temperature=asked.temperature, entropy=asked.entropy
+        )
+        nothing = found.new_zeros(hidden.shape[:-1].numel(), found.shape[-1])
+        asked.answer = nothing.index_copy(0, asked.places, found).view(*hidden.shape[:-1], -1)
+        return asked.answer
+
+
 class SlicedActor(Actor):
     """OpenRLHF's actor, which computes log-probs and entropies only of response tokens, in tiles.
 
@@ -160,6 +215,14 @@ class SlicedActor(Actor):
     sliced = True
 
     @extends(Actor)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model, and put a `TokenHead` into it, before DeepSpeed wraps it."""
+        super().__init__(*args, **kwargs)
+        head = self.model.get_output_embeddings()
+        if type(head) is torch.nn.Linear:
+            self.model.set_output_embeddings(TokenHead.of(head))
+
+    @extends(Actor)
     def forward(
         self,
         sequences: torch.Tensor,
@@ -170,48 +233,40 @@ class SlicedActor(Actor):
         return_entropy: bool = False,
         **others: Any,
     ) -> Any:
-        """Log-probs of the response tokens, float32 of shape (B, A), and the model's output if it is wanted."""
+        """Log-probs of the response tokens, float32 of shape (B, A), and the model's output if it is wanted.
+
+        The output has `entropy`, float32 of shape (B, S - 1), if it is wanted.
+        """
         plain = {"attention_mask": attention_mask, "ring_attn_group": ring_attn_group, **others}
         head = self.model.get_output_embeddings()
-        if action_mask is None or not self.sliced or type(head) is not torch.nn.Linear:
+        if action_mask is None or not self.sliced or type(head) is not TokenHead:
             return super().forward(
                 sequences, action_mask, return_output=return_output, return_entropy=return_entropy, **plain
             )
         batch, length = sequences.shape
         wanted = torch.zeros_like(sequences)  # position t predicts token t + 1
         wanted[:, length - 1 - action_mask.shape[1] : -1] = action_mask
-        labels, unpacked = torch.roll(sequences, shifts=-1, dims=1), None
         if self.packing_samples:
             wanted, *_ = unpad_and_slice_tensor(wanted, attention_mask, ring_attn_group)
-            _, _, labels, *unpacked = unpad_and_slice_tensor(sequences, attention_mask, ring_attn_group)
+            tokens, positions, labels, *unpacked = unpad_and_slice_tensor(sequences, attention_mask, ring_attn_group)
+            inputs = {"attention_mask": None, "position_ids": positions, **images_of(others)}
+        else:
+            tokens, labels = sequences, torch.roll(sequences, shifts=-1, dims=1)
+            inputs = self._inputs(sequences, attention_mask, images_of(others))
         places = wanted.flatten().nonzero().squeeze(-1)
-        labels = labels.flatten()[places]
-
-        def answer(hidden: torch.Tensor) -> torch.Tensor:
-            rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places)
-            found = token_log_probs(
-                rows, head.weight, head.bias, labels, temperature=temperature, entropy=return_entropy
-            )
-            nothing = found.new_zeros(hidden.shape[:-1].numel(), found.shape[-1])
-            answers.append(nothing.index_copy(0, places, found).view(*hidden.shape[:-1], -1))
-            return answers[-1]
-
-        answers: list[torch.Tensor] = []
-        temperature, self.temperature = self.temperature, 1.0  # OpenRLHF would divide the answer by it
+        head.asked = asked = TokensAsked(places, labels.flatten()[places], self.temperature, return_entropy)
         try:
-            with _answering(head, answer):
-                output = super().forward(sequences, return_output=True, **plain)
+            output = self.model(tokens, **inputs)
         finally:
-            self.temperature = temperature
-        found = output["logits"]
-        if found.data_ptr() != answers[0].data_ptr():
+            head.asked = None
+        if output["logits"] is not asked.answer:
             self.sliced = False
             logger.info("the model changes its logits after the output head, so they are computed for all positions")
             return self.forward(
                 sequences, action_mask, return_output=return_output, return_entropy=return_entropy, **plain
             )
-        parts = found.unbind(-1)
-        if unpacked is not None:
+        parts = asked.answer.unbind(-1)
+        if self.packing_samples:
             padding, indices = unpacked
             parts = [gather_and_pad_tensor(part, ring_attn_group, padding, indices, batch, length) for part in parts]
         if return_entropy:
@@ -219,15 +274,25 @@ class SlicedActor(Actor):
         log_probs = parts[0][:, length - 1 - action_mask.shape[1] : -1] * action_mask.float()
         return (log_probs, output) if return_output else log_probs
 
+    def _inputs(self, sequences: torch.Tensor, mask: torch.Tensor, images: dict[str, Any]) -> dict[str, Any]:
+        """What the model takes beside tokens that are not packed: mask, positions, and images with their places.
 
-@contextmanager
-def _answering(head: torch.nn.Linear, answer: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Within the block, the head returns what `answer` makes of its input.
+        A model of text counts positions without the padding. A vision-language model finds them itself, and is told
+        which tokens stand for an image (1) or a video (2), under the name that its family has for this.
+        """
+        if not getattr(self, "is_vlm", False):
+            positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 1)
+            return {"attention_mask": mask, "position_ids": positions, **images}
+        if images:
+            kinds = (sequences == self._vlm_config.image_token_id).to(torch.int32)
+            video = getattr(self._vlm_config, "video_token_id", None)
+            if video is not None:
+                kinds[sequences == video] = 2
+            name = "mm_token_type_ids" if "image_grid_thw" in images else "token_type_ids"
+            images = images | {name: kinds}
+        return {"attention_mask": mask, "position_ids": None, **images}
 
-    The head stays the module that is called, because ZeRO-3 gathers its weight only for the time of the call.
-    """
-    head.forward = answer
-    try:
-        yield
-    finally:
-        del head.forward
+
+def images_of(others: dict[str, Any]) -> dict[str, Any]:
+    """What is left for the model of the arguments of OpenRLHF's `Actor.forward`."""
+    return {name: value for name, value in others.items() if name not in NOT_FOR_THE_MODEL}

@@ -1,6 +1,5 @@
 """Generation: fresh samples with behaviour log-probs, re-evaluation of hard prompts, and a seed for each request."""
 
-import copy
 import hashlib
 import itertools
 import math
@@ -148,6 +147,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     """
 
     ALONG = "reevaluated"  # kind of the hard prompts that a rollout takes along, for their seeds
+    log_probs = True  # a stored response needs them
 
     def __init__(
         self,
@@ -163,10 +163,6 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         **kwargs: Any,
     ) -> None:
         super().__init__(strategy=strategy, **kwargs)
-        # OpenRLHF asks vLLM for log-probs only if its importance-sampling correction is on. So it is on in this
-        # object's own copy of the arguments.
-        self.args = copy.deepcopy(strategy.args)
-        self.args.algo.advantage.is_correction_level = "token"
         self.begin_step, self.step, self.policy_step = begin_step, step, policy_step
         self.candidates, self.choose = candidates, choose
         self.first, self.more = first, more

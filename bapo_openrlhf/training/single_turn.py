@@ -6,7 +6,7 @@ on to its reward at once, and does not wait for the others.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,25 +156,20 @@ class GroupTurn:
 
     async def _generate(self, tokens: Any, params: Any, images: Any) -> None:
         """Send one request, and hand out each response when it is finished. An error goes to all that wait."""
-        params.n, params.output_kind, params.stream_interval = self.size, RequestOutputKind.DELTA, WHOLE
         error: BaseException = RuntimeError(f"vLLM did not finish all {self.size} responses of a request")
+        asked = {"n": self.size, "output_kind": RequestOutputKind.DELTA, "stream_interval": WHOLE}
+        parts: dict[int, list[Any]] = {}  # of each response
         try:
-            await self.engine.generate_watched(tokens, params, images, self._watch)
+            async for output in self.engine.outputs(tokens, params, images, **asked):
+                for part in output.outputs:
+                    parts.setdefault(part.index, []).append(part)
+                    if part.finish_reason is not None:
+                        self._finished[part.index].set_result(_Generated.of(parts.pop(part.index)))
         except BaseException as raised:
             error = raised
         for future in self._finished:
             if not future.done():
                 future.set_exception(error)
-
-    async def _watch(self, outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Pass vLLM's outputs through, and put the parts of each response together."""
-        parts: dict[int, list[Any]] = {}
-        async for output in outputs:
-            for part in output.outputs:
-                parts.setdefault(part.index, []).append(part)
-                if part.finish_reason is not None:
-                    self._finished[part.index].set_result(_Generated.of(parts.pop(part.index)))
-            yield output
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,24 @@ def ask(executor, **sampling):
     return asked
 
 
+@pytest.mark.parametrize("images", [None, {"image": ["a picture", "another"]}])
+@pytest.mark.parametrize("pads", [None, set(), {7, 8}])
+def test_vllm_gets_the_prompt_that_openrlhf_gives_it(images, pads):
+    class Llm:
+        async def generate(self, prompt, params, request_id):
+            prompts.append((prompt, params.n, params.max_tokens))
+            yield request_id
+
+    prompts, names = [], []
+    for kind in (RolloutEngine, engines.Engine):
+        engine = object.__new__(kind)
+        engine.executor, engine._mm_pad_token_ids, engine.llm = OwnExecutor(), pads, Llm()
+        for _ in range(2):
+            names.append(asyncio.run(engine.generate([1, 7, 7, 7, 2, 8, 8, 3], SamplingParams(max_tokens=4), images)))
+    assert prompts[0] == prompts[1] == prompts[2] == prompts[3]
+    assert len(set(names)) == 4  # a name for each request
+
+
 def test_openrlhf_loads_user_files_with_this_projects_functions(monkeypatch):
     """While its `__init__` makes the executor. What they do has tests of its own."""
     bound, before = {}, vars(vllm_engine).copy()

@@ -1,11 +1,17 @@
 """Log-probs and entropies of response tokens: against float64, and against OpenRLHF's actor on the same model."""
 
+import copy
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
+from transformers.utils import ModelOutput
 
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -16,7 +22,7 @@ from openrlhf.models import Actor, actor  # noqa: E402
 from openrlhf.models.utils import log_probs_from_logits  # noqa: E402
 
 from bapo_openrlhf.training import log_probs  # noqa: E402
-from bapo_openrlhf.training.log_probs import SlicedActor, token_log_probs  # noqa: E402
+from bapo_openrlhf.training.log_probs import SlicedActor, TokenHead, token_log_probs  # noqa: E402
 
 LLAMA = LlamaConfig(
     vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -80,8 +86,9 @@ def test_a_frozen_head_gets_no_gradient():
     assert weight.grad is None and hidden.grad.abs().sum() > 0
 
 
-def built(kind, config, temperature=0.7):
+def built(kind, config, temperature=0.7, tied=True):
     torch.manual_seed(1)
+    config.tie_word_embeddings = tied
     model = kind(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
     model.is_vlm, model.packing_samples, model.temperature = False, False, temperature
     return model
@@ -121,7 +128,7 @@ def test_an_actor_has_openrlhfs_numbers_and_gradients(width):
     batch = sequences, actions[:, -width:], attention
     ours = built(SlicedActor, LLAMA)
     same(run(ours, *batch), run(built(Actor, LLAMA), *batch))
-    assert ours.temperature == 0.7 and "forward" not in vars(ours.model.lm_head)
+    assert ours.model.lm_head.asked is None
     plain = ours(*batch)
     assert plain.shape == (3, width) and not plain[~batch[1].bool()].any()
 
@@ -183,3 +190,76 @@ def test_without_a_mask_the_model_gives_its_logits():
     sequences, _, attention = ragged_batch()
     output = built(SlicedActor, LLAMA)(sequences, attention_mask=attention, return_output=True)
     assert output["logits"].shape == (3, 9, 50)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_head_is_the_models_own_parameter(tied, tmp_path):
+    """Names, tied embeddings and saved files are those of the model as it was loaded."""
+    models = [built(kind, copy.deepcopy(LLAMA), tied=tied) for kind in (SlicedActor, Actor)]
+    ours, theirs = (model.model for model in models)
+    assert type(ours.lm_head) is TokenHead and type(theirs.lm_head) is torch.nn.Linear
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    assert (ours.lm_head.weight is ours.get_input_embeddings().weight) is tied
+    for model, folder in ((ours, "ours"), (theirs, "theirs")):
+        model.save_pretrained(tmp_path / folder)
+    files = [load_file(tmp_path / folder / "model.safetensors") for folder in ("ours", "theirs")]
+    assert files[0].keys() == files[1].keys()
+    assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
+def test_adapters(targets):
+    """With adapters on the head it is not one matrix, so the model is run as OpenRLHF runs it."""
+    models = []
+    for kind in (SlicedActor, Actor):
+        model = AutoModelForCausalLM.from_config(LLAMA, attn_implementation="eager")
+        torch.manual_seed(1)
+        model.load_state_dict({name: torch.randn_like(weight) / 4 for name, weight in model.state_dict().items()})
+        model.tie_weights()
+        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
+        for number, (_, weight) in enumerate(adapted.named_parameters()):
+            weight.data += 0.01 * number
+        made = kind(adapted)
+        made.is_vlm, made.packing_samples, made.temperature = False, False, 0.7
+        models.append(made)
+    ours, theirs = (model(*ragged_batch()) for model in models)
+    np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-5)
+
+
+class Seeing(torch.nn.Module):
+    """A vision-language model, as far as `Actor.forward` looks at it: it notes what it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lm_head, self.got = torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50, bias=False), []
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def set_output_embeddings(self, head):
+        self.lm_head = head
+
+    def forward(self, tokens, **inputs):
+        self.got.append(inputs)
+        return ModelOutput(logits=self.lm_head(self.embed(tokens)))
+
+
+@pytest.mark.parametrize(
+    ("images", "video"),
+    [({}, None), ({"pixel_values": 1, "image_grid_thw": 2}, 9), ({"pixel_values": 1}, None), ({"pixel_values": 1}, 9)],
+)
+def test_a_model_with_images_gets_what_openrlhf_gives_it(images, video):
+    sequences, actions, attention = ragged_batch()
+    sequences[0, :2], sequences[1, 0] = 7, 9  # of an image, and of a video
+    found = []
+    for kind in (SlicedActor, Actor):
+        torch.manual_seed(1)
+        model = kind(Seeing())
+        model.is_vlm, model.packing_samples, model.temperature = True, False, 0.7
+        model._vlm_config = SimpleNamespace(image_token_id=7, **({} if video is None else {"video_token_id": video}))
+        log_probs_ = model(sequences, actions, attention, packed_seq_lens=None, **images)
+        found.append((log_probs_, model.model.got))
+    (ours, our_inputs), (theirs, their_inputs) = found
+    np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-5)
+    assert repr(our_inputs) == repr(their_inputs) and len(our_inputs) == 1
