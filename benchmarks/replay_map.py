@@ -25,8 +25,8 @@ import pandas as pd
 from report import RESULTS
 from smollm2 import keep
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.figure import save_png
 from bapo_openrlhf.workbench.report.runs import read_run

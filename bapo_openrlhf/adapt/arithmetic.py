@@ -9,7 +9,6 @@ fully masked sample, which changes no gradient and is counted in no metric.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 
 @dataclass(frozen=True)
@@ -163,19 +162,6 @@ def parts_by_tokens(lengths: Sequence[int], most: int, *, padded: bool) -> list[
     return parts
 
 
-def most_tokens(args: SimpleNamespace, phase: str) -> int | None:
-    """Tokens of a micro-batch at most, on one rank; None if micro-batches have a number of samples.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        phase: "train" or "rollout", which is when experience is made.
-    """
-    tokens = args.adapt.micro_batch_tokens
-    if tokens is None and args.train.dynamic_batch_enable:
-        tokens = getattr(args, phase).max_tokens_per_gpu
-    return None if tokens is None else tokens * args.ds.ring_attn_size * args.ds.tensor_parallel_size
-
-
 def token_plan(
     totals: Sequence[int], own: Sequence[Sequence[int]], counts: Sequence[int], real: Sequence[int]
 ) -> list[MicroBatch]:
@@ -194,47 +180,3 @@ def token_plan(
         for total, sizes, count, parts in zip(totals, own, counts, real, strict=True)
         for part, samples in enumerate([*sizes, *[0] * (count - len(sizes))], start=1)
     ]
-
-
-def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
-    """Trainer steps of one pass through `prompts` prompts of the data.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        prompts: Rows of the training data.
-        candidates: Prompts that a step takes from the data for each prompt for which it generates responses.
-    """
-    drawn: int = args.rollout.batch_size * candidates
-    return math.ceil(prompts / drawn)
-
-
-def pretraining_steps(args: SimpleNamespace) -> int:
-    """Largest number of optimizer steps that the critic takes before the actor takes any (--adapt.value_pretraining).
-
-    Args:
-        args: OpenRLHF's (nested) arguments. `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
-    """
-    rollout, train = args.rollout, args.train
-    passes = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
-    steps: int = passes * math.ceil(rollout.batch_size * rollout.n_samples_per_prompt / train.batch_size)
-    return steps
-
-
-def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
-    """The arithmetic of OpenRLHF's (nested) arguments."""
-    capacity = (args.adapt.batch_size if args.adapt.enabled else None) or args.rollout.batch_size
-    copies = args.ds.ring_attn_size * args.ds.tensor_parallel_size
-    models = {"actor": args.actor}
-    if args.critic.model_name_or_path:
-        models["critic"] = args.critic
-    if args.algo.kl.init_coef > 0 and not (args.adapt.enabled and args.adapt.kl_target == "behaviour"):
-        models["reference"] = args.ref
-    return BatchArithmetic(
-        group_size=args.rollout.n_samples_per_prompt,
-        capacity=capacity,
-        rollout_groups=args.rollout.batch_size,
-        train_batch=args.train.batch_size,
-        ranks={name: max(m.num_nodes * m.num_gpus_per_node // copies, 1) for name, m in models.items()},
-        micro_train=args.train.micro_batch_size,
-        micro_rollout=args.rollout.micro_batch_size,
-    )

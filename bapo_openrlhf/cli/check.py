@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from bapo_openrlhf.adapt.arithmetic import epoch_steps, most_tokens
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.config import Checked
+from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.record.run_record import holds_run
 from bapo_openrlhf.workbench.pages.text import duration

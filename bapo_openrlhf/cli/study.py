@@ -93,8 +93,8 @@ def _naming(arm: str) -> Iterator[None]:
 
 def _check(planned: Sequence) -> tuple[dict[str, int], int]:
     """Check every arm; return the trainer steps of each run by name, and the most devices that a run takes."""
-    from bapo_openrlhf.adapt.arithmetic import epoch_steps
     from bapo_openrlhf.cli import arguments
+    from bapo_openrlhf.flags.sizes import epoch_steps
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
     from bapo_openrlhf.launch.settings import Settings, settings_of
     from bapo_openrlhf.launch.start import logical_gpus

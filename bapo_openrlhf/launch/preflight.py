@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
@@ -18,6 +17,7 @@ from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl
 from bapo_openrlhf.flags.paths import check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
+from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
 from bapo_openrlhf.launch import vision
 from bapo_openrlhf.launch.data_files import local_rows
 from bapo_openrlhf.launch.environment import check_temporary_folder

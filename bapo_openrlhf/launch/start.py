@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
-from bapo_openrlhf.adapt.arithmetic import epoch_steps
 from bapo_openrlhf.cpu import flash_attention, products
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import Checked, flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.paths import make_absolute
+from bapo_openrlhf.flags.sizes import epoch_steps
 from bapo_openrlhf.launch.resume import (
     choose_start,
     compare_with_beginning,

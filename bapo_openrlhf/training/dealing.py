@@ -20,7 +20,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ray import launcher
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
-from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, most_tokens, parts_by_tokens
+from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, parts_by_tokens
+from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.training.contract import extends, rebound
 
 WIDE = ("sequences", "attention_mask", "action_mask")  # int32 or bool in the trainer, and int64 in the workers

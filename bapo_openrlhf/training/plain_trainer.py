@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.adapt.rewards import without_rounding
+from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward, rewards_of

@@ -15,7 +15,6 @@ import numpy as np
 import ray
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.first_update import Clip, first_update
@@ -27,6 +26,7 @@ from bapo_openrlhf.adapt.rewards import exact_rewards
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.adapt.vocabulary import DROPPED
+from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience

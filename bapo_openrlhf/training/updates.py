@@ -38,7 +38,8 @@ from openrlhf.trainer.ray import ppo_actor, ppo_critic
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from tqdm import tqdm
 
-from bapo_openrlhf.adapt.arithmetic import MicroBatch, most_tokens
+from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.whole_batch import data_parallel_ranks

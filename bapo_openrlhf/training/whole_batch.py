@@ -17,14 +17,8 @@ from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from bapo_openrlhf.adapt.arithmetic import (
-    MicroBatch,
-    micro_batch_plan,
-    most_tokens,
-    parts_by_tokens,
-    step_totals,
-    token_plan,
-)
+from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, parts_by_tokens, step_totals, token_plan
+from bapo_openrlhf.flags.sizes import most_tokens
 
 
 class WholeBatchReplayBuffer(NaiveReplayBuffer):

@@ -8,7 +8,7 @@ import ray
 import torch
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 
-from bapo_openrlhf.adapt.arithmetic import pretraining_steps
+from bapo_openrlhf.flags.sizes import pretraining_steps
 from bapo_openrlhf.training.contract import extends, plain_class, rebound
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.gradients import probe_gradients

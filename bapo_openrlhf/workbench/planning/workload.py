@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from bapo_openrlhf.adapt.arithmetic import most_tokens
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.workbench.planning.constants import Constants
 
 

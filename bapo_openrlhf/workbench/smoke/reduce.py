@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.flags.config import flags_of
+from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch.start import ON_THE_CPU
 
 STEPS = 2  # before the kill

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +12,10 @@ from torch.utils.data import DataLoader
 from bapo_openrlhf.adapt.arithmetic import (
     BatchArithmetic,
     MicroBatch,
-    batch_arithmetic,
     deal,
     in_parts,
     in_step,
     micro_batch_plan,
-    most_tokens,
     parts_by_tokens,
     step_totals,
     token_plan,
@@ -265,45 +262,6 @@ class TestOptimizerSteps:
         assert arithmetic({"actor": 1}, capacity=groups, train_batch=128).optimizer_steps == steps
 
 
-class TestFromArguments:
-    def args(self, *, critic="critic", kl=0.01, ring=1, tensor=1, batch=7):
-        model = SimpleNamespace(num_nodes=2, num_gpus_per_node=4)
-        return SimpleNamespace(
-            actor=model,
-            critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=4, model_name_or_path=critic),
-            ref=SimpleNamespace(num_nodes=1, num_gpus_per_node=2),
-            algo=SimpleNamespace(kl=SimpleNamespace(init_coef=kl)),
-            ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor),
-            adapt=SimpleNamespace(enabled=True, kl_target="reference", batch_size=batch),
-            rollout=SimpleNamespace(n_samples_per_prompt=6, batch_size=10, micro_batch_size=3),
-            train=SimpleNamespace(batch_size=48, micro_batch_size=2),
-        )
-
-    def test_takes_each_number_from_its_flag(self):
-        assert batch_arithmetic(self.args()) == BatchArithmetic(
-            group_size=6,
-            capacity=7,
-            rollout_groups=10,
-            train_batch=48,
-            ranks={"actor": 8, "critic": 4, "reference": 2},
-            micro_train=2,
-            micro_rollout=3,
-        )
-
-    def test_only_models_that_are_built_count(self):
-        assert batch_arithmetic(self.args(critic=None)).ranks == {"actor": 8, "reference": 2}
-        assert batch_arithmetic(self.args(kl=0.0)).ranks == {"actor": 8, "critic": 4}
-
-    def test_copies_of_a_rank_do_not_count(self):
-        assert batch_arithmetic(self.args(ring=2, tensor=2)).ranks == {"actor": 2, "critic": 1, "reference": 1}
-
-    def test_capacity_is_the_rollout_batch_unless_adaptation_has_one_of_its_own(self):
-        assert batch_arithmetic(self.args(batch=None)).capacity == 10
-        plain = self.args()
-        plain.adapt.enabled = False
-        assert batch_arithmetic(plain).capacity == 10
-
-
 class TestPartsByTokens:
     @given(st.lists(st.integers(1, 30), max_size=30), st.integers(1, 60), st.booleans())
     def test_each_sample_once_and_no_part_is_too_large(self, lengths, most, padded):
@@ -339,17 +297,3 @@ class TestPartsByTokens:
         plan = token_plan([8, 3], [[3, 1], [1]], [3, 2], [5, 3])
         first = [MicroBatch(3, False, 8, 5), MicroBatch(1, False, 8, 5), MicroBatch(0, True, 8, 5)]
         assert plan == [*first, MicroBatch(1, False, 3, 3), MicroBatch(0, True, 3, 3)]
-
-    @pytest.mark.parametrize(
-        ("own", "dynamic", "found"), [(None, False, [None, None]), (None, True, [70, 60]), (50, False, [500, 500])]
-    )
-    def test_tokens_of_a_rank(self, own, dynamic, found):
-        """The processes of a ring or of a tensor-parallel group share a micro-batch."""
-        copies = 1 if own is None else 5
-        args = SimpleNamespace(
-            adapt=SimpleNamespace(micro_batch_tokens=own),
-            train=SimpleNamespace(dynamic_batch_enable=dynamic, max_tokens_per_gpu=70),
-            rollout=SimpleNamespace(max_tokens_per_gpu=60),
-            ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1 if own is None else 2),
-        )
-        assert [most_tokens(args, phase) for phase in ("train", "rollout")] == found

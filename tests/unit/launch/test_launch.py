@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.config import Checked
+from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch import start as launch
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore

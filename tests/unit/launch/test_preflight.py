@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image, ImageFile
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import attention
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.rules import check_combinations
+from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch.preflight import check_inputs
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.5]}\n"

@@ -25,12 +25,12 @@ from openrlhf.trainer import ppo_trainer  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import VERSIONS  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.config import Checked  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
+from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engines import request_seed  # noqa: E402
 from bapo_openrlhf.training.failures import Failures  # noqa: E402

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bapo_openrlhf.adapt.arithmetic import batch_arithmetic, epoch_steps
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
 from bapo_openrlhf.workbench.study.definition import Arm, Claim, Study, read_study
 
 STUDIES = Path(__file__).parents[3] / "configs" / "studies"
