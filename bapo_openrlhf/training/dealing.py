@@ -7,6 +7,7 @@ What a rank gets is put into Ray's object store once, for all models with equall
 because Ray copies an array once and a tensor several times.
 """
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -17,13 +18,13 @@ import numpy as np
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
-from openrlhf.trainer.ray import launcher
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, parts_by_tokens
 from bapo_openrlhf.flags.sizes import most_tokens
-from bapo_openrlhf.training.contract import extends, rebound
+from bapo_openrlhf.training.contract import extends
 
+INPUTS = ("sequences", "action_mask", "attention_mask")  # of a forward pass
 WIDE = ("sequences", "attention_mask", "action_mask")  # int32 or bool in the trainer, and int64 in the workers
 
 Places = list[int]  # positions of samples in a batch
@@ -131,22 +132,38 @@ class DealtActorGroup(RayActorGroup):
 
     @extends(RayActorGroup)
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
-        """Call a method on all ranks. A batch to train on is first dealt to the ranks.
+        """Call a method on all ranks, and return Ray's references to the answers, one for each process.
 
-        What another model with equally many ranks has got is not put into Ray's object store again.
+        Each rank gets an equal part of the lists, in order. A batch to train on (`append`) is dealt to the ranks. What
+        another model with equally many ranks has got is not put into Ray's object store again.
+
+        Args:
+            method_name: The method, which is called once for each item of the lists.
+            kwargs: Its arguments, as lists of one length.
+
+        Raises:
+            ValueError: The lists differ in length, or have fewer items than there are ranks.
         """
-        put = self._put
+        ranks = ranks_of(self)
         if method_name == "append":
-            ranks, experiences = ranks_of(self), kwargs["experience"]
-            parts = self._once((ranks, *map(id, experiences)), experiences[0], lambda: shares(experiences, ranks))
-            kwargs, put = {"parts": parts}, lambda chunk: chunk["parts"][0]
-        with rebound(launcher, ray=SimpleNamespace(put=put)):
-            return super().async_run_method_batch(method_name, **kwargs)
+            experiences = kwargs["experience"]
+            own = (ranks, *map(id, experiences))
+            calls = [(ref, 1) for ref in self._once(own, experiences[0], lambda: shares(experiences, ranks))]
+        else:
+            calls = [self._call(part) for part in equal_parts(kwargs, ranks)]
+        copies = self.duplicate_actors  # the processes of a ring or of a tensor-parallel group get the same
+        return [
+            process.execute_batch.remote(method_name, inputs, 0, count)
+            for rank, (inputs, count) in enumerate(calls)
+            for process in self._actor_handlers[rank * copies : (rank + 1) * copies]
+        ]
 
-    def _put(self, chunk: dict[str, list[Any]]) -> Any:
-        """Ray's reference to a rank's inputs."""
-        first = next(iter(chunk.values()))
-        return self._once((*chunk, *map(id, first)), first[0], lambda: [chunk])[0]
+    def _call(self, part: dict[str, list[Any]]) -> tuple[Any, int]:
+        """Ray's reference to a rank's inputs, and their number."""
+        first = next(iter(part.values()))
+        owner = first[0] if len(first) else None
+        (ref,) = self._once((*part, *map(id, first)), owner, lambda: [part])
+        return ref, len(first)
 
     def _once(self, key: tuple, owner: Any, make: Callable[[], Iterable[dict]]) -> list[Any]:
         """Ray's references to what `make` makes. They are kept for the other models, as long as the owner exists."""
@@ -157,6 +174,22 @@ class DealtActorGroup(RayActorGroup):
             self._sent[key] = refs
             weakref.finalize(owner, self._sent.pop, key, None)
         return self._sent[key]
+
+
+def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str, Any]]:
+    """An equal part of each list for each rank, in order; the last ones may have less.
+
+    Raises:
+        ValueError: See `DealtActorGroup.async_run_method_batch`.
+    """
+    lengths = {name: len(values) for name, values in lists.items()}
+    count = max(lengths.values())
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the lists must have the same length, and theirs are {lengths}")
+    if count < ranks:
+        raise ValueError(f"{count} batches are not enough for {ranks} ranks; each must have at least one")
+    size = -(-count // ranks)
+    return [{name: values[rank * size : (rank + 1) * size] for name, values in lists.items()} for rank in range(ranks)]
 
 
 def shares(experiences: Sequence[Experience], ranks: int) -> Iterator[dict[str, list[Any]]]:
@@ -226,12 +259,46 @@ class DealtBatch:
             self._passes[key] = [batch for own in dealt for batch in own]
         return self._passes[key]
 
-    def in_batches(self, rows: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-        """A model's answers for each batch of this process, shape (B, A).
+    def ask(
+        self, model: RayActorGroup | None, places: Places | None = None, *, images: bool = False, alone: bool = False
+    ) -> Callable[[], dict[int, torch.Tensor]]:
+        """Send samples through a model, and return a function that waits for its answers.
+
+        Args:
+            model: The model's processes. None, or no samples, has no answers.
+            places: Positions of the samples; None for all.
+            images: Whether the model takes images.
+            alone: Whether the model shares its GPUs: then it is waited for, and empties its cache.
+
+        Returns:
+            A function of no arguments. It returns the answer for each sample, shape (A',), by the sample's position.
+        """
+        places = self.places if places is None else places
+        if model is None or not places:
+            return dict
+        batches = self.passes(places, model)
+        inputs = {name: [getattr(batch, name) for batch in batches] for name in INPUTS}
+        if images and any(any(batch.mm_train_inputs or ()) for batch in batches):
+            inputs["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]
+        refs = model.async_run_method_batch("forward", **inputs)
+        if alone:
+            ray.get(refs)
+            ray.get(model.async_run_method("empty_cache"))
+
+        def answers() -> dict[int, torch.Tensor]:
+            of_ranks = ray.get(refs)[:: model.duplicate_actors]  # the processes of a ring have the same
+            return rows_of([batch.index for batch in batches], unpacked([*itertools.chain(*of_ranks)]))
+
+        return answers
+
+    def in_batches(self, rows: Mapping[int, torch.Tensor]) -> list[Any]:
+        """A model's answers for each batch of this process, shape (B, A); None each if there is no such model.
 
         Args:
             rows: The answer for each sample, shape (A',), by the sample's position.
         """
+        if not rows:
+            return [None] * len(self.batches)
         return [stacked([rows[place] for place in batch.index], batch) for batch in self.batches]
 
 

@@ -11,7 +11,6 @@ A batch passes the experience maker in two halves, because the review of the bat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -19,9 +18,6 @@ import torch
 from openrlhf.models.utils import compute_approx_kl, masked_mean
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
-from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
-from openrlhf.trainer.ray.launcher import RayActorGroup
-from scipy.signal import lfilter
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import second_moment_mask
@@ -29,11 +25,10 @@ from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.shift import TokenSums
 from bapo_openrlhf.adapt.vocabulary import SOURCES
-from bapo_openrlhf.adapt.vtrace import vtrace
+from bapo_openrlhf.training.advantages import set_advantages
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.dealing import DealtBatch, Places, forward_parts, rows_of, unpacked
+from bapo_openrlhf.training.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.reference import ReferenceLogProbs
-from bapo_openrlhf.training.related import one_by_one, relate
 from bapo_openrlhf.training.samples import samples_of
 
 
@@ -133,20 +128,12 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         self.critic_lambd: float | None = self.args.adapt.critic_lambd
         self._token_log_ratios: list[np.ndarray] = []  # shape (B, A) of each experience, for the V-trace returns
         self._groups: list[Group] = []  # of each sample that is made experience now
-        self._begin(None, None)
-
-    def _begin(self, dealt: DealtBatch | None, known: ReferenceLogProbs | None) -> None:
-        """Set the batch that passes the models now; None after it has passed them."""
-        self._dealt, self._known = dealt, known
-        self._asked: dict[int, tuple[Any, list[Places]]] = {}  # model and its batches, by id of Ray's references
 
     @torch.no_grad()
     def forward(self, batch: BatchToTrain) -> ForwardPass:
         """Pass a batch through today's models."""
         known = ReferenceLogProbs(self.reference, batch.responses)
-        self._begin(self._deal(batch.samples), known)
-        experiences = self.make_experience(list(self._dealt.batches))
-        self._begin(None, None)
+        experiences = self._pass(self._deal(batch.samples), known)
         log_ratios = np.zeros(len(batch.origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(batch.origins))))
         for experience in experiences:
@@ -191,33 +178,45 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         cut = partial(forward_parts, self.args)
         return DealtBatch(samples, self.actor_model_group, cut, self.tokenizer.pad_token_id)
 
-    @extends(RemoteExperienceMaker)
-    def _dispatch_forward(self, group: RayActorGroup, sync_condition: bool, **inputs: Any) -> Any:
-        """Send batches that are dealt to the ranks of this model; only unknown samples to the reference model."""
-        places = self._known.missing if group is self.initial_model_group else self._dealt.places
-        batches = self._dealt.passes(places, group) if places else []
-        refs: Any = []
-        if batches:
-            # OpenRLHF names the inputs as the fields of an experience. One name ends in _list.
-            images = any(any(batch.mm_train_inputs) for batch in batches)
-            wanted = [name for name in inputs if images or name != "mm_train_inputs_list"]  # the critic takes no images
-            inputs = {name: [getattr(batch, name.removesuffix("_list")) for batch in batches] for name in wanted}
-            refs = super()._dispatch_forward(group, sync_condition, **inputs)
-        self._asked[id(refs)] = group, [batch.index for batch in batches]
-        return refs
+    def _pass(self, dealt: DealtBatch, known: ReferenceLogProbs) -> list[Experience]:
+        """Pass a batch through today's models. Returns its forward-pass batches with log-probs, values and KL.
 
-    @extends(RemoteExperienceMaker)
-    def _flatten_results(self, refs: Any, duplicate_factor: int) -> list[Any]:
-        """Gather a model's answers, and bring them back to the batches of this process."""
-        answers = unpacked(super()._flatten_results(refs, duplicate_factor))
-        if id(refs) not in self._asked:
-            return answers  # there is no such model
-        group, asked = self._asked.pop(id(refs))
-        rows = rows_of(asked, answers)
-        if group is not self.initial_model_group:
-            return self._dealt.in_batches(rows)
-        self._known.keep(rows, self._dealt.samples)
-        return [self._known.of(batch) for batch in self._dealt.batches]
+        All models are asked before the first answer is awaited. But models that share GPUs (`--train.colocate_*`) are
+        asked one after the other, and each empties its cache.
+
+        Args:
+            dealt: The samples. Only those that `known` lacks go to the reference model.
+            known: The log-probs under the reference model. It gets those that were unknown.
+        """
+        train = self.args.train
+        beside_actor = train.colocate_all or train.colocate_actor_ref
+        actor = dealt.ask(self.actor_model_group, images=True, alone=beside_actor)
+        critic = dealt.ask(self.critic_model_group, alone=train.colocate_all or train.colocate_critic_reward)
+        reference = dealt.ask(self.initial_model_group, known.missing, images=True, alone=beside_actor)
+        log_probs, values = dealt.in_batches(actor()), dealt.in_batches(critic())
+        known.keep(reference(), dealt.samples)
+        for batch, today, value in zip(dealt.batches, log_probs, values, strict=True):
+            batch.action_log_probs, batch.values = today, value
+            self._set_kl(batch, None if self.initial_model_group is None else known.of(batch))
+        return dealt.batches
+
+    def _set_kl(self, batch: Experience, reference: torch.Tensor | None) -> None:
+        """Set the KL of each token to the reference model, shape (B, A), or give its log-probs to the loss.
+
+        Without a reference model, and if the KL is a term of the loss (`--algo.kl.use_loss`), it is 0 here.
+
+        Args:
+            batch: Forward-pass batch. Its `action_log_probs` are today's.
+            reference: Log-probs under the reference model, shape (B, A); None if there is none.
+        """
+        kl, today, mask = self.args.algo.kl, batch.action_log_probs, batch.action_mask
+        batch.base_action_log_probs = reference if kl.use_loss else None
+        batch.kl = moved = torch.zeros_like(today)
+        if reference is not None and not kl.use_loss:
+            batch.kl = compute_approx_kl(today, reference, kl_estimator=kl.estimator)
+            moved = today.float() - reference.float()
+        batch.info["kl"] = masked_mean(batch.kl, mask, dim=-1)
+        batch.info["logprobs_diff"] = masked_mean(moved, mask, dim=-1)
 
     def _set_policies(self, experience: Experience, origins: Sequence[SampleOrigin]) -> None:
         """Set the old log-probs and the KL target of an experience as configured, and note its V-trace ratios.
@@ -288,70 +287,16 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
     @torch.no_grad()
     @extends(RemoteExperienceMaker)
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Relate rewards to those of their groups (Eq. 2). Then OpenRLHF adds the KL, and makes returns or GAE of them.
-
-        OpenRLHF expects groups of one size. So it gets each response as a group of its own, with its reward related
-        already.
-
-        Raises:
-            ValueError: A group needs the penalised rewards of responses that it does not hold.
-        """
-        for experience in experiences:
-            experience.rewards = experience.rewards.float()
-        apply_length_penalties(experiences, self.args)
-        rewards = [experience.rewards for experience in experiences]
-        relate(experiences, self._groups, self.args)
-        # OpenRLHF asks for the returns of one experience after the other.
-        self._next_log_ratios = iter(self._token_log_ratios)
-        strategy, self.strategy = self.strategy, SimpleNamespace(args=one_by_one(self.args))
-        try:
-            super().compute_advantages_and_returns(experiences)
-        finally:
-            self.strategy = strategy
-        for experience, own in zip(experiences, rewards, strict=True):
-            experience.rewards = own
-            if "reward" in experience.info:
-                experience.info["reward"] = own.clone()
+        """Set advantages and returns of the samples that `finish` makes experience of (`advantages`)."""
+        set_advantages(
+            experiences,
+            self._groups,
+            self.args,
+            kl_coefficient=self.kl_ctl.value,
+            critic_lambd=self.critic_lambd,
+            log_ratios=self._token_log_ratios,
+        )
         return experiences
-
-    @extends(RemoteExperienceMaker)
-    def get_cumulative_returns(self, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float) -> torch.Tensor:
-        """Discounted sums of the rewards of one experience, shape (B, A), without OpenRLHF's loop over the tokens."""
-        return discounted_sums(action_mask * rewards, gamma)
-
-    @torch.no_grad()
-    @extends(RemoteExperienceMaker)
-    def get_advantages_and_returns(
-        self, values: torch.Tensor, rewards: torch.Tensor, action_mask: torch.Tensor, gamma: float, lambd: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages and returns of one experience by GAE or V-trace, shape (B, A) each.
-
-        OpenRLHF computes GAE in a loop over the tokens. Here the same numbers are computed without it. The returns may
-        have another lambda than the advantages (Decoupled-GAE of arXiv 2503.01491):
-
-            A_t = sum over i >= 0 of (gamma lambda_actor)^i delta_(t+i)
-            R_t = V_t + sum over i >= 0 of (gamma lambda_critic)^i delta_(t+i)
-        """
-        critic_lambd = lambd if self.critic_lambd is None else self.critic_lambd
-        if self.args.adapt.returns == "gae":
-            values, rewards = action_mask * values, action_mask * rewards
-            following = torch.nn.functional.pad(values[:, 1:], (0, 1))
-            delta = rewards + gamma * following - values
-            advantages = discounted_sums(delta, gamma * lambd)
-            errors = advantages if critic_lambd == lambd else discounted_sums(delta, gamma * critic_lambd)
-            return advantages, errors + values
-        numbers = values.double().numpy(), rewards.double().numpy(), next(self._next_log_ratios), action_mask.numpy()
-        found, targets = vtrace(*numbers, gamma=gamma, lambd=lambd)
-        if critic_lambd != lambd:
-            _, targets = vtrace(*numbers, gamma=gamma, lambd=critic_lambd)
-        return torch.from_numpy(found).float(), torch.from_numpy(targets).float()
-
-
-def discounted_sums(numbers: torch.Tensor, factor: float) -> torch.Tensor:
-    """s_t = x_t + factor s_{t+1}, computed from the last token to the first in the dtype of x, shape (B, A)."""
-    weights = np.array([1, -factor], dtype=numbers.numpy().dtype)
-    sums = lfilter(weights[:1], weights, numbers.numpy()[:, ::-1], axis=-1)
-    return torch.from_numpy(sums[:, ::-1].copy())
 
 
 def token_log_ratios(experience: Experience) -> torch.Tensor:

@@ -31,12 +31,12 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
     make_experience_batch,
     split_experience_batch,
 )
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
 from bapo_openrlhf.training import dealing  # noqa: E402
 from bapo_openrlhf.training.dealing import (  # noqa: E402
     DealtActorGroup,
+    DealtBatch,
     Packed,
     dealt_batches,
     filler_of,
@@ -423,9 +423,9 @@ class TestPacked:
     @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
     def test_models_with_equally_many_ranks_share_what_they_pass(self, puts, ranks, wanted):
         made = maker(ranks, micro=1, kind=DealtActorGroup)
-        batches = passing(made, [sample(number, 4) for number in range(6)])
-        for of, answers in enumerate(asked(made, batches, made.actor_model_group, made.critic_model_group)):
-            assert_answered(answers, batches, of, dict.fromkeys(range(6), 4))
+        dealt = made._deal([sample(number, 4) for number in range(6)])
+        for of, answers in enumerate(asked(dealt, made.actor_model_group, made.critic_model_group)):
+            assert_answered(answers, dealt.batches, of, dict.fromkeys(range(6), 4))
         assert len(puts) == wanted
 
     def test_other_inputs_are_not_shared(self, puts):
@@ -557,18 +557,10 @@ def first_fit(lengths: list[int], limit: int) -> int:
     return len(bins)
 
 
-def passing(made: AdaptedExperienceMaker, samples: list[Experience], known: Any = None) -> list[Experience]:
-    """The batches of these samples, which pass the models now."""
-    made._begin(made._deal(samples), known)
-    return list(made._dealt.batches)
-
-
-def asked(made: AdaptedExperienceMaker, batches: list[Experience], *groups: launcher.RayActorGroup) -> list[list[Any]]:
-    """The answers of each of these models; as in OpenRLHF's `make_experience`, all are asked before one is heard."""
-    inputs = {name: [getattr(b, name) for b in batches] for name in ("sequences", "action_mask", "attention_mask")}
-    inputs["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]
-    refs = [made._dispatch_forward(group, False, **inputs) for group in groups]
-    return [made._flatten_results(ref, group.duplicate_actors) for ref, group in zip(refs, groups, strict=True)]
+def asked(dealt: DealtBatch, *models: launcher.RayActorGroup) -> list[list[Any]]:
+    """The answers of each of these models for the batches; all are asked before one is heard."""
+    heard = [dealt.ask(model, images=True) for model in models]
+    return [dealt.in_batches(answers()) for answers in heard]
 
 
 def calls_of(group: launcher.RayActorGroup) -> list[list[dict[str, Any]]]:
@@ -606,10 +598,11 @@ class TestExperienceMaker:
     def test_by_tokens(self, drawn, tokens):
         lengths, ranks, ring, tensor = drawn
         made = maker(ranks, tokens=tokens, ring=ring, tensor=tensor)
-        batches = passing(made, [sample(number, length) for number, length in lengths.items()])
+        passed = made._deal([sample(number, length) for number, length in lengths.items()])
+        batches = passed.batches
         assert sorted(number for batch in batches for number in numbers_of(batch)) == sorted(lengths)
         groups = (made.actor_model_group, made.critic_model_group)
-        for of, (group, answers) in enumerate(zip(groups, asked(made, batches, *groups), strict=True)):
+        for of, (group, answers) in enumerate(zip(groups, asked(passed, *groups), strict=True)):
             assert_answered(answers, batches, of, lengths)
             shares, limit = dealt(lengths, ranks[of]), tokens * ring * tensor
             needed = [first_fit(sorted((lengths[number] for number in share), reverse=True), limit) for share in shares]
@@ -633,12 +626,13 @@ class TestExperienceMaker:
     def test_by_samples(self, drawn, micro):
         lengths, ranks, ring, tensor = drawn
         made = maker(ranks, micro=micro, ring=ring, tensor=tensor)
-        batches = passing(made, [sample(number, length) for number, length in lengths.items()])
+        passed = made._deal([sample(number, length) for number, length in lengths.items()])
+        batches = passed.batches
         # those of the actor's ranks, one after the other, without fillers; `index` says which samples they are
         parts = [share[at : at + micro] for share in dealt(lengths, ranks[0]) for at in range(0, len(share), micro)]
         assert [numbers_of(batch) for batch in batches] == parts == [batch.index for batch in batches]
         groups = (made.actor_model_group, made.critic_model_group)
-        for of, (group, answers) in enumerate(zip(groups, asked(made, batches, *groups), strict=True)):
+        for of, (group, answers) in enumerate(zip(groups, asked(passed, *groups), strict=True)):
             assert_answered(answers, batches, of, lengths)
             shares = dealt(lengths, ranks[of])
             longest = math.ceil(max(map(len, shares)) / micro)
@@ -658,12 +652,11 @@ class TestExperienceMaker:
 
     def test_a_model_may_be_asked_for_some_of_the_samples(self):
         lengths = dict.fromkeys(range(6), 5) | {4: 3}
-        made, rows = maker((2, 2)), {}
-        made.initial_model_group = made.critic_model_group
-        known = SimpleNamespace(missing=[1, 4, 5], keep=lambda found, samples: rows.update(found), of=numbers_of)
-        batches = passing(made, [sample(number, length) for number, length in lengths.items()], known)
-        answers, _ = asked(made, batches, made.actor_model_group, made.critic_model_group)
-        assert_answered(answers, batches, 0, lengths)
+        made = maker((2, 2))
+        passed = made._deal([sample(number, length) for number, length in lengths.items()])
+        heard = passed.ask(made.actor_model_group), passed.ask(made.critic_model_group, [1, 4, 5])
+        answers, rows = passed.in_batches(heard[0]()), heard[1]()
+        assert_answered(answers, passed.batches, 0, lengths)
         # by length: 4, 1, 5. `index` is the position among all samples
         loads = [[int(row[0]) - 1000 for call in calls for row in call["sequences"]]
                  for calls in calls_of(made.critic_model_group)]  # fmt: skip
@@ -673,24 +666,24 @@ class TestExperienceMaker:
             assert torch.equal(rows[number][: len(wanted)], wanted)
         assert sorted(rows) == [1, 4, 5]
 
-    def test_no_samples_no_call(self):
+    def test_no_samples_or_no_model_no_call(self):
         made = maker((1, 1))
-        made.initial_model_group = made.critic_model_group
-        known = SimpleNamespace(missing=[], keep=lambda rows, samples: rows == {} or pytest.fail(), of=numbers_of)
-        batches = passing(made, [sample(0, 4), sample(1, 5)], known)
-        assert asked(made, batches, made.critic_model_group) == [[[0, 1]]]
+        passed = made._deal([sample(0, 4), sample(1, 5)])
+        assert passed.ask(made.critic_model_group, [])() == passed.ask(None)() == {}
         assert calls_of(made.critic_model_group) == [[]]
+        assert passed.in_batches({}) == [None] * len(passed.batches)
 
     def test_nothing_of_the_batch_before_is_used(self):
         made, lengths = maker((2, 2)), dict.fromkeys(range(20), 4)
         for first in (0, 10):
-            batches = passing(made, [sample(number, 4) for number in range(first, first + 10)])
-            for of, answers in enumerate(asked(made, batches, made.actor_model_group, made.critic_model_group)):
+            passed = made._deal([sample(number, 4) for number in range(first, first + 10)])
+            batches = passed.batches
+            for of, answers in enumerate(asked(passed, made.actor_model_group, made.critic_model_group)):
                 assert_answered(answers, batches, of, lengths)
             assert sorted(number for batch in batches for number in numbers_of(batch)) == list(range(first, first + 10))
 
     def test_nothing_of_a_batch_is_held_afterwards(self, monkeypatch):
-        monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: batches)
+        monkeypatch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known: dealt.batches)
         made, gone = maker((2, 1)), []
         responses = [SimpleNamespace(extras={}) for _ in range(3)]
         origins = [SampleOrigin("fresh", True, None)] * 3
@@ -701,11 +694,6 @@ class TestExperienceMaker:
         del passed, batch
         gc.collect()
         assert len(gone) == count > 0
-
-    def test_answers_of_a_model_that_is_not_there_are_openrlhfs(self):
-        made = maker((1, 1))
-        passing(made, [sample(0)])
-        assert made._flatten_results([[None]] * 4, 2) == [None, None]
 
     def test_ranks_of_a_group(self):
         assert dealing.ranks_of(model(0, 3, 1)) == dealing.ranks_of(model(0, 3, 4)) == 3

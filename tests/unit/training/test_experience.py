@@ -29,6 +29,8 @@ from openrlhf.trainer.ray import launcher  # noqa: E402
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import SOURCES  # noqa: E402
 from bapo_openrlhf.training import experience as experience_module  # noqa: E402
+from bapo_openrlhf.training.advantages import Discounts, corrected_returns, discounted_sums, gae  # noqa: E402
+from bapo_openrlhf.training.dealing import DealtBatch  # noqa: E402
 from bapo_openrlhf.training.experience import (  # noqa: E402
     AdaptedExperienceMaker,
     BatchToTrain,
@@ -38,6 +40,7 @@ from bapo_openrlhf.training.experience import (  # noqa: E402
     row_of,
     token_log_ratios,
 )
+from bapo_openrlhf.training.reference import ReferenceLogProbs  # noqa: E402
 
 EPS = 1e-6
 # One row a sample: a whole turn, padding, two turns, one token.
@@ -306,7 +309,6 @@ class TestGroupsOfAnySize:
         made._token_log_ratios = [np.zeros((len(part), MASKS.shape[1])) for part in parts]
         ours = made.compute_advantages_and_returns(split(rewards, parts, kl=0.5))
         theirs = maker("gae", case=Case(1), **changed)
-        theirs._next_log_ratios = iter(made._token_log_ratios)
         theirs = RemoteExperienceMaker.compute_advantages_and_returns(theirs, split(rewards, parts, kl=0.5))
         for name in ("advantages", "returns"):
             found, wanted = by_sample(ours, name), by_sample(theirs, name)
@@ -372,10 +374,17 @@ def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, see
     values, rewards = torch.randn(2, *shape, generator=rng)
     mask, made = torch.rand(shape, generator=rng) < 0.7, maker("gae")
     theirs = RemoteExperienceMaker.get_advantages_and_returns(made, values, rewards, mask.long(), gamma, lambd)
-    for ours, wanted in zip(made.get_advantages_and_returns(values, rewards, mask, gamma, lambd), theirs, strict=True):
+    for ours, wanted in zip(gae(values, rewards, mask, Discounts(gamma, lambd, lambd)), theirs, strict=True):
         assert torch.equal(ours, wanted)
     wanted = RemoteExperienceMaker.get_cumulative_returns(made, rewards, mask.long(), gamma)
-    assert torch.equal(made.get_cumulative_returns(rewards, mask, gamma), wanted)
+    assert torch.equal(discounted_sums(mask * rewards, gamma), wanted)
+
+
+def by_kind(kind: str):
+    """GAE or V-trace, which has one argument more: the log ratios."""
+    if kind == "vtrace":
+        return corrected_returns
+    return lambda values, rewards, mask, log_ratios, discounts: gae(values, rewards, mask, discounts)
 
 
 @given(
@@ -393,10 +402,8 @@ def test_two_lambdas_are_the_definition(shape, gamma, lambdas, kind, seed):
     mask = (np.arange(shape[1]) < lengths[:, None]) & (rng.random(shape) < 0.8)  # of several turns
     values, rewards = rng.normal(size=(2, *shape)) * mask
     actor, critic = lambdas
-    made = maker("gae", adapt__returns=kind, adapt__critic_lambd=critic)
-    made._next_log_ratios = iter([np.zeros(shape)])
     given = [torch.from_numpy(numbers + 7.0 * ~mask).float() for numbers in (values, rewards)]  # masked ones count not
-    found = made.get_advantages_and_returns(*given, torch.from_numpy(mask), gamma, actor)
+    found = by_kind(kind)(*given, torch.from_numpy(mask), np.zeros(shape), Discounts(gamma, *lambdas))
     for row in range(shape[0]):
         v, r = [*values[row], 0.0], rewards[row]
         delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(shape[1])]
@@ -406,18 +413,6 @@ def test_two_lambdas_are_the_definition(shape, gamma, lambdas, kind, seed):
             target = v[t] + sum((gamma * critic) ** (i - t) * delta[i] for i in ahead)
             assert found[0][row, t] == pytest.approx(advantage, abs=1e-4)
             assert found[1][row, t] == pytest.approx(target, abs=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["gae", "vtrace"])
-def test_two_equal_lambdas_are_one_to_the_last_bit(kind):
-    values, rewards = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(3))
-    results = []
-    for critic in (None, 0.9):
-        made = maker("gae", adapt__returns=kind, adapt__critic_lambd=critic)
-        made._next_log_ratios = iter(off_policy([[0, 1, 2, 3]]))
-        results.append(made.get_advantages_and_returns(values, rewards, MASKS, 0.97, 0.9))
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
 
 
 def test_targets_of_vc_ppo_are_the_rewards():
@@ -460,7 +455,7 @@ def made_by_openrlhf(monkeypatch):
     ]
     asked = []
     monkeypatch.setattr(
-        RemoteExperienceMaker, "make_experience", lambda self, samples: asked.append(samples) or experiences
+        AdaptedExperienceMaker, "_pass", lambda self, dealt, known: asked.append(dealt.batches) or experiences
     )
     return SimpleNamespace(today=today, behaviour=behaviour * MASKS, reference=reference, asked=asked)
 
@@ -575,23 +570,23 @@ class TestSplit:
     @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (3, 2), (2, 3)])
     @pytest.mark.parametrize("micro", [1, 4, 5, 100])
     @pytest.mark.parametrize("count", [1, 2, 7, 23, 24])
-    def test_openrlhf_hands_the_ranks_of_each_model_shares_that_differ_by_one(self, ranks, micro, count):
-        made, answers = maker(case=Case(ranks=ranks, micro=micro)), []
-        made._begin(made._deal(self.samples(count)), None)
-        batches = made._dealt.batches
+    def test_the_ranks_of_each_model_get_shares_that_differ_by_one(self, ranks, micro, count):
+        made = maker(case=Case(ranks=ranks, micro=micro))
+        dealt = made._deal(self.samples(count))
+        batches = dealt.batches
         assert sorted(index for batch in batches for index in batch.index) == list(range(count))
         for group, number in zip((made.actor_model_group, made.critic_model_group), ranks, strict=True):
             loads: list[list[torch.Tensor]] = []
 
             def execute(method, chunk, start, end, loads=loads):
-                loads.append([sequences[mask.any(-1)] for sequences, mask in zip(*chunk.values(), strict=True)])
+                lists = chunk["sequences"], chunk["action_mask"]
+                loads.append([sequences[mask.any(-1)] for sequences, mask in zip(*lists, strict=True)])
                 return [mask.float() for mask in chunk["action_mask"]]
 
             for handler in group._actor_handlers:
                 handler.execute_batch.remote = execute
-            inputs = {"sequences": [b.sequences for b in batches], "action_mask": [b.action_mask for b in batches]}
             with without_ray():
-                answers = made._flatten_results(made._dispatch_forward(group, False, **inputs), 1)
+                answers = dealt.in_batches(dealt.ask(group)())
             shares = [sum(map(len, load)) for load in loads]
             assert len(shares) == number and sum(shares) == count and max(shares) - min(shares) <= 1
             assert {len(load) for load in loads} == {math.ceil(max(shares) / micro)}
@@ -599,6 +594,73 @@ class TestSplit:
             assert sorted(numbers) == list(range(count))  # a filler has no action token
             for answer, batch in zip(answers, batches, strict=True):
                 assert torch.equal(answer, batch.action_mask.float())
+
+
+class TestPass:
+    """What the models say of a batch, beside OpenRLHF's own `make_experience`."""
+
+    MODELS = ("actor", "critic", "initial")
+
+    def models(self, calls: list, *, reference: bool, critic: bool):
+        """The groups of the models, which note who is called with what."""
+
+        def group(name: str, field: str) -> launcher.RayActorGroup:
+            def execute(method, chunk, start, end):
+                calls.append((name, method, sorted(chunk)))
+                return [answer(sequences, field) for sequences in chunk["sequences"]]
+
+            def call(method, *_, **__):
+                calls.append((name, method))
+
+            made = object.__new__(launcher.RayActorGroup)
+            made._actor_handlers = [
+                SimpleNamespace(
+                    execute_batch=SimpleNamespace(remote=execute),
+                    empty_cache=SimpleNamespace(remote=lambda: call("empty_cache")),
+                )
+            ]
+            made.duplicate_actors = 1
+            return made
+
+        return (
+            group("actor", "action_log_probs"),
+            group("critic", "values") if critic else None,
+            None,
+            group("initial", "base_action_log_probs") if reference else None,
+        )
+
+    @pytest.mark.parametrize("kl", ["k1", "k2", "k3", "loss"])
+    @pytest.mark.parametrize(("reference", "critic"), [(True, False), (True, True), (False, True)])
+    @pytest.mark.parametrize("colocated", [None, "colocate_all", "colocate_actor_ref", "colocate_critic_reward"])
+    def test_is_openrlhfs(self, kl, reference, critic, colocated):
+        places = dict.fromkeys(["colocate_all", "colocate_actor_ref", "colocate_critic_reward"], False)
+        changed = {f"train__{name}": name == colocated for name in places}
+        changed |= {"algo__kl__use_loss": True} if kl == "loss" else {"algo__kl__estimator": kl}
+        samples = [generated(n) for n in range(5)]
+        ours, theirs = [], []
+        with without_ray():
+            made = maker(**changed)
+            about = made.kl_ctl, made.strategy, made.tokenizer
+            made = AdaptedExperienceMaker(*self.models(ours, reference=reference, critic=critic), *about, reference="r")
+            dealt = made._deal(copy.deepcopy(samples))
+            plain = RemoteExperienceMaker(*self.models(theirs, reference=reference, critic=critic), *about)
+            wanted = plain.make_experience(copy.deepcopy(dealt.batches))
+            known = ReferenceLogProbs("r", [SimpleNamespace(extras={}) for _ in samples])
+            found = made._pass(dealt, known)
+        assert ours == theirs
+        flag = dict.fromkeys(self.MODELS, "colocate_actor_ref") | {"critic": "colocate_critic_reward"}
+        there = [name for name, found in zip(self.MODELS, (True, critic, reference), strict=True) if found]
+        emptied = [name for name in there if colocated in ("colocate_all", flag[name])]
+        assert [call for call in ours if call[1] == "empty_cache"] == [(name, "empty_cache") for name in emptied]
+        for one, other in zip(found, wanted, strict=True):
+            mask = one.action_mask.bool()
+            for name in ("action_log_probs", "base_action_log_probs", "values", "kl"):
+                mine, openrlhfs = getattr(one, name), getattr(other, name)
+                assert (mine is None) is (openrlhfs is None), name
+                assert mine is None or torch.equal(mine[mask], openrlhfs[mask]), name
+            assert list(one.info) == list(other.info)
+            for name in ("kl", "logprobs_diff"):
+                assert torch.equal(one.info[name], other.info[name]), name
 
 
 # --- samples that leave the batch -------------------------------------------------------------------------------------
@@ -649,16 +711,11 @@ def forward(samples: list[Experience]) -> list[Experience]:
     return samples
 
 
-def by_the_models(self: AdaptedExperienceMaker, samples: list[Experience]) -> list[Experience]:
-    """The same in the place of OpenRLHF's `make_experience`; actor and critic are asked as OpenRLHF asks them."""
-    batches = forward(samples)
-    inputs = {
-        name: [getattr(batch, name) for batch in batches] for name in ("sequences", "action_mask", "attention_mask")
-    }
-    models = {"action_log_probs": self.actor_model_group, "values": self.critic_model_group}
-    refs = {name: self._dispatch_forward(group, False, **inputs) for name, group in models.items()}
-    for name in models:
-        for batch, found in zip(batches, self._flatten_results(refs[name], 1), strict=True):
+def by_the_models(self: AdaptedExperienceMaker, dealt: DealtBatch, known: object) -> list[Experience]:
+    """The same, and actor and critic are asked."""
+    batches = forward(dealt.batches)
+    for name, model in {"action_log_probs": self.actor_model_group, "values": self.critic_model_group}.items():
+        for batch, found in zip(batches, dealt.in_batches(dealt.ask(model)()), strict=True):
             setattr(batch, name, found)
     return batches
 
@@ -781,13 +838,13 @@ def reviews(draw):
 def made_of(
     case: Case, samples: list[Experience], origins: list[SampleOrigin], kept=None, **changed
 ) -> tuple[AdaptedExperienceMaker, MadeExperience]:
-    """The experience of these samples, with `by_the_models` in the place of OpenRLHF's `make_experience`.
+    """The experience of these samples, with `by_the_models` in the place of the models.
 
     The maker can compute the advantages afterwards.
     """
     made = maker(case=case, **changed)
     with without_ray() as patch:
-        patch.setattr(RemoteExperienceMaker, "make_experience", by_the_models)
+        patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
         experience = whole(made, origins, copy.deepcopy(samples), kept)
     del made.compute_advantages_and_returns
     return made, experience
@@ -855,7 +912,7 @@ class TestReview:
         case = Case(4, (1, 1), 3)
         made = maker(case=case)
         with without_ray() as patch:
-            patch.setattr(RemoteExperienceMaker, "make_experience", by_the_models)
+            patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
             passed = made.forward(to_train([generated(n) for n in range(8)], origins_of(8)))
         assert sorted(index for batch in passed.experiences for index in batch.index) == list(range(8))
         found = made.finish(passed, range(8))
@@ -900,7 +957,7 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
         made = maker(case=case, adapt__max_second_moment=bound)
         made.compute_advantages_and_returns = set_advantages
         with without_ray() as patch:
-            patch.setattr(RemoteExperienceMaker, "make_experience", by_the_models)
+            patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
             results.append(made.finish(made.forward(to_train(copy.deepcopy(samples), origins)), kept))
     plain, masked = results
     wanted, found = (by_sample(result.experiences, "advantages") for result in results)
@@ -1031,7 +1088,7 @@ class TestVtrace:
         case = Case(2, (1, 1), 3)
         made = maker(case=case, **VTRACE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RemoteExperienceMaker, "make_experience", lambda self, batches: forward(batches))
+            patch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known: forward(dealt.batches))
             for seed, count in ((1, 8), (2, 4)):
                 samples = [generated(n, seed) for n in range(count)]
                 passed = made.forward(to_train(copy.deepcopy(samples), origins_of(count)))
@@ -1055,14 +1112,14 @@ class TestTokensOfTheLoss:
         samples = [generated(n) for n in range(12)]
         made = maker("gae" if critic else "group_norm", case=case, kl=0.1, **changed)
 
-        def models(self, batches):
-            for batch in forward(batches):
+        def models(self, dealt, known):
+            for batch in forward(dealt.batches):
                 batch.values = batch.values if critic else None
                 batch.rollout_log_probs = batch.rollout_log_probs / 4  # near enough that not all is clipped
-            return batches
+            return dealt.batches
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RemoteExperienceMaker, "make_experience", models)
+            patch.setattr(AdaptedExperienceMaker, "_pass", models)
             experience = made.finish(made.forward(to_train(samples, origins or origins_of(12))), kept)
             return experience, experience.experiences
 
@@ -1151,8 +1208,8 @@ class TestWeights:
             samples = [generated(n) for n in range(12)]
             made = maker(estimator, case=Case(micro=5), kl=0.1, **changed)
 
-            def models(self, batches):
-                ready = forward(batches)
+            def models(self, dealt, known):
+                ready = forward(dealt.batches)
                 for batch in ready:
                     batch.values = batch.values if estimator == "gae" else None
                 return ready
@@ -1164,7 +1221,7 @@ class TestWeights:
                 return SimpleNamespace(batches=batches)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(RemoteExperienceMaker, "make_experience", models)
+                patch.setattr(AdaptedExperienceMaker, "_pass", models)
                 patch.setattr(AdaptedExperienceMaker, "_deal", dealt)
                 experience = made.finish(made.forward(to_train(samples, origins_of(12))), range(12))
                 return experience, experience.experiences

@@ -1,0 +1,204 @@
+"""From rewards to advantages and returns, for groups of any size: Eq. 2, the other estimators, GAE and V-trace.
+
+What happens for each of OpenRLHF's estimators (`--algo.advantage.estimator`) with batch adaptation. r is the reward of
+a response after OpenRLHF's length penalties, and b are the rewards that it is compared with (`Group.relative_to`):
+
+| estimator | the reward becomes | then | whitened |
+| --- | --- | --- | --- |
+| `group_norm` | (r - mean b) / sqrt(var b + eps), Eq. 2 | sums of what follows, gamma 1 | no |
+| `dr_grpo` | r - mean b | sums of what follows, gamma 1 | no |
+| `rloo` | r - mean of the others of b | sums of what follows, gamma 1 | no |
+| `reinforce_baseline` | r - mean b | sums of what follows, gamma 1 | yes |
+| `gae` | r | GAE or V-trace with the critic's values (`--adapt.returns`) | yes |
+| `reinforce`, `flash_reinforce` | refused (`flags/`), because they compare a response with no other of its group | | |
+
+The reward is clipped to `--reward.clip_range` and stands at the last generated token. Each generated token has the KL
+penalty `--algo.kl.init_coef`. A whitened advantage is A' = (A - mean A) / std A over all generated tokens of the batch,
+or only A - mean A with `--algo.advantage.no_std_norm`.
+"""
+
+import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from openrlhf.models.utils import compute_reward
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+from scipy.signal import lfilter
+
+from bapo_openrlhf.adapt.advantage import relative_rewards
+from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.vtrace import vtrace
+
+WHITENED = ("gae", "reinforce_baseline")
+
+
+class Discounts(NamedTuple):
+    """How fast what follows counts less.
+
+    Attributes:
+        gamma: Of rewards.
+        actor, critic: Lambda of the advantages, and of the returns, which are the critic's targets.
+    """
+
+    gamma: float
+    actor: float
+    critic: float
+
+
+def set_advantages(
+    experiences: Sequence[Experience],
+    groups: Sequence[Group],
+    args: SimpleNamespace,
+    *,
+    kl_coefficient: float,
+    critic_lambd: float | None = None,
+    log_ratios: Sequence[np.ndarray] = (),
+) -> None:
+    """Set advantages and returns of a batch, float32 of shape (B, A) in each experience.
+
+    `info` gets "group_reward_std", "return", and "reward" after the length penalties. The KL is part of the returns
+    then, and becomes None.
+
+    Args:
+        experiences: The experience of N samples. Their `index` has the positions of the samples.
+        groups: The group of each sample, N. Equal ones are in a row.
+        args: OpenRLHF's (nested) arguments.
+        kl_coefficient: Factor on the KL of each token.
+        critic_lambd: Lambda of the returns; None if it is that of the advantages.
+        log_ratios: For V-trace: log pi_today - log alpha of each token, shape (B, A), of each experience.
+
+    Raises:
+        ValueError: A group needs the penalised rewards of responses that it does not hold, or the estimator is unknown.
+    """
+    for experience in experiences:
+        experience.rewards = experience.rewards.float()
+    apply_length_penalties(experiences, args)
+    advantage, critic = args.algo.advantage, args.algo.advantage.estimator == "gae"
+    lambd = advantage.lambd if critic_lambd is None else critic_lambd
+    discounts = Discounts(advantage.gamma, advantage.lambd, lambd) if critic else Discounts(1.0, 1.0, 1.0)
+    related = related_rewards(experiences, groups, args)
+    corrected = log_ratios if args.adapt.returns == "vtrace" else [None] * len(experiences)
+    for experience, rewards, log_ratio in zip(experiences, related, corrected, strict=True):
+        mask = experience.action_mask
+        tokens = compute_reward(
+            rewards, kl_coefficient, experience.kl, action_mask=mask, reward_clip_range=args.reward.clip_range
+        )
+        if not critic:
+            experience.returns = discounted_sums(mask * tokens, discounts.gamma)
+            experience.advantages = experience.returns.clone()
+        elif log_ratio is None:
+            experience.advantages, experience.returns = gae(experience.values, tokens, mask, discounts)
+        else:
+            found = corrected_returns(experience.values, tokens, mask, log_ratio, discounts)
+            experience.advantages, experience.returns = found
+        experience.info["return"] = tokens.sum(dim=-1)
+        if "reward" in experience.info:
+            experience.info["reward"] = experience.rewards.clone()
+        experience.kl = None
+    if advantage.estimator in WHITENED:
+        whiten(experiences, scale=not advantage.no_std_norm)
+
+
+def related_rewards(
+    experiences: Sequence[Experience], groups: Sequence[Group], args: SimpleNamespace
+) -> list[torch.Tensor]:
+    """What the estimator makes of the rewards of each experience, float32 of shape (B,) each.
+
+    `info` of an experience gets "group_reward_std", the spread of the rewards that those of a sample are compared with.
+    """
+    estimator = args.algo.advantage.estimator
+    order = np.concatenate([experience.index for experience in experiences])
+    rewards, spread = np.empty(len(order)), np.empty(len(order))
+    rewards[order] = torch.cat([experience.rewards for experience in experiences]).double().numpy()
+    edges = np.flatnonzero(np.diff([group.uid for group in groups], prepend=-1, append=-1)).tolist()
+    for start, end in itertools.pairwise(edges):
+        own, group = rewards[start:end], groups[start]
+        if group.relative_to == "kept" or len(group.generated) == group.size:
+            baseline = own
+        elif estimator != "gae" and penalises_length(args):
+            raise ValueError(
+                f"group {group.uid} holds only some of its responses; the length penalties of the others "
+                "(reward.overlong_buffer_len, reward.stop_properly_penalty_coef) are not known"
+            )
+        else:
+            baseline = np.array(group.generated)
+        spread[start:end] = baseline.std()
+        rewards[start:end] = relative_rewards(estimator, own, baseline, args.adapt.eps)
+    for experience in experiences:
+        experience.info["group_reward_std"] = torch.from_numpy(spread[experience.index]).float()
+    return [torch.from_numpy(rewards[experience.index]).float() for experience in experiences]
+
+
+def penalises_length(args: SimpleNamespace) -> bool:
+    """Whether OpenRLHF lowers the rewards of long responses."""
+    return args.reward.overlong_buffer_len is not None or args.reward.stop_properly_penalty_coef is not None
+
+
+def gae(
+    values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, discounts: Discounts
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns of one experience by GAE (arXiv 1506.02438), shape (B, A) each.
+
+    The returns may have another lambda than the advantages (Decoupled-GAE of arXiv 2503.01491):
+
+        delta_t = r_t + gamma V_(t+1) - V_t
+        A_t = sum over i >= 0 of (gamma lambda_actor)^i delta_(t+i)
+        R_t = V_t + sum over i >= 0 of (gamma lambda_critic)^i delta_(t+i)
+
+    Tokens that were not generated count as value 0 and reward 0, as in OpenRLHF.
+
+    Args:
+        values, rewards, mask: Of each token, shape (B, A).
+        discounts: Gamma and both lambdas.
+    """
+    values, rewards = mask * values, mask * rewards
+    following = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    delta = rewards + discounts.gamma * following - values
+    advantages = discounted_sums(delta, discounts.gamma * discounts.actor)
+    errors = advantages
+    if discounts.critic != discounts.actor:
+        errors = discounted_sums(delta, discounts.gamma * discounts.critic)
+    return advantages, errors + values
+
+
+def corrected_returns(
+    values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, log_ratios: np.ndarray, discounts: Discounts
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by V-trace (`adapt.vtrace`), which corrects for the policy that generated a response.
+
+    Args:
+        values, rewards, mask: Of each token, shape (B, A).
+        log_ratios: log pi_today - log alpha of each token, shape (B, A).
+        discounts: Gamma and both lambdas.
+    """
+    numbers = values.double().numpy(), rewards.double().numpy(), log_ratios, mask.numpy()
+    found, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.actor)
+    if discounts.critic != discounts.actor:
+        _, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.critic)
+    return torch.from_numpy(found).float(), torch.from_numpy(targets).float()
+
+
+def discounted_sums(numbers: torch.Tensor, factor: float) -> torch.Tensor:
+    """s_t = x_t + factor s_{t+1}, computed from the last token to the first in the dtype of x, shape (B, A)."""
+    weights = np.array([1, -factor], dtype=numbers.numpy().dtype)
+    sums = lfilter(weights[:1], weights, numbers.numpy()[:, ::-1], axis=-1)
+    return torch.from_numpy(sums[:, ::-1].copy())
+
+
+def whiten(experiences: Sequence[Experience], *, scale: bool) -> None:
+    """Move the advantages of all generated tokens of a batch to mean 0, and scale them to variance 1 if `scale`.
+
+    A variance below 1e-8 counts as 1e-8, so that equal advantages stay finite.
+    """
+    advantages = torch.cat([experience.advantages.flatten() for experience in experiences]).float()
+    mask = torch.cat([experience.action_mask.flatten() for experience in experiences])
+    count = mask.sum()
+    mean = (advantages * mask).sum() / count
+    variance = ((advantages - mean).square() * mask).sum() / count
+    factor = variance.clamp(min=1e-8).rsqrt() if scale else 1.0
+    for experience in experiences:
+        experience.advantages = (experience.advantages - mean) * factor
