@@ -12,10 +12,12 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
     from bapo_openrlhf.launch.resume import own_folders
 
     with own_folders(args):  # before all that takes time
+        from bapo_openrlhf.launch.hub import check_hub_models
         from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
         from bapo_openrlhf.launch.start import launch
 
         checked = check_inputs(args)
+        check_hub_models(args)
         print_warnings(checked)
         launch(args, checked)
     return 0

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.paths import check_written
 from bapo_openrlhf.flags.resumable import may_change
 from bapo_openrlhf.launch.settings import Settings, changes, is_mended
 from bapo_openrlhf.record import run_record as record
@@ -24,8 +25,10 @@ def own_folders(args: SimpleNamespace) -> Iterator[None]:
     """Own the run's folder and `ckpt.path` for the time of the block.
 
     Raises:
-        ConfigError: Another process writes to one of them. Nothing of its run was changed.
+        ConfigError: Another process writes to one of them, and nothing of its run was changed; or a folder of the run
+            cannot be one.
     """
+    check_written(args)
     folders = {run_folder(args): ("run.name", args.run.name), Path(args.ckpt.path): ("ckpt.path", args.ckpt.path)}
     places = {folder.resolve(): flag for folder, flag in folders.items()}  # the two may be one
     with ExitStack() as stack:

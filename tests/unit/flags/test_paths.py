@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.paths import READ, WRITTEN, check_written, expand_home
@@ -111,6 +111,26 @@ class TestFolders:
     def test_a_user_who_is_not_there(self, tmp_path, name):
         says = refusal(written(tmp_path, **{name: "~nobody_of_this_name/runs"}))
         assert says.endswith("/runs; there is no home folder ~nobody_of_this_name")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--run.dir=~nobody_of_this_name/runs"], "run.dir is ~nobody_of_this_name/runs; there is no home folder "),
+     (["--run.dir=file"], "run.dir is file; it must be a folder, and file is a file"),
+     (["--ckpt.path=file/below"], "ckpt.path is file/below; it must be a folder, and "),
+     ([f"--run.dir={'n' * 256}"], f"run.dir is {'n' * 256}; it cannot be a folder: File name too long"),
+     ([f"--run.name={'n' * 256}"], "run.name is nnnnnnnnnnnnnnnnnnnn...; it has 256 bytes"),
+     (["--run.dir=link"], "run.dir is link; it must be a folder, and link is a link that leads nowhere")],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_both_commands_refuse_in_one_line_and_make_nothing(capsys, tmp_path, monkeypatch, command, words, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    assert main.run([command, *REQUIRED, "--algorithm=bapo_grpo", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {says}") and err.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
 
 
 def test_the_runs_own_folder_is_a_file(tmp_path):

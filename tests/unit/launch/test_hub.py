@@ -1,0 +1,71 @@
+"""Models that are not on this machine, with the cache of the hub's own library and no network."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.hub import check_hub_models
+
+CHECK = """
+import sys
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.hub import check_hub_models
+try:
+    check_hub_models(arguments.parse(sys.argv[1:]))
+except ConfigError as error:
+    print(error)
+"""
+REQUIRED = ["--rollout.n_samples_per_prompt=8", "--reward.remote_url=r.py"]
+
+
+def found(tmp_path, *words: str) -> str:
+    """What is said, by a process whose hub is a folder without a network."""
+    environment = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    command = [sys.executable, "-c", CHECK, *REQUIRED, *words]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def downloaded(tmp_path, name: str) -> None:
+    """A model as the hub's library keeps it."""
+    folder = tmp_path / "hub" / "hub" / f"models--{name.replace('/', '--')}"
+    (folder / "snapshots" / "0123").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0123")
+    (folder / "snapshots" / "0123" / "config.json").write_text("{}")
+
+
+def test_a_name_that_is_nowhere(tmp_path):
+    for flag, words in (
+        ("actor", ["--algorithm=bapo_grpo", "--actor.model_name_or_path=nope"]),
+        ("critic", ["--algorithm=ba_ppo", "--actor.model_name_or_path=there", "--critic.model_name_or_path=nope"]),
+    ):
+        (tmp_path / "there").mkdir(exist_ok=True)
+        says = found(tmp_path, *words)
+        assert says.startswith(
+            f"{flag}.model_name_or_path is nope; it is not a folder in the working directory {tmp_path}, and the model "
+            "hub gives no config.json of this name: "
+        )
+        assert "\n" not in says
+
+
+def test_one_that_was_downloaded_and_a_folder(tmp_path):
+    downloaded(tmp_path, "org/model")
+    assert found(tmp_path, "--algorithm=ba_ppo", "--actor.model_name_or_path=org/model") == ""
+
+
+def test_only_models_that_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    words = [*REQUIRED, "--actor.model_name_or_path=model", "--critic.model_name_or_path=nope"]
+    check_hub_models(arguments.parse([*words, "--algorithm=bapo_grpo"]))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=r"^critic.model_name_or_path is nope; "):
+        check_hub_models(arguments.parse([*words, "--algorithm=ba_ppo"]))
