@@ -406,7 +406,7 @@ GOOD = [
     "logger.wandb.project=mine logger.wandb.key=k",
     "adapt.method=mopps adapt.max_shift_fresh=1", "vllm.enable_sleep=false", "train.colocate_all=off",
     "reward.remote_url=http://localhost:5000", "reward.remote_url=https://a,https://b",
-    "train.agent_func_path=agent.py", "actor.model_name_or_path=org/model",
+    "train.agent_func_path=agent.py verifier.timeout=60", "actor.model_name_or_path=org/model",
 ]  # fmt: skip
 
 
