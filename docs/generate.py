@@ -131,6 +131,7 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
   prompt has at most one answer of kind `failed`, from its first group with mean reward 0. After that it has at most one
   of kind `solved`, the best response of its first group above 0. The middle of a response longer than
   `--run.answer_chars` is left out. With 0 there is no such file.
+- `warnings.jsonl` has the first warning of each kind: `step`; `kind`; `text`. The terminal and `watch` show them.
 - `probes.jsonl` has a line for each group of a batch, every K steps with `--run.gradient_probe K`: `step`; `uid`;
   `source`; `age` in trainer steps; `tv`, its TV distance to today's policy; `shift` of [today's
   policy](concepts.md#staleness) on it; `mean`, its mean reward; `cosine`, between its policy gradient and that of 512

@@ -272,7 +272,8 @@ class RunConfig:
         "it needs an actor on one GPU, synchronous, with ds.zero_stage below 3; 0: never",
         allowed="at least 0", type=int)
     logs: str = _flag("full",
-        "full: all of OpenRLHF's output; progress: one progress bar, with the output in DIR/NAME/train.log",
+        "full: all of OpenRLHF's output; progress: one progress bar and each warning once, with the output in "
+        "DIR/NAME/train.log",
         choices=["full", "progress"])
 
     # fmt: on

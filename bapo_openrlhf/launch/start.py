@@ -1,5 +1,6 @@
 """Start a run: OpenRLHF's `train` on the real stack, with this project's classes in place."""
 
+import sys
 import time
 import traceback
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from bapo_openrlhf.launch.resume import (
 )
 from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.outcome import nothing_trained
 from bapo_openrlhf.record.progress import progress_bar
 
 # What flags must be on a machine without a GPU.
@@ -94,14 +96,18 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
     bar = progress_bar(folder, steps, f"{args.run.name}: {label}") if quiet else nullcontext()
     with cpu.forked_processes(), bar:
         _train(args)
+    rows = record.read_metrics(folder)
     summary = {
         **{name: about[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
-        **record.summarise(record.read_metrics(folder)),
+        **record.summarise(rows),
+        "nothing_trained": nothing_trained(rows, args.algo.advantage.estimator),
         "started": about["started"],
         "finished": _now(),
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
+    if summary["nothing_trained"]:
+        print(f"warning: {summary['nothing_trained']}", file=sys.stderr)
     return folder
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.run_record import METRICS, RUN, SUMMARY, mean_of
+from bapo_openrlhf.record.run_record import METRICS, RUN, SUMMARY, WARNINGS, mean_of
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
 RECENT = 20  # steps that rates, times and warnings cover
@@ -34,6 +34,7 @@ class Seen:
             neither file.
         problem: Why the record could not be read. None if it could.
         broken: Number of lines that contain no row and were skipped.
+        warnings: Rows of warnings.jsonl.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Seen:
     age: float | None = None
     problem: str | None = None
     broken: int = 0
+    warnings: Sequence[Mapping[str, Any]] = ()
 
     @property
     def recent(self) -> Sequence[Mapping[str, Any]]:
@@ -91,7 +93,7 @@ class Follower(Seen):
         self.problem = None if self.folder.is_dir() else f"{self.folder} is not there any more"
         if self.problem:
             return
-        for name in (RUN, METRICS, SUMMARY):
+        for name in (RUN, METRICS, WARNINGS, SUMMARY):
             try:
                 self._look(name)
             except OSError as error:  # for example a mount that has lost its server
@@ -115,7 +117,7 @@ class Follower(Seen):
             if name == METRICS:
                 self._begin_again()
             else:
-                self._take_document(name, b"{}")
+                self._take_document(name, b"" if name == WARNINGS else b"{}")
 
     def _begin_again(self) -> None:
         self.rows, self.broken, self._end, self._last = [], 0, 0, b""
@@ -138,7 +140,10 @@ class Follower(Seen):
         self._end, self._last = self._end + len(new), (self._last + new)[-OVERLAP:]
 
     def _take_document(self, name: str, data: bytes) -> None:
-        """Take a JSON object. A half-written one is taken when the file changes again."""
+        """Take a JSON object, or the rows of warnings. What is half-written is taken when the file changes again."""
+        if name == WARNINGS:
+            self.warnings = [row for row in map(_row, data.split(b"\n")[:-1]) if row and {"kind", "text"} <= row.keys()]
+            return
         with suppress(ValueError, TypeError):
             setattr(self, "run" if name == RUN else "summary", dict(json.loads(data)))
 

@@ -3,10 +3,10 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -21,7 +21,7 @@ from rich.progress import (
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import Follower
-from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.record.run_record import REWARD, read_warnings
 
 LOG = "train.log"
 
@@ -30,8 +30,8 @@ LOG = "train.log"
 def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[None]:
     """Show the steps of a run on the terminal, and send all output of this process and Ray's workers to train.log.
 
-    If standard error is not a terminal, a plain line is printed now and then. If the block fails, the end of the log is
-    printed.
+    Each warning of the run is shown once. If standard error is not a terminal, a plain line is printed now and then. If
+    the block fails, the end of the log is printed.
 
     Args:
         folder: Folder of the run.
@@ -43,10 +43,11 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     saved = os.dup(1), os.dup(2)
     terminal = os.fdopen(os.dup(saved[1]), "w", encoding="utf-8", errors="replace")
     log = (folder / LOG).open("w", encoding="utf-8")
+    known = {row["text"] for row in read_warnings(folder)}  # of a run that is resumed
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     stop = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(folder, total_steps, title, terminal, stop), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(folder, total_steps, title, terminal, known, stop), daemon=True)
     watcher.start()
     failed = True
     try:
@@ -70,8 +71,10 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
             os.close(descriptor)
 
 
-def _watch(folder: Path, total: int | None, title: str, terminal, stop: threading.Event) -> None:
-    """Draw the bar. If there is no terminal, print about ten lines instead."""
+def _watch(
+    folder: Path, total: int | None, title: str, terminal: TextIO, known: set[str], stop: threading.Event
+) -> None:
+    """Draw the bar, and print warnings that are not known. If there is no terminal, print about ten lines instead."""
     console = Console(file=terminal)
     columns = (
         SpinnerColumn(),
@@ -87,7 +90,11 @@ def _watch(folder: Path, total: int | None, title: str, terminal, stop: threadin
         task = bar.add_task(title, total=total, note=note)
         if not console.is_terminal:
             print(f"{title}: {note}", file=terminal, flush=True)
-        for rows, last in _looks(folder, stop):
+        for seen, last in _looks(folder, stop):
+            rows = seen.rows
+            for text in dict.fromkeys(row["text"] for row in seen.warnings if row["text"] not in known):
+                known.add(text)
+                console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
             if rows:
                 bar.update(task, completed=len(rows), note=_note(rows[-1]))
             if not console.is_terminal and (len(rows) >= shown + every or (last and len(rows) > shown)):
@@ -95,13 +102,13 @@ def _watch(folder: Path, total: int | None, title: str, terminal, stop: threadin
                 print(f"{title}: step {shown}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)
 
 
-def _looks(folder: Path, stop: threading.Event) -> Iterator[tuple[Sequence[Mapping[str, Any]], bool]]:
-    """The rows of a run twice a second, and whether this is the last look, because `stop` is set."""
+def _looks(folder: Path, stop: threading.Event) -> Iterator[tuple[Follower, bool]]:
+    """What is known of a run twice a second, and whether this is the last look, because `stop` is set."""
     follower, last = Follower(folder), False
     while not last:
         last = stop.wait(0.5)
         follower.poll()
-        yield follower.rows, last
+        yield follower, last
 
 
 def _note(row: Mapping[str, Any]) -> str:

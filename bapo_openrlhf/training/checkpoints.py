@@ -84,7 +84,8 @@ class WholeCheckpoints(RecordedTrainer):
             if len(saved) == len(workers):
                 ray.get([worker.set_rng_state.remote(rng) for worker, rng in zip(workers, saved, strict=True)])
             else:
-                logger.warning(f"{len(saved)} {name} ranks wrote the checkpoint, {len(workers)} resume: other shuffles")
+                what = f"{len(saved)} {name} ranks wrote the checkpoint, {len(workers)} resume: other shuffles"
+                self.recorder.warn(self.step, f"{name} shuffles", what)
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
@@ -114,10 +115,8 @@ class WholeCheckpoints(RecordedTrainer):
             self.resumed_engine_step = state["engine_step"]
             logger.info(f"resumed from {tag}")
             if states["episode"] >= self.args.train.num_episodes:
-                logger.warning(
-                    f"{tag} is the end of all {self.args.train.num_episodes} episodes (train.num_episodes): nothing "
-                    "is left to train"
-                )
+                what = f"{tag} is the end of all {self.args.train.num_episodes} episodes (train.num_episodes)"
+                self.recorder.warn(self.step, "nothing left", f"{what}: nothing is left to train")
         return states
 
     def resume_engines(self) -> None:

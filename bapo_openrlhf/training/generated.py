@@ -19,8 +19,6 @@ from bapo_openrlhf.training.samples import groups_of, prompt_of
 
 logger = init_logger(__name__)
 
-WARN_STEPS = 3  # steps that warn of rewards outside the task's range
-
 
 @dataclass(frozen=True)
 class GeneratedGroup:
@@ -183,25 +181,24 @@ def has_reward(sample: Experience) -> bool:
     return sample.rewards is not None and math.isfinite(sample.rewards[0])
 
 
-def reward_numbers(fresh: Sequence[Group], step: int) -> dict[str, float]:
-    """Metrics of the rewards of a step's fresh groups. The first steps warn of rewards outside the task's range.
+def reward_numbers(fresh: Sequence[Group]) -> tuple[dict[str, float], str]:
+    """Metrics of the rewards of a step's fresh groups, and a warning if some are outside the task's range.
 
     Such rewards make the thresholds c1, c2 and c3 meaningless. If all means are above c3, nothing is ever replayed.
 
     Args:
         fresh: Fresh groups that can be used.
-        step: Trainer step.
     """
     mean = mean_reward(fresh)
     if mean is None:
-        return {"reward/fresh_mean": math.nan, "reward/outside_range": 0.0}
+        return {"reward/fresh_mean": math.nan, "reward/outside_range": 0.0}, ""
     low, high = fresh[0].reward_range
     outside = sum(not 0 <= reward <= 1 for group in fresh for reward in group.rewards)
-    if outside and step < WARN_STEPS:
+    share, warning = outside / sum(group.size for group in fresh), ""
+    if outside:
         given = [response.reward for group in fresh for response in group.responses]
-        logger.warning(
-            f"step {step}: rewards go from {min(given):g} to {max(given):g}, and adapt.reward_range is {low} {high}. "
-            "Thresholds and filters need rewards within this range, so give --adapt.reward_range LOW HIGH"
+        warning = (
+            f"rewards go from {min(given):g} to {max(given):g}, and adapt.reward_range is {low} {high}. Thresholds and "
+            "filters need rewards within this range, so give --adapt.reward_range LOW HIGH"
         )
-    share = outside / sum(group.size for group in fresh)
-    return {"reward/fresh_mean": float(low + (high - low) * mean), "reward/outside_range": share}
+    return {"reward/fresh_mean": float(low + (high - low) * mean), "reward/outside_range": share}, warning

@@ -9,7 +9,6 @@ import ray
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
 from bapo_openrlhf.training.recorder import Base, RecordedTrainer
 from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
@@ -44,10 +43,9 @@ class RecordedPPOTrainer(RecordedTrainer):
         """
         missing = sum(sample.rewards is None for sample in rollout_samples)
         if missing and self.experience_maker.reward_model_group is None:
-            failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.vllm_engines]))
             raise RuntimeError(
                 f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs "
-                f"one. The log of the rollout engine has each error{'. ' if failures.kinds else ''}{failures}"
+                f"one. The log of the rollout engine has each error{self.failed_calls()}"
             )
         status, next_step = super().train_step(rollout_samples, global_step)
         status |= self._counts(rollout_samples, next_step)

@@ -12,12 +12,27 @@ import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.logging_utils import init_logger
 
+from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.record.answers import PromptStates, shortened
-from bapo_openrlhf.record.run_record import ANSWERS, EVALUATIONS, GROUPS, RunRecord, read_answers, read_metrics
+from bapo_openrlhf.record.run_record import (
+    ANSWERS,
+    EVALUATIONS,
+    GROUPS,
+    WARNINGS,
+    RunRecord,
+    read_answers,
+    read_metrics,
+    read_warnings,
+)
 from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.generated import GeneratedGroup
+from bapo_openrlhf.training.failures import Failures
+from bapo_openrlhf.training.generated import GeneratedGroup, reward_numbers, rewards_of
+
+logger = init_logger(__name__)
 
 Base = plain_class(PPOTrainer)
 
@@ -40,12 +55,14 @@ class StepRecorder:
         self.tokens = {"generated": 0, "trained": 0}
         self._answer_chars, self._tokenizer = args.run.answer_chars, tokenizer
         self._prompt_states = PromptStates()
+        self._warned: set[str] = set()  # kinds of warnings
 
     def resume(self, step: int) -> None:
         """Continue the record after this step. Lines of later steps are dropped, because the run repeats them."""
         self.step = step
         self.record = RunRecord(self.folder, resume_from=step + 1)
         self._prompt_states = PromptStates(read_answers(self.folder))
+        self._warned = {row["kind"] for row in read_warnings(self.folder)}
         last = (read_metrics(self.folder) or [{}])[-1]
         self.rollouts = last.get("rollouts/total", 0)
         self.tokens = {kind: last.get(f"tokens/{kind}_total", 0) for kind in self.tokens}
@@ -73,16 +90,38 @@ class StepRecorder:
         return {
             "rollouts/step": rollouts,
             "rollouts/total": self.rollouts,
+            **signals(groups),
             "tokens/generated": generated,
             "tokens/trained": trained,
             "tokens/generated_total": self.tokens["generated"],
             "tokens/trained_total": self.tokens["trained"],
         }
 
+    def warn(self, step: int, kind: str, text: str) -> None:
+        """Log a warning, and write it down for the terminal and for `watch`. Only the first one of a kind counts."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            text = f"step {step}: {text}"
+            logger.warning(text)
+            self.record.append_rows(WARNINGS, step, [{"kind": kind, "text": text}])
+
+    def rewards(self, step: int, fresh: Sequence[Group]) -> dict[str, float]:
+        """Metrics of the rewards of a step's fresh groups. It warns if some are outside the task's range."""
+        numbers, warning = reward_numbers(fresh)
+        if warning:
+            self.warn(step, "reward range", warning)
+        return numbers
+
     def add_metrics(self, step: int, metrics: Mapping[str, Any] | None) -> None:
         """Write down the numbers among the metrics of a step."""
         numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
         self.record.append(step, numbers)
+
+
+def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
+    """How many groups have rewards that differ. It is missing if no reward is known, as with a reward model."""
+    known = [rewards_of(group.samples) for group in groups if group.mean is not None]
+    return {"groups/with_signal": sum(len({*without_rounding(rewards)}) > 1 for rewards in known)} if known else {}
 
 
 def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenizer: Any, chars: int) -> list[dict]:
@@ -159,6 +198,34 @@ class RecordedTrainer(Base):
         about = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
         ray.get([engine.set_up.remote(*about) for engine in self.vllm_engines])
         super().fit(global_step)
+
+    def failed_calls(self) -> str:
+        """What the rollout engines say of failed calls of the reward function or the agent, to go on a sentence."""
+        failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.vllm_engines]))
+        return f". {failures}" if failures.kinds else ""
+
+    def check_share(self, step: int, kind: str, unusable: int, total: int, what: str) -> None:
+        """Warn of groups that cannot be used, and stop the run if there are so many that something must be broken.
+
+        Args:
+            step: The step, counted from 1.
+            kind: The state of such groups.
+            unusable: Number of groups that cannot be used.
+            total: Number of all groups.
+            what: What is wrong with them.
+
+        Raises:
+            RuntimeError: Their share is larger than --adapt.max_failed_share.
+        """
+        if not unusable:
+            return
+        share, found = self.args.adapt.max_failed_share, f"{unusable} of {total} groups {what}"
+        if unusable > share * total:
+            raise RuntimeError(
+                f"{found}; adapt.max_failed_share is {share}. The log of the rollout engine has each error"
+                f"{self.failed_calls()}"
+            )
+        self.recorder.warn(step, kind, f"{found}, and are left out{self.failed_calls()}")
 
     @extends(Base)
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:

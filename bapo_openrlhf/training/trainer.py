@@ -7,13 +7,12 @@ between.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import ray
-from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
@@ -30,15 +29,12 @@ from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
-from bapo_openrlhf.training.failures import Failures
-from bapo_openrlhf.training.generated import GeneratedStep, reward_numbers
+from bapo_openrlhf.training.generated import GeneratedStep
 from bapo_openrlhf.training.probe import ProbedTrainer
 from bapo_openrlhf.training.recorder import Base
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.samples import by_request
-
-logger = init_logger(__name__)
 
 
 class AdaptedPPOTrainer(ProbedTrainer):
@@ -162,7 +158,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """Algorithm 1, lines 7-18, on the samples that line 6 generated."""
         step, rollout, capacity = self.step, self.samples_generator.rollout, self.arithmetic.most_samples
-        limit, timing = self.args.adapt.max_failed_share, {}
+        timing: dict[str, float] = {}
         along = self._begin_step() if self.ahead else []
         today = self._reevaluate(timing)
         if self.ahead:
@@ -181,7 +177,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         )
         self.generated += len(made.recorded)
         failed = [len(group.samples) for group in made.failed]
-        check_share(len(failed), len(made.recorded), "gave no reward or no finite log-probs", limit, self.vllm_engines)
+        self.check_share(step + 1, "failed", len(failed), len(made.recorded), "gave no reward or no finite log-probs")
 
         pretrained = self.pretrain_critic(made.fresh)
         self.phase = "making the batch"
@@ -210,7 +206,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         status |= self.reviewed.gap.metrics(step)
         status |= composition(batch, capacity, len(made.reevaluated))
         status |= self.recorder.add_groups(next_step, made.recorded, states_of(batch), trained=status["tokens/trained"])
-        status |= reward_numbers(made.fresh, step)
+        status |= self.recorder.rewards(next_step, made.fresh)
         status |= {
             "groups/replayed": len(batch.replayed),
             "groups/unused": len(batch.unused),
@@ -244,7 +240,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         limits = {"max_shift_fresh": adapt.max_shift_fresh, "max_shift_replayed": adapt.max_shift_replayed}
         found = self.reviewed = review(batch, passed.log_ratios, passed.sums, self.step, gap, **limits)
         what = "have log-probs under today's policy that are not finite"
-        check_share(found.nonfinite, len(batch), what, adapt.max_failed_share, self.vllm_engines)
+        self.check_share(self.step + 1, "nonfinite", found.nonfinite, len(batch), what)
         experience = self.experience_maker.finish(passed, found.kept) if found.kept else None
         return found.batch, experience, time.perf_counter() - start
 
@@ -254,7 +250,7 @@ class AdaptedPPOTrainer(ProbedTrainer):
         """Line 18: OpenRLHF's update on the experience, which took so many seconds to make; no update without it."""
         if experience is None:
             # The step counts nevertheless, so that the multiples of v and m stay where they are.
-            logger.warning(f"step {self.step}: the batch is empty, the update is skipped")
+            self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
             self.broadcast_to_vllm()
             return {"skipped_update": 1}, global_step + 1
         step, probed, corrected = self.step, self.probe(batch, experience), self._correct(experience)
@@ -291,28 +287,6 @@ class AdaptedPPOTrainer(ProbedTrainer):
             if not math.isfinite(status.get(name, 0.0)):
                 raise FloatingPointError(f"{name} is {status[name]}")
         return status
-
-
-def check_share(unusable: int, total: int, what: str, share: float, engines: Sequence[Any]) -> None:
-    """Stop the run if so many groups cannot be used that something must be broken.
-
-    Args:
-        unusable: Number of groups that cannot be used.
-        total: Number of all groups.
-        what: What is wrong with the unusable groups. The error says it.
-        share: Largest allowed share of unusable groups (`--adapt.max_failed_share`).
-        engines: The rollout engines, which count the failed calls of the reward function or the agent.
-
-    Raises:
-        RuntimeError: The share is larger.
-    """
-    if unusable <= share * total:
-        return
-    failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in engines]))
-    raise RuntimeError(
-        f"{unusable} of {total} groups {what}; adapt.max_failed_share is {share}. The log of the rollout engine has "
-        f"each error{'. ' if failures.kinds else ''}{failures}"
-    )
 
 
 def brief(error: Exception) -> str:

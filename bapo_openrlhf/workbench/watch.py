@@ -17,6 +17,7 @@ from bapo_openrlhf.workbench.terminal import LABEL, curve, ends, flow, printable
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
 FILLED, EMPTY, SIGNS = "█", "░", {"fresh": "█", "reevaluated": "▓", "replayed": "▒"}  # parts of a bar
 LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings
+COUNTED = ("skipped", "failed", "nonfinite")  # kinds of the run's own warnings of which the rows say more
 MOST_POINTS = 512  # most points of the reward curve
 LEAST_CURVE, MOST_CURVE = 3, 10  # lines of the reward curve
 LEAST_BATCHES, MOST_BATCHES = 3, 8  # batches that are shown
@@ -55,6 +56,9 @@ def warnings(seen: Seen) -> list[str]:
         usual = f", but a step takes {duration(seen.step_seconds)}" if seen.step_seconds else ""
         what = "no new step" if seen.rows else "no step yet"
         found.append(f"{what} for {duration(seen.age)}{usual}: the run may have stopped; see its output (train.log)")
+    if seen.ended and seen.summary.get("nothing_trained"):
+        found.append(seen.summary["nothing_trained"])
+    found += [row["text"] for row in seen.warnings if row["kind"] not in COUNTED]
     skipped = [row["step"] for row in seen.rows if row.get("skipped_update")]
     if skipped:
         of = f"{len(skipped)} of {len(seen.rows)} updates skipped"

@@ -26,7 +26,9 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(launch.cpu, "active", lambda: False)
     found = []
 
-    def run(*, prompts: int | None = None, candidates: int = 1, fails: bool = False, **flags) -> tuple[dict, dict]:
+    def run(
+        *, prompts: int | None = None, candidates: int = 1, fails: bool = False, metrics: dict | None = None, **flags
+    ) -> tuple[dict, dict]:
         words = {
             "algorithm": "bapo_grpo",
             "actor.model_name_or_path": "model",
@@ -45,7 +47,7 @@ def start(tmp_path, monkeypatch):
             run.checked = args.checked
             folder = Path(args.run.dir) / args.run.name
             found.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
-            record.RunRecord(folder).append(1, {"rollouts/total": 16})
+            record.RunRecord(folder).append(1, {"rollouts/total": 16} | (metrics or {}))
             record.RunRecord(folder).append_rows(record.GROUPS, 1, [{"uid": 0}])
             if fails:
                 raise KeyboardInterrupt
@@ -57,6 +59,17 @@ def start(tmp_path, monkeypatch):
 
     run.found = found
     return run
+
+
+def test_a_run_that_trained_nothing_says_so_in_its_last_line(start, capsys):
+    _, summary = start(metrics={"skipped_update": 1, "groups/generated": 4, "groups/with_signal": 0})
+    assert capsys.readouterr().err.splitlines()[-1] == f"warning: {summary['nothing_trained']}"
+    assert summary["nothing_trained"].startswith("nothing was trained: the batch was empty in the only step. 4 groups")
+
+
+def test_a_run_that_trained_has_no_last_line(start, capsys):
+    _, summary = start(metrics={"groups/with_signal": 1})
+    assert summary["nothing_trained"] is None and "nothing was" not in capsys.readouterr().err
 
 
 def test_run_json_is_there_before_training(start):

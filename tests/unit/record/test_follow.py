@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import follow
 from bapo_openrlhf.record.follow import Follower
+from bapo_openrlhf.record.run_record import WARNINGS, RunRecord
 
 
 def line(step, note=""):
@@ -248,11 +249,18 @@ def test_the_progress_bar_follows(tmp_path):
         "    run = record.RunRecord(folder)\n"
         "    for step in range(1, 6):\n"
         "        run.append(step, {'reward/fresh_mean': step / 8, 'groups/fresh': step, 'groups/replayed': 2})\n"
+        "        warning = {'kind': 'x' * step, 'text': f'step {min(step, 3)}: [bold] is long' + ' and so on' * 20}\n"
+        "        run.append_rows(record.WARNINGS, step, [warning])\n"
         "    print('to the log')"
+    )
+    RunRecord(tmp_path).append_rows(
+        WARNINGS, 1, [{"kind": "old", "text": "step 1: [bold] is long" + " and so on" * 20}]
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout == "", done.stderr
     assert done.stderr.splitlines()[-1] == "night: step 5/20, reward 0.625, groups 5+0+2"
+    said = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]  # each once, and no older one
+    assert said == [f"warning: step {step}: [bold] is long" + " and so on" * 20 for step in (2, 3)]
     assert (tmp_path / "train.log").read_text() == "to the log\n"
 
 

@@ -20,6 +20,7 @@ from fake_stack import CHOOSING, STATES, Group, World, numbers, trained  # noqa:
 
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
+from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
 from bapo_openrlhf.training import checkpoints  # noqa: E402
 
 
@@ -273,15 +274,16 @@ class TestResume:
             if step < made.trainer.step:
                 assert repr(again.trainer.state_dict()) == repr(made.trainer.state_dict())
 
-    def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path, monkeypatch):
-        said = []
-        monkeypatch.setattr(checkpoints.logger, "warning", said.append)
+    def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path):
         made = world(prompts=6, **REPEATABLE)
         made.trainer.fit()
         again = resumed(made, tmp_path / "again", "global_step4", **REPEATABLE)
         again.trainer.fit()
         assert again.requests == [] and again.trained == [] and numbers(again.metrics()) == numbers(made.metrics())
-        assert said == ["global_step4 is the end of all 2 episodes (train.num_episodes): nothing is left to train"]
+        (said,) = [row["text"] for row in read_warnings(again.record) if row["kind"] == "nothing left"]
+        assert said == (
+            "step 4: global_step4 is the end of all 2 episodes (train.num_episodes): nothing is left to train"
+        )
         # more episodes are
         more = resumed(made, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})
         more.trainer.fit()
@@ -419,9 +421,7 @@ class TestState:
         assert [worker.rng.tolist() for worker in ranks.workers] == [[0, 7], [1, 7], [2, 7]]
 
     @pytest.mark.parametrize(("saved", "now"), [(2, 1), (1, 2)])
-    def test_another_number_of_ranks_shuffles_otherwise(self, world, monkeypatch, saved, now):
-        said = []
-        monkeypatch.setattr(checkpoints.logger, "warning", said.append)
+    def test_another_number_of_ranks_shuffles_otherwise(self, world, saved, now):
         made = world()
         made.trainer.actor_model_group = Group(made, "actor", ranks=saved)
         state = made.trainer.state_dict()
@@ -431,5 +431,6 @@ class TestState:
         for worker in ranks.workers:
             worker.rng = worker.rng.clone()
         other.trainer.load_state_dict(state)
-        assert said == [f"{saved} actor ranks wrote the checkpoint, {now} resume: other shuffles"]
+        (said,) = read_warnings(other.record)
+        assert said["text"] == f"step 0: {saved} actor ranks wrote the checkpoint, {now} resume: other shuffles"
         assert [worker.rng.tolist() for worker in ranks.workers] == before

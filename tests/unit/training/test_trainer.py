@@ -18,7 +18,8 @@ import torch  # noqa: E402
 from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numbers  # noqa: E402
 
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
-from bapo_openrlhf.training import generated, trainer  # noqa: E402
+from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
+from bapo_openrlhf.training import recorder, trainer  # noqa: E402
 from bapo_openrlhf.training.trainer import brief, timed  # noqa: E402
 
 
@@ -125,19 +126,35 @@ class TestRun:
             for a, b in zip(ours, theirs, strict=True):
                 assert a.rewards.tolist() == (4 * b.rewards - 1).tolist()
 
-    def test_rewards_outside_the_range_are_counted_and_said_in_the_first_steps(self, world, monkeypatch):
+    def test_rewards_outside_the_range_are_counted_and_said_once(self, world, monkeypatch):
         said = []
-        monkeypatch.setattr(generated.logger, "warning", said.append)
+        monkeypatch.setattr(recorder.logger, "warning", said.append)
         made = world()
         plain = made.reward
         made.reward = lambda *what: 2 * plain(*what)
         made.trainer.fit()
         for row in made.metrics():
             assert row["reward/outside_range"] == pytest.approx(row["reward/fresh_mean"] / 2)
-        about = [text for text in said if "adapt.reward_range" in text]
-        assert len(about) == 3 and about[0].startswith(
-            "step 0: rewards go from 0 to 2, and adapt.reward_range is 0 1. "
+        (about,) = [text for text in said if "adapt.reward_range" in text]
+        assert about.startswith("step 1: rewards go from 0 to 2, and adapt.reward_range is 0 1. ")
+        assert {"step": 1, "kind": "reward range", "text": about} in read_warnings(made.record)
+        assert said == [row["text"] for row in read_warnings(made.record)]
+
+    def test_groups_with_a_signal_are_counted(self, world):
+        """By hand, from the rewards of the groups; rounding is no signal."""
+        made = world(**{"adapt.max_failed_share": 1})
+        plain = made.reward
+        made.reward = lambda prompt, weights, n: (
+            1 - n * 2.0**-24 if prompt == "prompt 2" else None if prompt == "prompt 3" else plain(prompt, weights, n)
         )
+        made.trainer.fit()
+        for step, row in enumerate(made.metrics()):
+            wanted = 0
+            for request in itertools.chain(*made.of_step(step)):
+                rewards = {made.reward(request.prompt, request.weights, n) for n in range(4)}
+                wanted += len(rewards) > 1 and request.prompt not in ("prompt 2", "prompt 3")
+            assert row["groups/with_signal"] == wanted
+        assert sum(row["groups/with_signal"] for row in made.metrics()) > 5
 
     @pytest.mark.parametrize("limit", [0.0, 0.002, 0.003, 1.0])
     def test_weights_come_early_where_the_rollout_policy_is_far(self, world, limit):
@@ -409,6 +426,9 @@ class TestFailedGroups:
         if not stops:
             made.trainer.fit()
             assert made.metrics()[0]["groups/failed"] == failing
+            said = [row["text"] for row in read_warnings(made.record) if row["kind"] == "failed"]
+            left = f"step 1: {failing} of 4 groups gave no reward or no finite log-probs, and are left out"
+            assert said == [left] * bool(failing)
             return
         with pytest.raises(RuntimeError) as error:
             made.trainer.fit()
@@ -444,6 +464,8 @@ class TestEmptyBatch:
         assert [row["groups/filtered"] for row in rows] == [4, 4, 4]
         assert made.trainer.step == 3 and made.trained == [] and made.updates["actor"] == 0
         assert made.noted("sync") == [0]  # v = 3, before step 3
+        (said,) = read_warnings(made.record)
+        assert said == {"step": 1, "kind": "skipped", "text": "step 1: the batch is empty, so the update is skipped"}
         assert not any(key.startswith(("tv/", "shift/", "kl/", "gap/", "importance/")) for row in rows for key in row)
 
     def test_where_nothing_is_left_after_the_review(self, world):

@@ -1,0 +1,40 @@
+"""What a run that trained nothing must say at its end."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bapo_openrlhf.record.run_record import REWARD
+
+RELATIVE = ("group_norm", "rloo", "dr_grpo", "reinforce_baseline")  # estimators whose advantages are 0 without a signal
+ENDS = ("filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")  # of groups that no batch had
+
+
+def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | None:
+    """Why a run trained nothing. None if it did, or if it made no step.
+
+    Args:
+        rows: Rows of all steps, as `run_record.read_metrics` returns them.
+        estimator: `algo.advantage.estimator`.
+    """
+    if not rows:
+        return None
+    steps = "the only step" if len(rows) == 1 else f"each of {len(rows)} steps"
+    means = {row[REWARD] for row in rows if row.get(REWARD) is not None}
+    without = all(row.get("groups/with_signal") == 0 for row in rows)
+    if all(row.get("skipped_update") for row in rows):
+        found = f"nothing was trained: the batch was empty in {steps}"
+    elif without and (estimator in RELATIVE or len(means) == 1):
+        found = f"nothing was learned in {steps}"
+    else:
+        return None
+    generated = f"{_total(rows, 'groups/generated')} groups were generated"
+    if without:
+        spread = " to ".join(f"{mean:g}" for mean in sorted({min(means), max(means)})) if means else "unknown"
+        why = f"in each group all rewards were equal (mean reward {spread}), and only differences carry a signal"
+        return f"{found}. {generated}; {why}. Look at the reward function, or take prompts of another difficulty"
+    ends = ", ".join(f"{count} {end.replace('_', ' ')}" for end in ENDS if (count := _total(rows, f"groups/{end}")))
+    return f"{found}. {generated}: {ends}"
+
+
+def _total(rows: Sequence[Mapping[str, Any]], key: str) -> int:
+    return int(sum(row.get(key) or 0 for row in rows))
