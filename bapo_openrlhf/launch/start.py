@@ -38,6 +38,8 @@ ON_THE_CPU = {
     "vllm.enable_sleep": False,
     "ds.enable_sleep": False,  # DeepSpeed offloads only the states of an optimizer for GPUs
     "ds.packing_samples": False,
+    "actor.optim": "adam",  # DeepSpeed compiles its Muon for a GPU
+    "critic.optim": "adam",
 }
 
 

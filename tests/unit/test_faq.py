@@ -97,6 +97,7 @@ PRINTED = {
     "no usable row": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl"],
     "unknown flag": ["check", "--config", "quickstart.yaml"],
     "contradiction": [*CHECK, "--algo.advantage.estimator", "group_norm"],
+    "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
     "no reward": ["check", "--config", "no_reward.yaml"],
     "partial rollouts": [*CHECK, "--train.async_enable", "--train.partial_rollout_enable"],

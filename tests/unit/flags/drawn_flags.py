@@ -59,7 +59,7 @@ NOT_DRAWN = {
         ds.enable_sleep ds.packing_samples train.dynamic_batch_enable ds.ring_attn_size ds.ring_attn_head_stride
         ds.tensor_parallel_size vllm.tensor_parallel_size ds.use_liger_kernel ds.load_in_4bit ds.deepcompile
         ds.adam_offload ref.offload reward.offload ds.experts_implementation ds.zpg ds.overlap_comm
-        ds.grad_accum_dtype ds.param_dtype
+        ds.grad_accum_dtype ds.param_dtype actor.optim critic.optim
     """,
     "the size of a machine": """
         actor.num_nodes critic.num_nodes ref.num_nodes reward.num_nodes actor.num_gpus_per_node

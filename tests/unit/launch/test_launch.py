@@ -387,3 +387,16 @@ def test_with_a_gpu_flash_attn_need_not_be_there(monkeypatch):
     monkeypatch.setattr(launch.flash_attention, "do_without", do_without)
     with pytest.raises(InterruptedError):
         launch._train(None)
+
+
+@pytest.mark.parametrize(
+    "flag", sorted(launch.ON_THE_CPU.keys() - {"ds.packing_samples"})
+)  # eager attention rules it out
+def test_what_a_machine_without_a_gpu_cannot_do(start, monkeypatch, flag):
+    """Muon would compile for a GPU, and wait for ever if another process began to."""
+    monkeypatch.setattr(launch.cpu, "active", lambda: True)
+    allowed = launch.ON_THE_CPU[flag]
+    given = {"gloo": "nccl", "eager": "sdpa", "adam": "muon"}.get(allowed, not allowed)
+    flags = {name.replace(".", "__"): value for name, value in (launch.ON_THE_CPU | {flag: given}).items()}
+    with pytest.raises(ConfigError, match=f"^{flag} is {given}; on a machine without a GPU it must be {allowed}$"):
+        start(**flags, ds__zero_stage=1, train__colocate_all=True, vllm__num_engines=8)
