@@ -126,9 +126,9 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
         setattr(args, prefix, kind(**own[prefix]))
     check_algorithm(args)
     config.check_numbers("run", args.run)
+    config.check_numbers("verifier", args.verifier)  # plain OpenRLHF's engines have these limits too
     if args.adapt.enabled:
         args.adapt.check()
-        config.check_numbers("verifier", args.verifier)
     return args
 
 

@@ -587,7 +587,8 @@ class TestRanges:
                 check_numbers("verifier", VerifierConfig(**{name: value}))
             with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
                 parse("--adapt.method", "bapo", f"--verifier.{name}={value}")
-            parse(f"--verifier.{name}={value}")  # not looked at without batch adaptation
+            with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
+                parse(f"--verifier.{name}={value}")  # plain OpenRLHF has these limits too
 
     def test_every_number_has_a_range(self):
         assert numbers(AdaptConfig) == {row[0] for row in RANGES}

@@ -539,6 +539,13 @@ def test_what_may_be_meant_is_a_warning(capsys, words, text):
     assert err.startswith("warning: ") and err.count("\n") == 1 and text in err
 
 
+def test_the_steps_of_data_on_another_machine_count_too(capsys):
+    words = "data.prompt_dataset=org/data adapt.rollout_delay=8"
+    assert "adapt.rollout_delay" not in check(capsys, words)[2]
+    assert "adapt.rollout_delay is 8, and the run has 8 trainer steps" in check(capsys, words, "--prompts=256")[2]
+    assert "adapt.rollout_delay" not in check(capsys, words, "--prompts=257")[2]
+
+
 @pytest.mark.parametrize("words", ["algorithm=grpo rollout.top_p=0.9", "critic.adam.lr=0"])
 def test_no_warning_of_what_has_no_effect(capsys, words):
     # plain GRPO divides by the actor's own log-probs, and group-relative advantages have no critic
