@@ -23,7 +23,19 @@ FLOORS = {
     "Workbench: around training runs": ("#e4f0fb", ["workbench"]),
     "Plug-in: before, during and after a training run": (
         "#e8f5e6",
-        ["launch", "training", "cpu", "record", "flags", "tasks", "methods", "adapt", "user_file.py", "errors.py"],
+        [
+            "launch",
+            "data",
+            "training",
+            "cpu",
+            "record",
+            "flags",
+            "tasks",
+            "methods",
+            "adapt",
+            "user_file.py",
+            "errors.py",
+        ],
     ),
 }
 ROOMS = [room for _, rooms in FLOORS.values() for room in rooms]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Generator
 from typing import Any
 
@@ -35,7 +36,11 @@ MINUTES = {"direct": 7, "float32": 8}  # of `make test` on 2 idle cores, by how 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say first what the time depends on."""
+    """Give `datasets` a folder for this run's copies of data. Say first what the time depends on."""
+    if "HF_DATASETS_CACHE" not in os.environ:
+        copies = tempfile.TemporaryDirectory(prefix="bapo_openrlhf_datasets")
+        config.add_cleanup(copies.cleanup)
+        os.environ["HF_DATASETS_CACHE"] = copies.name  # the processes of xdist have it, too
     if hasattr(config, "workerinput") or config.option.numprocesses is None:
         return
     way = products.way()

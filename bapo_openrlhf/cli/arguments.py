@@ -16,6 +16,7 @@ from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
 from bapo_openrlhf.flags.paths import expand_home
 from bapo_openrlhf.flags.rules import check_algorithm, check_values
+from bapo_openrlhf.flags.templates import check_template
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 
@@ -109,6 +110,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     """Check the values, make OpenRLHF's checks, then this project's."""
     expand_home(flat)
     _check_rewards(flat)
+    check_template("data.input_template", getattr(flat, "data.input_template"))
     check_values(vars(flat))
     own = {prefix: {} for prefix in config.GROUPS}
     for key, value in list(vars(flat).items()):

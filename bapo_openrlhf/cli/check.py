@@ -40,7 +40,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
         raise ConfigError(f"prompts is {mine.prompts}; it must be at least 1")
     datasets = (args.data.prompt_dataset or "").split(",")
     data = mine.prompts is None or all(Path(dataset.strip().split("@")[0]).exists() for dataset in datasets)
-    checked = check_inputs(args, data=data, prepared=False, elsewhere=mine.prompts)
+    checked = check_inputs(args, data=data, ahead=True, elsewhere=mine.prompts)
     checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants, mine.gpu)))
     print_warnings(checked)
     saved = Path(args.ckpt.path)

@@ -8,6 +8,7 @@ from typing import Any
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.templates import check_template
 
 DEFAULT_KS = (1, 8, 32)
 
@@ -17,6 +18,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     args = parse(argv, prog)
 
     from bapo_openrlhf.cli.show import show
+    from bapo_openrlhf.workbench.evaluation.problems import Columns
     from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
@@ -29,6 +31,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
         "out": _out(args.out, name),
         "sampling": Sampling(**{item.name: getattr(args, item.name) for item in fields(Sampling)}),
         "ks": ks,
+        "columns": Columns(args.input_key, args.label_key, args.image_key),
         "chat_template": _template(args),
         "reward_range": _range(args.reward_range),
     }
@@ -64,6 +67,9 @@ def _as_trained(config: Sequence[str]) -> dict[str, Any]:
         "model": trained.ckpt.output_dir,
         "no_chat_template": not chat,
         "input_template": None if chat else trained.data.input_template,
+        "input_key": trained.data.input_key,
+        "label_key": trained.data.label_key or "label",
+        "image_key": trained.data.image_key,
         "max_new_tokens": trained.rollout.max_new_tokens or trained.data.max_len,
         "temperature": trained.rollout.temperature,
         "top_p": trained.rollout.top_p,
@@ -81,12 +87,12 @@ def build_parser(prog: str) -> Parser:
     )
     add = parser.add_argument
     add("--config", nargs="+", help="configuration of a training: evaluate its trained model with the same prompts and "
-        "sampling (model, markup, --max-new-tokens, --temperature, --top-p), and its range of rewards; other flags "
-        "override it")  # fmt: skip
+        "sampling (model, markup, columns, --max-new-tokens, --temperature, --top-p), and its range of rewards; other "
+        "flags override it")  # fmt: skip
     add("--model", help="model folder, or name on the model hub")
-    add("--benchmarks", required=True, help="names separated by commas: aime24,amc,... or NAME=FILE.jsonl (--reward)")
+    add("--benchmarks", required=True, help="names separated by commas: aime24,amc,... or NAME=FILE (--reward)")
     add("--data", type=Path, default=Path("data"), help="folder that `bapo-openrlhf prepare` wrote to")
-    add("--reward", type=Path, help="reward file (reward_func, and answer for maj@n) of benchmarks NAME=FILE.jsonl")
+    add("--reward", type=Path, help="reward file (reward_func, and answer for maj@n) of benchmarks NAME=FILE")
     add("--reward-range", nargs=2, metavar=("LOW", "HIGH"), default=(0, 1), help="least and greatest reward of that "
         "file: scores are mapped from it to 0 to 100 %%, and a response with the greatest one is solved")  # fmt: skip
     add("--limit", type=int, help="use only so many problems from the start of each benchmark")
@@ -107,15 +113,15 @@ def build_parser(prog: str) -> Parser:
     add("--gpu-memory-utilization", type=float, default=0.9, help="share of each GPU's memory that vLLM takes")
     add("--max-num-seqs", type=int, help="responses that are generated at the same time; without it vLLM's default. "
         "With 1 no response depends on others; otherwise rounding in a batch has a small effect")  # fmt: skip
+    parser.set_defaults(input_key="input", label_key="label", image_key="images")
     return parser
 
 
 def _template(args: argparse.Namespace) -> bool | str:
     if args.input_template is None:
         return not args.no_chat_template
-    if "{}" not in args.input_template:
-        raise ConfigError(f"input-template is {args.input_template!r}; it must have {{}} in place of the text")
-    return args.input_template.replace("\\n", "\n")  # On a command line \n is two characters.
+    check_template("input-template", args.input_template)
+    return args.input_template
 
 
 def _range(given: Sequence[Any]) -> Any:

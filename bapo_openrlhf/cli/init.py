@@ -14,7 +14,7 @@ from bapo_openrlhf.flags.config import ALGORITHMS
 
 FILES = {
     "config.yaml": "the settings of the run",
-    "train.jsonl": "ten problems; put yours in their place",
+    "train.jsonl": "64 problems; put yours in their place",
     "eval.jsonl": "problems for evaluations during the run",
     "reward.py": "the reward function",
     "test_reward.py": "its test",

@@ -304,7 +304,7 @@ class Checked:
 
     Attributes:
         arithmetic: Batch arithmetic of the configuration.
-        prompts: Rows of the training data; None if the data is not on this machine.
+        prompts: Prompts that the run takes from the training data; None if the data is not on this machine.
         candidates: Prompts that the method draws for each prompt for which it generates responses.
         kl_coef: Coefficient of the KL penalty to the behaviour policy; 0 if the penalty is to the reference model.
         resume_tag: Checkpoint from which the run continues; None if it starts from the beginning.

@@ -9,21 +9,14 @@ flags keep their meaning.
 
 import argparse
 import ast
-import importlib.util
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training.contract import OPENRLHF_VERSION, require_version
+from bapo_openrlhf.training.contract import OPENRLHF_VERSION, file_of, module_of
 
 PPO, SFT = "train_ppo_ray", "train_sft"  # the scripts: training on rewards, and supervised training
-
-
-def _package_file(relative: str) -> Path:
-    # The path is built from the package's folder, because finding the spec of a submodule would import its parents.
-    return Path(importlib.util.find_spec("openrlhf").origin).parent / relative
 
 
 def _is_call(node: ast.stmt, target: str) -> bool:
@@ -35,8 +28,7 @@ def _is_call(node: ast.stmt, target: str) -> bool:
 @cache
 def _main_block(script: str) -> tuple[list[ast.stmt], list[ast.stmt], str]:
     """The statements before and after `args = parser.parse_args()`, without the final `train(args)`, and the path."""
-    require_version()
-    path = _package_file(f"cli/{script}.py")
+    path = file_of(f"cli/{script}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     blocks = [
         node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
@@ -71,14 +63,10 @@ def validate(flat: argparse.Namespace, script: str = PPO) -> SimpleNamespace:
         ConfigError: One of OpenRLHF's assertions failed; the message has its text.
     """
     _, after, path = _main_block(script)
-    # The module is loaded from its file, because its package would import DeepSpeed.
-    spec = importlib.util.spec_from_file_location("_openrlhf_config", _package_file("utils/config.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     statements = [
         node for node in after if not (isinstance(node, ast.ImportFrom) and node.names[0].name == "hierarchize")
     ]
-    names = {"args": flat, "hierarchize": module.hierarchize}
+    names = {"args": flat, "hierarchize": module_of("utils/config.py").hierarchize}
     try:
         return _run(statements, path, names)["args"]
     except AssertionError as error:

@@ -1,7 +1,6 @@
 """Find bad input before any model loads: flags, data, models and the reward function."""
 
 import json
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +8,9 @@ from typing import Any
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.data import vision
+from bapo_openrlhf.data.check import Data, check_data
+from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.cautions import warnings_of
@@ -18,13 +20,8 @@ from bapo_openrlhf.flags.paths import check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
-from bapo_openrlhf.launch import vision
-from bapo_openrlhf.launch.data_files import local_rows
 from bapo_openrlhf.launch.environment import check_temporary_folder
-from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.training.reward_worker import Invalid, checked
-
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def check_inputs(
@@ -32,7 +29,7 @@ def check_inputs(
     *,
     call_reward: bool = True,
     data: bool = True,
-    prepared: bool = True,
+    ahead: bool = False,
     elsewhere: int | None = None,
 ) -> Checked:
     """Make all checks of this module.
@@ -42,7 +39,7 @@ def check_inputs(
         data: Whether to read the data sets. They cannot be read before they are prepared.
         call_reward: Whether to call the reward function once on the first row.
         elsewhere: Rows of the training data, if it is on another machine.
-        prepared: Whether the files that `bapo-openrlhf prepare` makes must be there already.
+        ahead: See `check_data`.
 
     Returns:
         What the checks worked out; the checkpoint is chosen later.
@@ -58,22 +55,13 @@ def check_inputs(
     arithmetic = batch_arithmetic(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     check_combinations(args, method=method)
-    _check_models(args)
-    row, prompts = None, None
-    for flag, dataset in (("eval.dataset", args.eval.dataset), ("data.prompt_dataset", args.data.prompt_dataset)):
-        if not data or (flag == "eval.dataset" and not dataset):
-            continue
-        missing = [] if prepared else _unprepared(flag, dataset)
-        warnings += missing
-        row, prompts = (None, None) if missing else check_dataset(flag, dataset, args)
-        if flag == "eval.dataset" and (prompts or 0) > args.data.max_samples:
-            warnings.append(
-                f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
-                f"evaluation: only the first of the {prompts} rows of eval.dataset are evaluated"
-            )
-    warnings += check_reward(args, row if call_reward else None)
-    prompts = elsewhere if prompts is None else min(prompts, args.data.max_samples)
+    warnings += _check_models(args, ahead=ahead)
+    found = check_data(args, ahead=ahead) if data else Data(None, None, [])
+    warnings += found.warnings
+    prompts = elsewhere if found.prompts is None else found.prompts
     candidates = 1 if method is None else method.candidates
+    _check_number(prompts, args)
+    warnings += check_reward(args, found.problem if call_reward else None)
     steps = None if prompts is None else epoch_steps(args, prompts, candidates) * args.train.num_episodes
     return Checked(
         arithmetic=arithmetic,
@@ -110,18 +98,26 @@ def check_model(flag: str, name: str | None) -> None:
         if not (path / "config.json").is_file():
             raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
         return
-    if path.exists() or _looks_local(name):
+    if path.exists() or looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
 
 
-def _looks_local(name: str) -> bool:
-    """Whether a name that is no file or folder was meant as a path, not as a name on the hub."""
-    parent = Path(name).expanduser().parent
-    return not _HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and parent.is_dir())
+def _check_number(prompts: int | None, args: SimpleNamespace) -> None:
+    """Refuse data that has fewer prompts than one rollout takes."""
+    if prompts is not None and prompts < args.rollout.batch_size:
+        limit = f" with data.max_samples {args.data.max_samples}" if prompts == args.data.max_samples else ""
+        raise ConfigError(
+            f"rollout.batch_size is {args.rollout.batch_size}; it must be at most {prompts}, the number of prompts in "
+            f"data.prompt_dataset {args.data.prompt_dataset}{limit}"
+        )
 
 
-def _check_models(args: SimpleNamespace) -> None:
-    """Check each model that is loaded, and that the actor fits its engines and `data.max_len`."""
+def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
+    """Check each model that is loaded, and that the actor fits its engines and `data.max_len`.
+
+    Returns:
+        A warning for each model that is not on this machine, if nothing is downloaded (`ahead`).
+    """
     names = [("actor.model_name_or_path", args.actor.model_name_or_path)]
     if args.critic.model_name_or_path:
         names.append(("critic.model_name_or_path", args.critic.model_name_or_path))
@@ -129,16 +125,23 @@ def _check_models(args: SimpleNamespace) -> None:
         names += [("reward.model_name_or_path", name) for name in args.reward.model_name_or_path.split(",")]
     for flag, name in names:
         check_model(flag, name)
+    elsewhere = {name: flag for flag, name in reversed(names) if ahead and not Path(name).expanduser().is_dir()}
+    warnings = [
+        f"{flag} is {name}; it is not a folder of this machine and nothing is downloaded here, so the model was not "
+        "looked at"
+        for name, flag in elsewhere.items()
+    ]
     flag, name = names[0]
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        return
+        return warnings
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except ValueError:
         raise ConfigError(f"{flag} is {name}; its config.json is not valid JSON") from None
     vision.check_model(f"{flag} is {name}", folder, config, args)
     _check_shape(f"{flag} {name}", config.get("text_config", config), args)
+    return warnings
 
 
 def _check_shape(model: str, found: dict[str, Any], args: SimpleNamespace) -> None:
@@ -157,65 +160,7 @@ def _check_shape(model: str, found: dict[str, Any], args: SimpleNamespace) -> No
         )
 
 
-def _unprepared(flag: str, datasets: str | None) -> list[str]:
-    """A warning for each file that is not there yet, if `bapo-openrlhf prepare` makes it."""
-    files = [dataset.strip() for dataset in (datasets or "").split(",")]
-    return [
-        f"{flag} is {file}; there is no such file yet{_hint(file)}"
-        for file in files
-        if _hint(file) and not Path(file).is_file()
-    ]
-
-
-def _hint(file: str) -> str:
-    prepared = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", file)
-    return f"; `bapo-openrlhf prepare {prepared[1]}` makes it" if prepared else ""
-
-
-def check_dataset(flag: str, datasets: str | None, args: SimpleNamespace) -> tuple[dict[str, Any] | None, int | None]:
-    """Check that local files exist and have rows, and that each row has the requested columns and images that open.
-
-    Supervised training has a column of responses (`data.output_key`), which must be texts, and no labels and images.
-
-    Returns:
-        The first row and the number of rows; None and None if the data is not local.
-    """
-    if not datasets:
-        raise ConfigError(f"{flag} is not set; it must be a file, a folder or a data set's hub name")
-    supervised = hasattr(args.data, "output_key")
-    other = "output_key" if supervised else "label_key"
-    columns = {"data.input_key": args.data.input_key, f"data.{other}": getattr(args.data, other)}
-    first, total, local = None, 0, True
-    for dataset in datasets.split(","):
-        path = Path(dataset.strip().split("@")[0]).expanduser()
-        if path.suffix not in (".json", ".jsonl", ".parquet", ".csv"):
-            local = False  # a folder or a name on the hub, which OpenRLHF loads
-            if not path.exists() and _looks_local(dataset.strip().split("@")[0]):
-                raise ConfigError(f"{flag} is {dataset}; there is no such file or folder")
-            continue
-        if not path.is_file():
-            hint = _hint(dataset.strip())
-            raise ConfigError(f"{flag} is {dataset}; there is no such file{user_file.start_of(path)}{hint}")
-        count = 0
-        for row in local_rows(flag, path):
-            for key_flag, column in columns.items():
-                if column and column not in row:
-                    raise ConfigError(
-                        f"{flag} {path}, row {count + 1}: no column {column!r} ({key_flag}); it has {', '.join(row)}"
-                    )
-            if not supervised:
-                vision.check_row(f"{flag} {path}, row {count + 1}", row, args)
-            elif (column := args.data.output_key) and not (isinstance(row[column], str) and row[column].strip()):
-                raise ConfigError(f"{flag} {path}, row {count + 1}: {column} is {row[column]!r}; it must be a text")
-            first = first or row
-            count += 1
-        if count == 0:
-            raise ConfigError(f"{flag} {path} has no rows; it must have at least one")
-        total += count
-    return (first, total) if local else (None, None)
-
-
-def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> list[str]:
+def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:
     """Check that the reward function or the agent exists, and call it once if a row is given.
 
     The function must return one finite reward for an empty response, the agent must play an episode.
@@ -224,7 +169,6 @@ def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> list[str]
         A warning if it could not be called.
     """
     endpoints, agent = args.reward.remote_url or [], args.train.agent_func_path
-    problem = None if row is None else _problem(args, row)
     if agent:
         if not agent.endswith(".py") or not Path(agent).expanduser().is_file():
             raise ConfigError(f"train.agent_func_path is {agent}; it must be a .py file that is there")
@@ -257,10 +201,3 @@ def check_reward(args: SimpleNamespace, row: dict[str, Any] | None) -> list[str]
             f"({user_file.place(error, function)}), called with an empty response to the first prompt"
         ) from error
     return []
-
-
-def _problem(args: SimpleNamespace, row: dict[str, Any]) -> tuple[str, Any]:
-    """Prompt and label of a row."""
-    prompt = row[args.data.input_key]
-    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
-    return prompt, row.get(args.data.label_key) if args.data.label_key else ""

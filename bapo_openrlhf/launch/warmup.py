@@ -17,10 +17,12 @@ from typing import Any
 
 from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.data.check import check_warmup
+from bapo_openrlhf.data.reading import read
+from bapo_openrlhf.data.sources import of_warmup
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch import openrlhf_cli
-from bapo_openrlhf.launch.data_files import local_rows
-from bapo_openrlhf.launch.preflight import check_dataset, check_model, check_packages
+from bapo_openrlhf.launch.preflight import check_model, check_packages
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.training.contract import rebound, require_name
 
@@ -49,7 +51,7 @@ def check(args: SimpleNamespace) -> None:
             f"train.batch_size is {train.batch_size}; it must be a multiple of {samples} = ranks {ranks} x "
             f"train.micro_batch_size {train.micro_batch_size}"
         )
-    rows = check_dataset("data.dataset", args.data.dataset, args)[1]
+    rows = check_warmup(args).rows
     if rows is not None and rows * train.max_epochs < train.batch_size:
         raise ConfigError(
             f"train.batch_size is {train.batch_size}; it must be at most {rows * train.max_epochs} = rows {rows} x "
@@ -131,14 +133,15 @@ def _warn_of_long_rows(args: SimpleNamespace) -> None:
     from transformers import AutoTokenizer
 
     data = args.data
-    file = Path(data.dataset.split("@")[0]).expanduser()
-    if "," in data.dataset or not file.is_file() or data.multiturn or args.model.pretrain_mode_enable:
+    if data.multiturn or args.model.pretrain_mode_enable:
         return
+    request = of_warmup(args)
     tokenizer = AutoTokenizer.from_pretrained(args.model.model_name_or_path)
     template = tokenizer.apply_chat_template if data.apply_chat_template else None
     texts = (
         "".join(preprocess_data(row, data.input_template, data.input_key, data.output_key, template))
-        for row in local_rows("data.dataset", file)
+        for part in read(request, download=True).parts
+        for row in part.values(list(request.columns.values()))
     )
     long = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) > data.max_len for text in texts)
     if long:

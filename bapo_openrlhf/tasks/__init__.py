@@ -44,5 +44,5 @@ def task_of(benchmark: str, data: Path) -> Task:
     known = ", ".join(name for task in tasks for name in task.benchmarks)
     raise ConfigError(
         f"benchmark is {benchmark!r}; it must be one of {known}, one that `bapo-openrlhf prepare reasoning_gym` wrote "
-        f"to {data}, or NAME=FILE.jsonl with --reward FILE.py"
+        f"to {data}, or NAME=FILE with --reward FILE.py"
     )

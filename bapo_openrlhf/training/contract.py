@@ -4,8 +4,11 @@ A missing name, a missing method or another version stops the run at its start w
 """
 
 import importlib.metadata
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -23,6 +26,26 @@ def require_version() -> None:
         found = "none"
     if found != OPENRLHF_VERSION:
         raise RuntimeError(f"openrlhf {found} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
+
+
+def file_of(relative: str) -> Path:
+    """The path of an installed file of OpenRLHF, such as "utils/config.py"."""
+    require_version()
+    # The path is built from the package's folder, because finding the spec of a submodule would import its parents.
+    spec = importlib.util.find_spec("openrlhf")
+    assert spec is not None and spec.origin is not None  # its version is known
+    return Path(spec.origin).parent / relative
+
+
+@cache
+def module_of(relative: str) -> ModuleType:
+    """A module of OpenRLHF, loaded from its file, because its package would import Ray, DeepSpeed and vLLM."""
+    path = file_of(relative)
+    spec = importlib.util.spec_from_file_location(f"_openrlhf_{path.parent.name}_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # a .py file has both
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def require_name(module: ModuleType | type, name: str) -> Any:

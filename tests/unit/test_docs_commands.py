@@ -356,7 +356,7 @@ def project(tmp_path_factory):
     (here / "data" / "reasoning_gym").mkdir(parents=True)
     for level in ("three", "six"):
         (here / "data" / "reasoning_gym" / f"{level}.jsonl").write_text("")
-    prepare(countdown.TASK, Request(out=here / "runs" / "data", generator="small", style="short", limits={"train": 8}))
+    prepare(countdown.TASK, Request(out=here / "runs" / "data", generator="small", style="short", limits={"train": 32}))
     return here
 
 

@@ -6,9 +6,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range
+from bapo_openrlhf.data.findings import shown
+from bapo_openrlhf.data.reading import read
+from bapo_openrlhf.data.rows import Values, rows_of
+from bapo_openrlhf.data.sources import Request as DataRequest
+from bapo_openrlhf.data.vision import places
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import task_of
 from bapo_openrlhf.workbench.evaluation import paper
@@ -17,19 +22,30 @@ from bapo_openrlhf.workbench.prepare.build import MANIFEST
 _NAME = re.compile(r"[\w-][\w.-]*")
 
 
+class Columns(NamedTuple):
+    """The columns of a file of problems."""
+
+    input: str = "input"
+    label: str = "label"
+    images: str = "images"
+
+
+COLUMNS = Columns()  # of the files of tasks
+
+
 @dataclass(frozen=True)
 class BenchmarkProblem:
     """One problem of a benchmark.
 
     Attributes:
         id: Unique within the benchmark.
-        input: The text of the prompt without chat markup.
+        input: The text of the prompt without chat markup, or a list of messages.
         label: What the judge compares a response with.
         images: Paths in the order of the <image> tags in `input`.
     """
 
     id: str
-    input: str
+    input: Any
     label: Any
     images: tuple[str, ...] = ()
 
@@ -46,6 +62,7 @@ class Benchmark:
         reward: The file with `reward_func`.
         problems: The first problems of the file, up to the limit.
         size: Number of problems in the file.
+        columns: The columns of the file.
         generator: The generator that made the problems. None means that they are published.
         reward_range: The least and the greatest reward that the file gives.
     """
@@ -57,19 +74,25 @@ class Benchmark:
     reward: Path
     problems: tuple[BenchmarkProblem, ...]
     size: int
+    columns: Columns
     generator: str | None = None
     reward_range: Range = UNIT
 
 
-def load(spec: str, data: Path, reward: Path | None, limit: int | None, reward_range: Range = UNIT) -> Benchmark:
+def load(
+    spec: str, data: Path, reward: Path | None, limit: int | None, reward_range: Range = UNIT,
+    columns: Columns = COLUMNS, *, chat: bool = False,
+) -> Benchmark:  # fmt: skip
     """The benchmark that a word of the command line names.
 
     Args:
-        spec: Name of a task's benchmark, or NAME=FILE.jsonl.
+        spec: Name of a task's benchmark, or NAME=FILE.
         data: The folder that `bapo-openrlhf prepare` wrote to. It has a folder for each task.
-        reward: The reward file of benchmarks given as NAME=FILE.jsonl.
+        reward: The reward file of benchmarks given as NAME=FILE.
         limit: The most problems. None means all.
         reward_range: The least and the greatest reward of that file. Those of the tasks are from 0 to 1.
+        columns: The columns of benchmarks given as NAME=FILE. Those of tasks are always the same.
+        chat: Whether a prompt may be a list of messages.
 
     Raises:
         ConfigError: The benchmark is unknown, a file is missing, or a row is not a problem.
@@ -78,7 +101,7 @@ def load(spec: str, data: Path, reward: Path | None, limit: int | None, reward_r
     if equals:
         if not _NAME.fullmatch(name) or not path:
             raise ConfigError(
-                f"benchmark is {spec!r}; it must be NAME=FILE.jsonl, where NAME has only letters, digits, - _ ."
+                f"benchmark is {spec!r}; it must be NAME=FILE, where NAME has only letters, digits, - _ ."
             )
         if name in paper.BENCHMARKS or name in ("results", "settings"):
             raise ConfigError(f"benchmark {spec!r}: the name {name} already has a meaning; choose another name")
@@ -99,13 +122,12 @@ def load(spec: str, data: Path, reward: Path | None, limit: int | None, reward_r
     if not reward.is_file():
         raise ConfigError(f"reward is {reward}; it must be a file that exists")
     content = file.read_bytes()
-    problems = tuple(_problems(name, file, content))
-    if not problems:
-        raise ConfigError(f"benchmark {name}: {file} has no problems; it must have at least one")
+    columns = columns if equals else COLUMNS
+    problems = tuple(_problems(f"benchmark {name}", file, columns, chat=chat))
     sha256 = hashlib.sha256(content).hexdigest()
     generator = None if equals else _generator(file.parent / MANIFEST, name)
-    own = reward_range if equals else UNIT
-    return Benchmark(name, title, file, sha256, reward.resolve(), problems[:limit], len(problems), generator, own)
+    size, asked, own = len(problems), problems[:limit], reward_range if equals else UNIT
+    return Benchmark(name, title, file, sha256, reward.resolve(), asked, size, columns, generator, own)
 
 
 def _generator(manifest: Path, name: str) -> str | None:
@@ -115,40 +137,45 @@ def _generator(manifest: Path, name: str) -> str | None:
     return json.loads(manifest.read_bytes()).get("parts", {}).get(name, {}).get("asked", {}).get("generator")
 
 
-def _problems(name: str, file: Path, content: bytes) -> Iterator[BenchmarkProblem]:
+def _problems(flag: str, file: Path, columns: Columns, *, chat: bool) -> Iterator[BenchmarkProblem]:
+    """The problems of a file, read and looked at as the rows of training are.
+
+    Raises:
+        ConfigError: The file cannot be read, a column is missing, or a row is not a problem.
+    """
+    names = {"input_key": columns.input, "label_key": columns.label}
+    (part,) = read(DataRequest(flag, str(file), names), download=False).parts
+    values = Values(names, chat=chat)
+    for _, text in values.missing(part.rows.column_names):
+        raise ConfigError(f"{part.where}: {text}")
     ids: set[str] = set()
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"benchmark {name}: {file}, line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:  # It is not JSON or not UTF-8.
-            raise ConfigError(f"{where}: the line must be valid JSON ({error})") from None
-        problem = _problem(where, row, f"{name}-{number}")
-        if problem.id in ids:
-            raise ConfigError(f"{where}: the id {problem.id!r} occurs twice; ids must be unique")
-        ids.add(problem.id)
-        yield problem
+    rows = rows_of(part, [columns.input, columns.label, columns.images, "id"])
+    for number, (place, row, found, is_csv) in enumerate(rows, 1):
+        for _, text in values.wrong(row, found, is_csv=is_csv):
+            raise ConfigError(f"{place}: {text}")
+        identity = row.get("id")
+        identity = f"{flag.split()[-1]}-{number}" if identity is None else identity
+        if not isinstance(identity, (str, int)):
+            raise ConfigError(f"{place}: id is {shown(identity)}; it must be a text")
+        if str(identity) in ids:
+            raise ConfigError(f"{place}: the id {identity!r} occurs twice; ids must be unique")
+        ids.add(str(identity))
+        images = _images(place, row[columns.input], row.get(columns.images))
+        yield BenchmarkProblem(str(identity), row[columns.input], row[columns.label], images)
 
 
-def _problem(where: str, row: Any, default_id: str) -> BenchmarkProblem:
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: the line is a JSON {type(row).__name__}; it must be an object")
-    for column in ("input", "label"):
-        if column not in row:
-            raise ConfigError(f"{where}: the column {column!r} is missing; there are {', '.join(row)}")
-    text, images, identity = row["input"], row.get("images") or [], row.get("id", default_id)
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"{where}: input is {text!r:.80}; it must be a text")
-    if not isinstance(identity, (str, int)):
-        raise ConfigError(f"{where}: id is {identity!r:.80}; it must be a text")
+def _images(place: str, prompt: Any, images: Any) -> tuple[str, ...]:
+    """The images of a problem.
+
+    Raises:
+        ConfigError: One is missing, or there are not as many as the prompt has places for.
+    """
+    images = images or []
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise ConfigError(f"{where}: images is {images!r:.80}; it must be a list of paths")
-    if len(images) != text.count("<image>") and images:
-        tags = text.count("<image>")
-        raise ConfigError(f"{where}: there are {len(images)} images and {tags} <image> tags; the numbers must be equal")
+        raise ConfigError(f"{place}: images is {shown(images)}; it must be a list of paths")
+    if images and len(images) != (tags := places(prompt)):
+        raise ConfigError(f"{place}: there are {len(images)} images and {tags} <image> tags; the numbers must be equal")
     for image in images:
         if not Path(image).is_file():
-            raise ConfigError(f"{where}: there is no image {image}")
-    return BenchmarkProblem(str(identity), text, row["label"], tuple(images))
+            raise ConfigError(f"{place}: there is no image {image}")
+    return tuple(images)

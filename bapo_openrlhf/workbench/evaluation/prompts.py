@@ -1,11 +1,11 @@
-"""From a problem to the model's prompt: chat template and tokens, made as OpenRLHF makes them for training."""
+"""From a problem to the model's prompt and its tokens, as in training."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.data.prompts import fill
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
 
@@ -25,15 +25,6 @@ class EncodedPrompt:
     token_ids: list[int]
     images: tuple[str, ...]
     length: int
-
-
-def content(text: str) -> str | list[dict[str, str]]:
-    """The content of a user message: the text, or a list of images and stripped texts if it has <image> tags."""
-    pieces = re.split("(<image>)", text)
-    if len(pieces) == 1:
-        return text
-    parts = ({"type": "image"} if piece == "<image>" else {"type": "text", "text": piece.strip()} for piece in pieces)
-    return [part for part in parts if part.get("text") != ""]
 
 
 class Prompter:
@@ -70,7 +61,7 @@ class Prompter:
             raise ConfigError(f"model is {model}; it takes no images, and the problems have some")
         self._tokenizer = getattr(self._processor, "tokenizer", self._processor)
         self.longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-        self._template = chat if isinstance(chat, str) else "{}"
+        self._template = chat if isinstance(chat, str) else None
         self.chat = chat is True and bool(self._processor.chat_template)
         if images and not self.chat:
             raise ConfigError(f"model is {model}; a prompt with images needs a chat template, and none is used")
@@ -78,13 +69,10 @@ class Prompter:
         self.note = "the tokenizer has no chat template: prompts are the text as it is" if has_none else None
 
     def __call__(self, problem: BenchmarkProblem) -> EncodedPrompt:
-        """The prompt of one problem: one user message, and the start of the model's reply."""
-        text = problem.input
-        if self.chat:
-            messages = [{"role": "user", "content": content(text)}]
-            text = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        else:
-            text = self._template.replace("{}", text)
+        """The prompt of one problem, made by OpenRLHF's function, which also makes those of training."""
+        if not self.chat and not isinstance(problem.input, str):
+            raise ConfigError(f"problem {problem.id}: the prompt is a list of messages, which needs a chat template")
+        text = fill(problem.input, self._template, self._processor.apply_chat_template if self.chat else None)
         # The template has already added special tokens.
         token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         length = len(token_ids)

@@ -7,6 +7,7 @@ from pathlib import Path
 from bapo_openrlhf.adapt.rewards import UNIT, Range
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.ranges import check_ranges
+from bapo_openrlhf.workbench.evaluation.problems import COLUMNS, Columns
 
 # The ranges of values, in the words of `errors.ALLOWED`.
 RANGES = {
@@ -44,7 +45,7 @@ class Request:
     Attributes:
         model: A folder, or a name on the hub.
         name: The name of this evaluation in the tables.
-        benchmarks: Names of benchmarks, or NAME=FILE.jsonl.
+        benchmarks: Names of benchmarks, or NAME=FILE.
         out: The folder of the results.
         sampling: How responses are drawn.
         ks: The values of k for pass@k.
@@ -52,6 +53,7 @@ class Request:
         reward: The reward file of benchmarks that are given as files.
         reward_range: The least and the greatest reward of that file.
         limit: The most problems of each benchmark. None means all.
+        columns: The columns of benchmarks that are given as files.
         chat_template: Whether to apply the tokenizer's template, or a template with {} in place of the text.
         skip_long: Whether to leave out problems that are too long for the model, instead of refusing them.
         max_model_len: Most tokens of prompt and response together. None means the model's own limit; vLLM then gets
@@ -71,6 +73,7 @@ class Request:
     reward: Path | None = None
     reward_range: Range = UNIT
     limit: int | None = None
+    columns: Columns = COLUMNS
     chat_template: bool | str = True
     skip_long: bool = False
     max_model_len: int | None = None
@@ -101,6 +104,6 @@ def check(request: Request) -> None:
         raise ConfigError(f"benchmark {twice} is named twice" if names else "benchmarks is empty; name at least one")
     if request.reward is not None and not any("=" in spec for spec in request.benchmarks):
         raise ConfigError(
-            f"reward is {request.reward}; it is only for benchmarks given as NAME=FILE.jsonl, and there are none "
+            f"reward is {request.reward}; it is only for benchmarks given as NAME=FILE, and there are none "
             "because tasks have a reward function of their own"
         )

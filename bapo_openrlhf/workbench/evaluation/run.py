@@ -47,8 +47,9 @@ def evaluate(
         RunError: Generation failed. Finished problems are kept.
     """
     check(request)
-    about = (request.data, request.reward, request.limit, request.reward_range)
-    benchmarks = [problems.load(spec, *about) for spec in request.benchmarks]
+    about = (request.data, request.reward, request.limit, request.reward_range, request.columns)
+    chat = request.chat_template is True
+    benchmarks = [problems.load(spec, *about, chat=chat) for spec in request.benchmarks]
     settings = _settings(request, benchmarks)
     store.check_settings(request.out, settings)
     rows = {b.name: store.read_rows(request.out, b.name) for b in benchmarks}
@@ -79,6 +80,7 @@ def _settings(request: Request, benchmarks: Sequence[Benchmark]) -> dict[str, An
             benchmark.name: {
                 "file": str(benchmark.file),
                 "sha256": benchmark.sha256,
+                "columns": list(benchmark.columns),
                 "reward": str(benchmark.reward),
                 "reward_sha256": hashlib.sha256(benchmark.reward.read_bytes()).hexdigest(),
                 "reward_range": [str(end) for end in benchmark.reward_range],

@@ -15,6 +15,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
 from bapo_openrlhf.record.state_file import write_atomically
+from bapo_openrlhf.workbench.evaluation.problems import COLUMNS
 from bapo_openrlhf.workbench.prepare.source_rows import digest
 
 FORMAT = 1
@@ -66,7 +67,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     Args:
         folder: The folder of the evaluation.
         settings: {"name", "model": {"path", "fingerprint"}, "sampling": {...}, "chat_template", "limit",
-            "benchmarks": {name: {"file", "sha256", "reward", "reward_sha256", "reward_range"}}}
+            "benchmarks": {name: {"file", "sha256", "columns", "reward", "reward_sha256", "reward_range"}}}
 
     Raises:
         ConfigError: The settings differ. The message names the first difference.
@@ -125,6 +126,7 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name, benchmark in settings["benchmarks"].items():
         compared[f"digest of {name}'s problems"] = benchmark["sha256"]
+        compared[f"columns of {name}"] = benchmark.get("columns", [*COLUMNS])  # older ones could have no others
         compared[f"digest of {name}'s reward file"] = benchmark["reward_sha256"]
     return compared
 

@@ -1,6 +1,7 @@
 """What `init` writes passes `check`, its own tests and the preset it stands for."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_check_accepts_it_from_another_folder(folder, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     assert main.run(["check", "--config", str(folder / "config.yaml")]) == 0
     out = capsys.readouterr().out
-    assert out.endswith("configuration is valid\n") and "10 prompts = 1 trainer steps" in out
+    assert out.endswith("configuration is valid\n") and "64 prompts = 1 trainer steps" in out
 
 
 def test_it_is_the_one_gpu_preset_on_other_data(folder):
@@ -49,7 +50,7 @@ def test_it_is_the_one_gpu_preset_on_other_data(folder):
 def test_its_own_tests_pass(folder):
     status, out = own_tests(folder)
     rows = [line for name in ("train", "eval") for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-    assert status == 0 and len(rows) == 14 and f"{8 + 1 + len(rows)} passed" in out
+    assert status == 0 and len(rows) == 68 and f"{8 + 1 + len(rows)} passed" in out
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,26 @@ def test_labels_are_right(folder):
         "How many whole numbers from 1 to 100 have a digit 7?": sum("7" in str(n) for n in range(1, 101)),
     }
     shirt = [question for question in rows if question.startswith("A shirt costs 40 euros.")]
-    assert rows == numbers | {shirt[0]: pytest.approx(40 * 0.85 * 1.1)}
+    others = {question: answer(question) for question in rows.keys() - numbers.keys() - set(shirt)}
+    assert len(others) == 54 and rows == numbers | others | {shirt[0]: pytest.approx(40 * 0.85 * 1.1)}
+
+
+def answer(question):
+    """The answer to one of the questions of which there are several with other numbers."""
+    numbers = [int(word) for word in re.findall(r"\d+", question)]
+    kinds = {
+        r"What is \d+ \+ \d+\?": lambda a, b: a + b,
+        r"What is \d+ - \d+\?": lambda a, b: a - b,
+        r"What is \d+ x \d+ - \d+\?": lambda a, b, c: a * b - c,
+        r"A box has .* apples are bad. How many apples are good\?": lambda a, b, c: a * b - c,
+        r"Tom writes \d+ lines a day. His letter has \d+ lines. .*": lambda a, b: b / a,
+        r"What is the remainder of \d+ divided by \d+\?": lambda a, b: a % b,
+        r"How many whole numbers from 1 to \d+ can be divided by \d+\?": lambda _, n, k: len(range(k, n + 1, k)),
+        r"The sum of three whole numbers in a row is \d+. What is the smallest of them\?": lambda n: (n - 3) / 3,
+        r"A film begins at .* How many minutes does it last\?": lambda a, b, c, d: 60 * (c - a) + d - b,
+    }
+    (kind,) = (solve for pattern, solve in kinds.items() if re.fullmatch(pattern, question))
+    return kind(*numbers)
 
 
 def test_what_is_there_is_kept(folder, tmp_path, capsys):

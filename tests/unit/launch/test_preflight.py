@@ -29,15 +29,16 @@ class Run:
         self.model = folder / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text("{}")
-        self.data = self.write(
-            "train.jsonl", '{"q": "1+1", "a": "2"}\n{"q": "1+2", "a": "3"}\n{"q": "1+3", "a": "4"}\n'
-        )
+        self.data = self.rows("train.jsonl", 8)
         self.reward = self.write("reward.py", REWARD)
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
         path.write_text(text, encoding="utf-8")
         return path
+
+    def rows(self, name: str, count: int) -> Path:
+        return self.write(name, "".join(f'{{"q": "1+{n}", "a": "{n + 1}"}}\n' for n in range(1, count + 1)))
 
     def parse(self, algorithm: str | None = "ba_ppo", **changed: object) -> SimpleNamespace:
         """The arguments of the run. In `changed`, __ is a dot, None leaves a flag out, and True gives it no value."""
@@ -62,8 +63,8 @@ class Run:
                 words.append(f"--{name.replace('__', '.')}" + ("" if value is True else f"={value}"))
         return arguments.parse(words)
 
-    def check(self, **changed: object):
-        return check_inputs(self.parse(**changed))
+    def check(self, *, ahead: bool = False, **changed: object):
+        return check_inputs(self.parse(**changed), ahead=ahead)
 
     def refusal(self, **changed: object) -> str:
         """The message of the ConfigError, which is one line."""
@@ -80,20 +81,21 @@ def run(tmp_path) -> Run:
 
 def test_a_good_run_passes(run):
     found = run.check()
-    assert found.prompts == 3
+    assert found.prompts == 8
     assert found.arithmetic.ranks == {"actor": 2, "critic": 1, "reference": 1}
     assert (found.arithmetic.capacity, found.arithmetic.group_size) == (8, 4)
 
 
 def test_max_samples_caps_the_prompts(run):
-    assert run.check(data__max_samples=2).prompts == 2
+    rows = run.rows("more.jsonl", 9)
+    assert run.check(data__prompt_dataset=rows, data__max_samples=8).prompts == 8
 
 
 def test_max_samples_that_cut_the_evaluation_are_said(run):
-    rows = run.write("held_out.jsonl", '{"q": "1", "a": "1"}\n' * 5)
-    cut = run.check(eval__dataset=rows, eval__steps=1, data__max_samples=4).warnings
-    assert len(cut) == 1 and cut[0].startswith("data.max_samples is 4, ") and "the first of the 5 rows" in cut[0]
-    assert run.check(eval__dataset=rows, eval__steps=1, data__max_samples=5).warnings == ()
+    rows = run.rows("held_out.jsonl", 9)
+    cut = run.check(eval__dataset=rows, eval__steps=1, data__max_samples=8).warnings
+    assert len(cut) == 1 and cut[0].startswith("data.max_samples is 8, ") and "the first of the 9 rows" in cut[0]
+    assert run.check(eval__dataset=rows, eval__steps=1, data__max_samples=9).warnings == ()
 
 
 class TestModel:
@@ -126,7 +128,7 @@ class TestModel:
     @pytest.mark.parametrize("name", ["Qwen/Qwen3-4B", "gpt2", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "a_b/c.d"])
     def test_hub_names_are_taken(self, run, name, monkeypatch):
         monkeypatch.chdir(run.folder)
-        run.check(actor__model_name_or_path=name, critic__model_name_or_path=name)
+        run.check(actor__model_name_or_path=name, critic__model_name_or_path=name, ahead=True)
 
     def test_home_folder(self, run, monkeypatch):
         monkeypatch.setenv("HOME", str(run.folder))
@@ -134,84 +136,25 @@ class TestModel:
 
 
 class TestData:
+    """What the data must be is in tests/unit/data."""
+
     def test_unset(self, run):
         assert run.refusal(data__prompt_dataset=None).startswith("data.prompt_dataset is not set")
 
-    @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv"])
-    def test_missing_file(self, run, suffix):
-        path = run.folder / f"none.{suffix}"
-        assert run.refusal(data__prompt_dataset=path) == f"data.prompt_dataset is {path}; there is no such file"
-
-    @pytest.mark.parametrize("text", ["", "\n\n  \n"])
-    def test_empty_file(self, run, text):
-        path = run.write("empty.jsonl", text)
-        assert run.refusal(data__prompt_dataset=path).startswith(f"data.prompt_dataset {path} has no rows")
-
-    def test_missing_column_names_row_and_flag(self, run):
-        path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n{"q": "2", "b": "2"}\n')
-        text = run.refusal(data__prompt_dataset=path)
-        assert text == f"data.prompt_dataset {path}, row 2: no column 'a' (data.label_key); it has q, b"
-        text = run.refusal(data__prompt_dataset=path, data__input_key="question")
-        assert text == f"data.prompt_dataset {path}, row 1: no column 'question' (data.input_key); it has q, a"
-
-    def test_no_label_column_is_asked_for_without_label_key(self, run):
-        path = run.write("rows.jsonl", '{"q": "1"}\n')
-        assert run.check(data__prompt_dataset=path, data__label_key=None).prompts == 1
-
-    def test_broken_json_names_the_line(self, run):
-        path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n\n{"q": "2", "a"\n')
-        text = run.refusal(data__prompt_dataset=path)
-        assert text.startswith(f"data.prompt_dataset {path}, line 3: no valid JSON")
-
-    @pytest.mark.parametrize(("line", "kind"), [("[1]", "list"), ('"q"', "str"), ("3", "int"), ("null", "NoneType")])
-    def test_rows_are_objects(self, run, line, kind):
-        path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n' + line)
-        text = run.refusal(data__prompt_dataset=path)
-        assert text == f"data.prompt_dataset {path}, line 2: must be a JSON object, is {kind}"
-
-    def test_several_files_are_added_up(self, run):
-        more = run.write("more.jsonl", '{"q": "1", "a": "1"}\n')
-        assert run.check(data__prompt_dataset=f"{run.data},{more}").prompts == 4
-
-    def test_a_split_after_the_name(self, run):
-        assert run.check(data__prompt_dataset=f"{run.data}@train").prompts == 3
-
-    @pytest.mark.parametrize("name", ["org/data", "folder"])
-    def test_what_is_not_a_local_file_is_left_to_openrlhf(self, run, name):
-        assert run.check(data__prompt_dataset=name).prompts is None
-
     def test_evaluation_data_too(self, run):
-        path = run.folder / "none.jsonl"
-        assert run.refusal(eval__dataset=path) == f"eval.dataset is {path}; there is no such file"
+        path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n{"q": "", "a": "1"}\n')
+        text = run.refusal(eval__dataset=path)
+        assert text == f"eval.dataset {path}, row 2: q is ''; it must be a text that is not empty"
 
-    @pytest.mark.parametrize("suffix", ["json", "csv", "parquet"])
-    def test_other_formats(self, run, suffix):
-        rows = [{"q": "1", "a": "x"}, {"q": "2", "a": "y"}]
-        path = run.folder / f"rows.{suffix}"
-        if suffix == "json":
-            path.write_text(json.dumps(rows))
-        elif suffix == "csv":
-            path.write_text("q,a\n1,x\n2,y\n")
-        else:
-            import pyarrow
-            from pyarrow import parquet
+    def test_nothing_is_downloaded_ahead(self, run, monkeypatch):
+        monkeypatch.chdir(run.folder)
+        assert run.check(data__prompt_dataset="org/data", ahead=True).prompts is None
 
-            parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-        assert run.check(data__prompt_dataset=path).prompts == 2
-        assert "no column 'z'" in run.refusal(data__prompt_dataset=path, data__label_key="z")
-
-    def test_a_file_that_is_no_text(self, run):
-        path = run.folder / "rows.jsonl"
-        path.write_bytes(b'{"q": "\xff", "a": "1"}\n')
-        assert str(path) in run.refusal(data__prompt_dataset=path)
-
-    @pytest.mark.parametrize("suffix", ["json", "parquet"])
-    def test_broken_files_of_other_formats(self, run, suffix):
-        path = run.write(f"broken.{suffix}", "{not any of them")
-        assert str(path) in run.refusal(data__prompt_dataset=path)
-
-    def test_files_after_a_hub_name(self, run):
-        assert "none.jsonl; there is no such file" in run.refusal(data__prompt_dataset="org/data,none.jsonl")
+    @pytest.mark.parametrize(("rows", "limit"), [(7, None), (9, 7)])
+    def test_fewer_prompts_than_one_rollout(self, run, rows, limit):
+        text = run.refusal(data__prompt_dataset=run.rows("few.jsonl", rows), data__max_samples=limit)
+        assert text.startswith("rollout.batch_size is 8; it must be at most 7, the number of prompts in ")
+        assert text.endswith("with data.max_samples 7") == (limit is not None)
 
 
 class Pictures:
@@ -238,6 +181,8 @@ class Pictures:
             "data__prompt_dataset": path,
             "data__max_images_per_prompt": 1,
             "data__apply_chat_template": True,
+            **dict.fromkeys(("rollout__batch_size", "rollout__micro_batch_size", "train__micro_batch_size"), 1),
+            "train__batch_size": 4,
         } | changed
 
     def check(self, *rows: dict, **changed: object):
@@ -267,10 +212,9 @@ class TestImages:
         assert pictures.check(text_only, chat, parts, only_image, *empty).prompts == 7
 
     def test_a_run_without_images_is_left_alone(self, run):
-        path = run.write("text.jsonl", '{"q": "what does <image> mean in HTML?", "a": "2", "images": null}\n')
+        rows = '{"q": "what does <image> mean in HTML?", "a": "2", "images": null}\n' * 8
         for algorithm in ("ba_ppo", "bapo_grpo"):
-            run.check(algorithm=algorithm, data__prompt_dataset=path)
-            run.check(algorithm=algorithm, data__prompt_dataset=path, data__apply_chat_template=True)
+            run.check(algorithm=algorithm, data__prompt_dataset=run.write("text.jsonl", rows))
 
     @pytest.mark.parametrize("algorithm", ["ba_ppo", "ppo"])
     def test_no_critic_with_images(self, pictures, algorithm):
@@ -425,7 +369,7 @@ class TestImages:
 
     def test_a_model_on_the_hub_is_left_alone(self, pictures, monkeypatch):
         monkeypatch.chdir(pictures.run.folder)
-        pictures.check(actor__model_name_or_path="Qwen/Qwen2.5-VL-3B-Instruct")
+        pictures.check(actor__model_name_or_path="Qwen/Qwen2.5-VL-3B-Instruct", ahead=True)
 
 
 class TestReward:
@@ -504,7 +448,7 @@ class TestReward:
 
     def test_is_not_called_without_local_data_or_when_asked_not_to(self, run):
         path = self.reward(run, "def reward_func(*a):\n    raise KeyError\n")
-        run.check(reward__remote_url=path, data__prompt_dataset="org/data")
+        run.check(reward__remote_url=path, data__prompt_dataset="org/data", ahead=True)
         check_inputs(run.parse(reward__remote_url=path), call_reward=False)
         with pytest.raises(ConfigError):
             check_inputs(run.parse(reward__remote_url=path))

@@ -401,8 +401,8 @@ def test_engine_gets_the_room_that_is_needed(long_request):
         ({"benchmarks": []}, "benchmarks is empty"),
         ({"benchmarks": ["a=x", "a=y"]}, "benchmark a is named twice"),
         ({"benchmarks": ["aime24"]}, "reward is .*it is only for benchmarks given as NAME=FILE"),
-        ({"benchmarks": ["a b=x"]}, "benchmark is 'a b=x'; it must be NAME=FILE.jsonl"),
-        ({"benchmarks": ["../a=x"]}, "it must be NAME=FILE.jsonl"),
+        ({"benchmarks": ["a b=x"]}, "benchmark is 'a b=x'; it must be NAME=FILE"),
+        ({"benchmarks": ["../a=x"]}, "it must be NAME=FILE"),
         ({"benchmarks": ["aime24=x"]}, "the name aime24 already has a meaning"),
         ({"benchmarks": ["settings=x"]}, "the name settings already has a meaning"),
         ({"benchmarks": ["a=none.jsonl"]}, "there is no file none.jsonl"),
@@ -421,16 +421,17 @@ def test_bad_values_are_refused_by_name(request_, change, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: the line must be valid JSON"),
-        ("\xff", "line 2: the line must be valid JSON"),
-        ("[1]", "line 2: the line is a JSON list; it must be an object"),
-        ('{"input": "x"}', "line 2: the column 'label' is missing; there are input"),
-        ('{"label": "x"}', "line 2: the column 'input' is missing"),
-        ('{"input": " ", "label": "x"}', "input is ' '; it must be a text"),
-        ('{"input": ["x"], "label": "x"}', "it must be a text"),
-        ('{"input": "x", "label": "x", "id": "p0"}', "line 2: the id 'p0' occurs twice"),
-        ('{"input": "x", "label": "x", "id": null}', "id is None"),
-        ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "line 2: there is no image none.png"),
+        ("{", "line 2: no valid JSON"),
+        ("\xff", "line 2: no valid UTF-8"),
+        ("[1]", "line 2: must be a JSON object, is list"),
+        ('{"input": "x"}', r"row 2: no column 'label' \(label_key\); it has input"),
+        ('{"label": "x"}', "row 2: no column 'input'"),
+        ('{"input": " ", "label": "x"}', "row 2: input is ' '; it must be a text"),
+        ('{"input": ["x"], "label": "x"}', r"row 2: input is \['x'\]; each message must have a role and a content"),
+        ('{"input": "x", "label": 1}', "row 1: label is '0', and OpenRLHF's reader makes 0 of it"),
+        ('{"input": "x", "label": "x", "id": "p0"}', "row 2: the id 'p0' occurs twice"),
+        ('{"input": "x", "label": "x", "id": [1]}', r"id is \[1\]"),
+        ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "row 2: there is no image none.png"),
         ('{"input": "x", "label": "x", "images": ["none.png"]}', "there are 1 images and 0 <image> tags"),
         ('{"input": "<image>x", "label": "x", "images": "none.png"}', "it must be a list of paths"),
     ],
@@ -448,8 +449,15 @@ def test_a_file_without_problems_and_a_missing_reward_file(request_, tmp_path):
     with pytest.raises(ConfigError, match="needs --reward FILE"):
         evaluate(replace(request_, reward=None))
     (tmp_path / "mods.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="has no problems"):
+    with pytest.raises(ConfigError, match="has no rows"):
         evaluate(request_)
+
+
+def test_a_conversation_needs_a_chat_template(request_, tmp_path):
+    rows = [{"input": [{"role": "user", "content": "1?"}], "label": "1"}]
+    (tmp_path / "mods.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match=r"row 1: input is .*which needs data.apply_chat_template"):
+        evaluate(replace(request_, chat_template=False))
 
 
 @pytest.mark.parametrize("body", ["import nothing_like_this", "x = 1", "def reward_func(*a):\n    return 'good'"])
@@ -483,6 +491,25 @@ def test_generated_problems_are_known_as_such(tmp_path):
     manifest = {"parts": {"cd34": {"asked": {"generator": "small"}}, "cd4": {"asked": {"generator": "other"}}}}
     (tmp_path / "countdown" / "manifest.json").write_text(json.dumps(manifest))
     assert problems.load("cd34", tmp_path, None, None).generator == "small"
+
+
+def test_columns_are_those_of_the_configuration(tmp_path, parsed):
+    """For files of one's own; those of tasks have the same columns always."""
+    (tmp_path / "mine.jsonl").write_text('{"question": "1+1", "answer": "2", "input": "no", "label": "no"}\n')
+    (tmp_path / "reward.py").touch()
+    config = tmp_path / "mine.yaml"
+    config.write_text(
+        "algorithm: grpo\nrollout: {n_samples_per_prompt: 2}\nactor: {model_name_or_path: m}\n"
+        "reward: {remote_url: r.py}\n"
+        "data: {prompt_dataset: d.jsonl, input_key: question, label_key: answer, image_key: pictures}\n"
+    )
+    columns = parsed("--config", str(config)).columns
+    assert (columns, parsed().columns) == (("question", "answer", "pictures"), ("input", "label", "images"))
+    mine = problems.load(f"a={tmp_path / 'mine.jsonl'}", tmp_path, tmp_path / "reward.py", None, columns=columns)
+    (problem,) = mine.problems
+    assert (problem.input, problem.label) == ("1+1", "2")
+    write_problems(tmp_path / "countdown" / "cd34.jsonl", 1)
+    assert problems.load("cd34", tmp_path, None, None, columns=columns).problems[0].input == "What is 0 mod 3?"
 
 
 def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path):
@@ -524,36 +551,6 @@ def test_fingerprint_is_of_the_content(tmp_path):
 
 
 # ── prompts ──
-
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<ai>{% endif %}"
-)
-
-
-@pytest.fixture
-def tokenizer_folder(tmp_path):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import LlamaConfig, PreTrainedTokenizerFast
-
-    vocabulary = {word: i for i, word in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(tmp_path / "tokenizer")
-    LlamaConfig(max_position_embeddings=77).save_pretrained(tmp_path / "tokenizer")
-    return tmp_path / "tokenizer"
-
-
-@pytest.fixture
-def keep_environment():
-    """Loading a tokenizer sets the environment variables of a run on the CPU."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
@@ -821,7 +818,8 @@ def test_a_run_is_called_by_the_name_that_says_something(parsed, model, name):
 
 
 def test_a_template_is_given_as_in_training(parsed):
-    assert parsed("--input-template", "user\\n{}\n").chat_template == "user\n{}\n"  # a shell's \n is two characters
+    for template in ("user\n{}\n", "user\\n{}"):  # in training, too, a shell's \\n stays two characters
+        assert parsed("--input-template", template).chat_template == template
     with pytest.raises(ConfigError, match="input-template is 'user'; it must have"):
         cli.main(["--model", "m", "--benchmarks", "aime24", "--input-template", "user"])
 

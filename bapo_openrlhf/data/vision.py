@@ -60,27 +60,32 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
             f"{where}: it has images: {len(images)}; data.max_images_per_prompt is {data.max_images_per_prompt}, "
             f"it must be at least {len(images)}"
         )
+    found = places(row[data.input_key])
     if data.max_images_per_prompt < 1:
+        if found and data.apply_chat_template:
+            raise ConfigError(
+                f"{where}: the prompt has {TAG}, which OpenRLHF gives to the chat template as an image, and "
+                "data.max_images_per_prompt is 0; write the tag in another way"
+            )
         return
-    places = _places(row[data.input_key])
-    if places and not data.apply_chat_template:
+    if found and not data.apply_chat_template:
         raise ConfigError(f"{where}: {TAG} becomes an image only through a chat template: data.apply_chat_template")
-    if data.apply_chat_template and places != len(images):
+    if data.apply_chat_template and found != len(images):
         raise ConfigError(
-            f"{where}: {len(images)} images (data.image_key {data.image_key}) and {places} {TAG} in the prompt; "
+            f"{where}: {len(images)} images (data.image_key {data.image_key}) and {found} {TAG} in the prompt; "
             "the two numbers must be equal"
         )
     for image in images:
         _check_image(where, image)
 
 
-def _places(prompt: Any) -> int:
+def places(prompt: Any) -> int:
     """Count the places for images in a prompt: each <image> in a text or message, and each image part of a message."""
     if isinstance(prompt, str):
         return prompt.count(TAG)
     if isinstance(prompt, Mapping):
-        return int(prompt["type"] == "image") if "type" in prompt else _places(prompt.get("content"))
-    return sum(map(_places, prompt)) if isinstance(prompt, list) else 0
+        return int(prompt["type"] == "image") if "type" in prompt else places(prompt.get("content"))
+    return sum(map(places, prompt)) if isinstance(prompt, list) else 0
 
 
 def _check_image(where: str, image: Any) -> None:

@@ -1,0 +1,97 @@
+"""Check the data of a run: read it as the run does, and look at every row."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.data import sources
+from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
+from bapo_openrlhf.data.reading import Read, read
+from bapo_openrlhf.data.rows import RowCheck
+from bapo_openrlhf.data.sources import Request
+
+MODEL = "actor.model_name_or_path"  # whose tokenizer makes the prompts
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is known of a run's training data.
+
+    Attributes:
+        prompts: Number of prompts that a run takes from it; None if a part of it was not read.
+        problem: Prompt and label of its first row as a run gets them; None if none was read.
+        warnings: What is seldom meant, a sentence each; also of the data that the run is evaluated on.
+    """
+
+    prompts: int | None
+    problem: tuple[str, Any] | None
+    warnings: list[str]
+
+
+def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
+    """Check the data that a run trains on, and the data on which it is evaluated meanwhile.
+
+    Args:
+        args: The run's arguments.
+        ahead: Whether the run is yet to come, perhaps on another machine. Nothing is downloaded then, and files that
+            `bapo-openrlhf prepare` makes may be missing.
+
+    Raises:
+        ConfigError: The data cannot be read, or rows are not as a run needs them.
+    """
+    renderer, warnings = cache(lambda: _renderer(args, ahead=ahead)), []
+    found = Data(None, None, warnings)
+    evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []
+    for request in (*evaluation, sources.of_training(args)):
+        missing = _unprepared(request) if ahead else []
+        warnings += missing
+        if missing:
+            continue
+        what = read(request, download=not ahead)
+        warnings += [_elsewhere(request.flag, source.name) for source in what.elsewhere]
+        looked = RowCheck(request, args, renderer() if what.parts else None).look(what)
+        warnings += looked.warnings
+        if request.flag == "data.prompt_dataset":
+            found = Data(what.rows, looked.problem, warnings)
+        elif (what.rows or 0) > args.data.max_samples:
+            warnings.append(
+                f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
+                f"evaluation: only the first of the {what.rows} rows of eval.dataset are evaluated"
+            )
+    return found
+
+
+def check_warmup(args: SimpleNamespace) -> Read:
+    """Check the data of supervised training.
+
+    Raises:
+        ConfigError: The data cannot be read, or a row has no prompt or response.
+    """
+    request = sources.of_warmup(args)
+    found = read(request, download=True)
+    RowCheck(request, args, None).look(found)
+    return found
+
+
+def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
+    """What makes the run's prompts. `ahead`: as far as the tokenizer is on this machine."""
+    data, name = args.data, args.actor.model_name_or_path
+    here = local_tokenizer(name) if ahead or Path(name).is_dir() else name
+    fast = not data.disable_fast_tokenizer
+    return Renderer(MODEL, here, template=data.input_template, chat=data.apply_chat_template, fast=fast)
+
+
+def _elsewhere(flag: str, name: str) -> str:
+    return f"{flag} is {name}; it is not on this machine and nothing is downloaded here, so no row of it was looked at"
+
+
+def _unprepared(request: Request) -> list[str]:
+    """A warning for each file that is not there yet, if `bapo-openrlhf prepare` makes it."""
+    files = [name.strip() for name in (request.names or "").split(",")]
+    return [
+        f"{request.flag} is {file}; there is no such file yet{sources.preparation(file)}"
+        for file in files
+        if sources.preparation(file) and not Path(file).is_file()
+    ]

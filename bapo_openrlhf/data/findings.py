@@ -1,0 +1,32 @@
+"""What is wrong with rows: the first row of each kind, and how many there are."""
+
+from bapo_openrlhf.errors import ConfigError
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value in an error message, shortened."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 4] + " ..."
+
+
+class Findings:
+    """Collects what is wrong with rows."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, tuple[str, int]] = {}
+        self.warnings: list[str] = []
+
+    def error(self, kind: str, text: str) -> None:
+        """A row that a run cannot use. Of each kind, the first text is kept, and the others are counted."""
+        first, count = self._errors.get(kind, (text, 0))
+        self._errors[kind] = (first, count + 1)
+
+    def warn(self, text: str) -> None:
+        """What is seldom meant."""
+        self.warnings.append(text)
+
+    def check(self) -> None:
+        """Raise ConfigError if there are errors. Its message has a line for each kind."""
+        if self._errors:
+            lines = [text + (f" ({count} rows are so)" if count > 1 else "") for text, count in self._errors.values()]
+            raise ConfigError("\nerror: ".join(lines))

@@ -1,0 +1,90 @@
+"""Make prompts of rows with OpenRLHF's own functions: input template, chat template and tokenizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.training.contract import module_of
+
+# Each tokenizer has one of them.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def fill(content: Any, template: str | None, apply_chat_template: Callable[..., str] | None) -> str:
+    """The prompt that OpenRLHF makes of the content of a row's prompt column.
+
+    Args:
+        content: A text, or a list of messages if there is a chat template.
+        template: Input template, or None. It is not used if there is a chat template.
+        apply_chat_template: The tokenizer's method, or None.
+    """
+    preprocess = module_of("datasets/prompts_dataset.py").preprocess_data
+    prompt: str = preprocess({"input": content}, template, "input", None, apply_chat_template)[0]
+    return prompt
+
+
+def local_tokenizer(model: str) -> str | None:
+    """The folder of a model's tokenizer on this machine; None if it has none."""
+    folder = Path(model)
+    if folder.is_dir():
+        return model if any((folder / file).is_file() for file in TOKENIZER_FILES) else None
+    from huggingface_hub import try_to_load_from_cache
+
+    for file in TOKENIZER_FILES:
+        if isinstance(found := try_to_load_from_cache(model, file), str):
+            return str(Path(found).parent)
+    return None
+
+
+class Renderer:
+    """Makes prompts and counts their tokens, as a run does with the same model and flags.
+
+    Attributes:
+        tokenizer: OpenRLHF's: a tokenizer, or the processor of a model with vision. None if it is not on this machine.
+    """
+
+    def __init__(self, flag: str, model: str | None, *, template: str | None, chat: bool, fast: bool = True) -> None:
+        """Load the tokenizer.
+
+        Args:
+            flag: The flag that names the model. Errors name it.
+            model: Folder or hub name of the model. None means that its tokenizer is not on this machine.
+            template: Input template, or None.
+            chat: Whether to apply the tokenizer's chat template.
+            fast: Whether the tokenizer may be the one that is written in Rust.
+
+        Raises:
+            ConfigError: The tokenizer cannot be loaded, or it has no chat template and one is asked for.
+        """
+        self.tokenizer: Any = None
+        self._template, self._chat = template, chat
+        if model is None:
+            return
+        cpu.prepare_environment()
+        try:
+            self.tokenizer = module_of("utils/utils.py").get_tokenizer(model, None, "left", use_fast=fast)
+        except Exception as error:  # transformers raises many kinds of errors for a bad folder
+            raise ConfigError(f"{flag} is {model}; its tokenizer cannot be loaded: {one_line(error)}") from error
+        if chat and not self.tokenizer.chat_template:
+            raise ConfigError(f"data.apply_chat_template is set, and {flag} is {model}, whose tokenizer has none")
+
+    @property
+    def renders(self) -> bool:
+        """Whether there is something to make of a row's text that can be made here."""
+        return self.tokenizer is not None or (self._template is not None and not self._chat)
+
+    def __call__(self, content: Any) -> str:
+        """The prompt that a run makes of the content of a row's prompt column.
+
+        Raises:
+            Exception: The chat template refuses it.
+        """
+        return fill(content, self._template, self.tokenizer.apply_chat_template if self._chat else None)
+
+    def lengths(self, prompts: Sequence[str]) -> list[int]:
+        """The number of tokens of each prompt; those of images do not count."""
+        tokenizer = getattr(self.tokenizer, "tokenizer", self.tokenizer)
+        found: Mapping[str, Any] = tokenizer(list(prompts), add_special_tokens=False, return_attention_mask=False)
+        return [len(tokens) for tokens in found["input_ids"]]

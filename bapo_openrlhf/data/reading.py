@@ -1,0 +1,220 @@
+"""Read data sets with OpenRLHF's own function, `blending_datasets`, as a run does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.data import original
+from bapo_openrlhf.data.sources import TEXTS, Request, Source, sources
+from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.training.contract import module_of
+
+SPLITS = {
+    "data.prompt_dataset": "data.prompt_split",
+    "eval.dataset": "eval.split",
+    "data.dataset": "data.dataset_split",
+}
+PROBABILITIES = {"data.prompt_dataset": "data.prompt_probs", "data.dataset": "data.dataset_probs"}
+STEP = 1000  # rows that are read together
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data set of a request that was read.
+
+    Attributes:
+        where: Flag and data set. Errors name them.
+        rows: Its rows, a `datasets.Dataset`.
+        files: The text files that it was read from, in their order. It is empty if the data set has types of its own.
+        whole: Whether all rows were read, and not only as many as a limit allows.
+    """
+
+    where: str
+    rows: Any
+    files: tuple[Path, ...]
+    whole: bool
+
+    def values(self, columns: list[str]) -> Iterator[dict[str, Any]]:
+        """Each row with these of its columns, as a run gets them.
+
+        Raises:
+            ConfigError: A value cannot be decoded.
+        """
+        kept = [column for column in columns if column in self.rows.column_names]
+        rows = self.rows.select_columns(kept)
+        for start in range(0, len(rows), STEP):
+            try:
+                found = rows[start : start + STEP]
+            except Exception as error:  # of pyarrow, or of a library for images
+                raise ConfigError(f"{self.where} cannot be read: {one_line(error)}") from error
+            yield from (dict(zip(kept, row, strict=True)) for row in zip(*found.values(), strict=True))
+
+    def originals(self) -> Iterator[tuple[original.Row, bool]]:
+        """Each row as its file has it, and whether it is of a CSV file. There are none without text files.
+
+        Raises:
+            ConfigError: A file has another number of rows than a run reads, or a line is not what its ending says.
+        """
+        count = 0
+        rows = ((row, file) for file in self.files for row in original.rows_of(self.where, file))
+        for row, file in rows if self.whole else islice(rows, len(self.rows)):
+            count += 1
+            yield row, original.kind_of(file) == ".csv"
+        if self.files and count != len(self.rows):
+            raise ConfigError(f"{self.where} has {count} rows, and OpenRLHF's reader finds {len(self.rows)} in it")
+
+
+@dataclass(frozen=True)
+class Read:
+    """What was read.
+
+    Attributes:
+        parts: The data sets that are on this machine, in their order.
+        elsewhere: Names on the hub that were not looked at.
+        rows: Number of rows that a run takes, as far as it is known without what is elsewhere.
+    """
+
+    parts: list[Part]
+    elsewhere: list[Source]
+    rows: int | None
+
+
+def read(request: Request, *, download: bool) -> Read:
+    """Read the data sets of a request.
+
+    Args:
+        request: What to read.
+        download: Whether to read what is on the hub.
+
+    Raises:
+        ConfigError: A data set is missing, empty or unreadable, or they cannot be put together.
+    """
+    found = sources(request)
+    _check_probabilities(request, len(found))
+    elsewhere = [] if download else [source for source in found if not source.here]
+    parts = [_part(request, source) for source in found if source not in elsewhere]
+    if elsewhere:
+        return Read(parts, elsewhere, None)
+    rows = parts[0].rows
+    if len(parts) > 1 or request.probabilities:
+        with _quiet():
+            try:
+                rows = _blended(request, request.names, request.probabilities)
+            except Exception as error:
+                raise ConfigError(_why_not_together(request, parts, error)) from error
+    return Read(parts, [], min(request.most, len(rows)))
+
+
+def _blended(request: Request, names: str, probabilities: str | None = None) -> Any:
+    """What OpenRLHF's function returns. It asks the training's strategy only for these three."""
+    strategy = SimpleNamespace(
+        args=SimpleNamespace(use_ms=request.modelscope), print=lambda *_: None, is_rank_0=lambda: False
+    )
+    return module_of("datasets/utils.py").blending_datasets(
+        names, probabilities, strategy, request.seed, max_count=request.most, dataset_split=request.split
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """`datasets` without progress bars, without messages that it logs before it raises them, and without counting.
+
+    For each local file it asks the hub to count a download, which takes seconds on a machine without a network.
+    """
+    import datasets
+
+    bars, level = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    counts = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    try:
+        yield
+    finally:
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = counts
+        datasets.logging.set_verbosity(level)
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+def _part(request: Request, source: Source) -> Part:
+    where = f"{request.flag} {source}"
+    with _quiet():
+        try:
+            rows = _blended(request, source.name)
+        except Exception as error:
+            raise ConfigError(_why_unreadable(request, source, where, error)) from error
+        if not len(rows):
+            raise ConfigError(f"{where} has no rows; it must have at least one")
+        return Part(where, rows, _text_files(request, source), whole=len(rows) < request.most)
+
+
+def _text_files(request: Request, source: Source) -> tuple[Path, ...]:
+    """The text files of a data set on this machine, in the order in which they are read."""
+    if source.path.suffix in TEXTS and source.path.is_file():
+        return (source.path,)
+    if not source.here or not source.path.is_dir() or (source.path / "state.json").is_file():
+        return ()
+    if (source.path / "dataset_dict.json").is_file():
+        return ()
+    import datasets
+
+    inner = source.name.split("@")[1].strip() if "@" in source.name else None
+    files = datasets.load_dataset_builder(str(source.path), data_dir=inner).config.data_files or {}
+    paths = tuple(Path(file) for file in files.get(request.split, []))
+    return paths if all(original.kind_of(path) in TEXTS for path in paths) else ()
+
+
+def _why_unreadable(request: Request, source: Source, where: str, error: Exception) -> str:
+    """What is wrong with a data set that OpenRLHF's function cannot read."""
+    owner = getattr(error, "obj", None)
+    if isinstance(error, AttributeError) and isinstance(owner, dict):
+        return (
+            f"{SPLITS[request.flag]} is {request.split}; {where} has no such part, it has {', '.join(map(str, owner))}"
+        )
+    if source.path.suffix in TEXTS and source.path.is_file():
+        try:
+            rows = list(original.rows_of(where, source.path))
+            if not rows:
+                return f"{where} has no rows; it must have at least one"
+            if not any(rows):
+                return f"{where}, row 1: no column {request.prompt!r} ({next(iter(request.columns))}); it has none"
+        except ConfigError as found:
+            return str(found)
+    cause = error.__cause__ if error.__cause__ is not None else error
+    return f"{where} cannot be read: {one_line(cause)}"
+
+
+def _why_not_together(request: Request, parts: list[Part], error: Exception) -> str:
+    """What is wrong with data sets that can be read, but not put together."""
+    for one, other in combinations(parts, 2):
+        for column, kind in one.rows.features.items():
+            second = other.rows.features.get(column, kind)
+            if kind != second and "null" not in (getattr(kind, "dtype", ""), getattr(second, "dtype", "")):
+                return (
+                    f"{one.where} and {other.where}: the column {column!r} has the type {_shown(kind)} in the first "
+                    f"and {_shown(second)} in the second; it must have one type"
+                )
+    return f"{request.flag} {request.names} cannot be put together: {one_line(error)}"
+
+
+def _shown(kind: Any) -> str:
+    return str(getattr(kind, "dtype", kind))[:80]
+
+
+def _check_probabilities(request: Request, count: int) -> None:
+    if request.probabilities is None:
+        return
+    try:
+        found = [float(word) for word in request.probabilities.split(",")]
+    except ValueError:
+        found = []
+    if len(found) != count or not all(p >= 0 for p in found) or abs(sum(found) - 1) > 1e-6:
+        raise ConfigError(
+            f"{request.probabilities_flag} is {request.probabilities}; it must be {count} numbers of at least 0 whose "
+            f"sum is 1, one for each data set of {request.flag}"
+        )

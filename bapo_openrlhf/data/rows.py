@@ -1,0 +1,264 @@
+"""Look at every row that a run would read, before a model loads."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.data import original, vision
+from bapo_openrlhf.data.findings import Findings, shown
+from bapo_openrlhf.data.prompts import Renderer
+from bapo_openrlhf.data.reading import STEP, Part, Read
+from bapo_openrlhf.data.sources import Request
+from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.training.reward_worker import encode
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known of rows without errors.
+
+    Attributes:
+        problem: Prompt and label of the first row as the reward function gets them; None if no row is on this machine.
+            If the tokenizer is not on this machine, messages are JSON.
+        warnings: What is seldom meant, a sentence each.
+    """
+
+    problem: tuple[str, Any] | None
+    warnings: list[str]
+
+
+class Values:
+    """Looks at the values of the columns that are used: whether they are those of the file, and of the right form.
+
+    Args:
+        columns: The columns by the flags that name them. The first one has the prompt.
+        chat: Whether a prompt may be a list of messages.
+    """
+
+    def __init__(self, columns: Mapping[str, str], *, chat: bool) -> None:
+        self._columns, self._chat = columns, chat
+
+    def missing(self, there: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """A kind and a text for each column that is not there."""
+        for flag, column in self._columns.items():
+            if column not in there:
+                yield f"no {column}", f"no column {column!r} ({flag}); it has {', '.join(there)}"
+
+    def wrong(self, row: Row, found: Row | None, *, is_csv: bool) -> Iterator[tuple[str, str]]:
+        """A kind and a text for all that is wrong with a row.
+
+        Args:
+            row: As OpenRLHF's reader gives it.
+            found: As its file has it; None if its file has types.
+            is_csv: Whether that is a CSV file.
+        """
+        if found is not None:
+            changed = [*self.missing(found.keys())] or [*self._changed(row, found, is_csv=is_csv)]
+            if changed:
+                yield from changed
+                return
+        (_, prompt), *others = self._columns.items()
+        if text := _wrong_prompt(row[prompt], chat=self._chat):
+            yield "prompt", f"{prompt} is {shown(row[prompt])}; {text}"
+        for flag, column in others:
+            value = row[column]
+            if flag == "data.output_key":
+                if not self._chat and not (isinstance(value, str) and value.strip()):
+                    yield "response", f"{column} is {shown(value)}; it must be a text that is not empty"
+            elif value is None:
+                yield "label", f'{column} is null; it must have a value, which may be the empty text ""'
+            elif (error := _not_sendable(value)) is not None:
+                yield "label", f"{column} is {shown(value)}, which cannot be sent to a reward function ({error})"
+
+    def _changed(self, row: Row, found: Row, *, is_csv: bool) -> Iterator[tuple[str, str]]:
+        same = original.is_same_cell if is_csv else original.is_same
+        for column in self._columns.values():
+            if not same(found[column], row[column]):
+                was, made = shown(found[column]), shown(row[column])
+                text = (
+                    f"{column} is {was}, and OpenRLHF's reader makes {made} of it; give all rows of the column one "
+                    "type, or save the data as a .parquet file, which has types"
+                )
+                yield f"changed {column}", text
+
+
+def rows_of(part: Part, columns: list[str]) -> Iterator[tuple[str, Row, Row | None, bool]]:
+    """Place and content of each row as a run gets it and as its file has it, and whether that is a CSV file.
+
+    Raises:
+        ConfigError: A file has another number of rows.
+    """
+    originals = part.originals() if part.files else repeat((None, False))
+    # The file comes first, because what is wrong with it explains an error of the reader.
+    for number, ((found, is_csv), row) in enumerate(zip(originals, part.values(columns), strict=False), 1):
+        yield f"{part.where}, row {number}", row, found, is_csv
+    for _ in originals if part.files else ():
+        pass  # it says at its end if the files have more rows
+
+
+class RowCheck:
+    """Looks at rows one after the other.
+
+    Args:
+        request: What was read.
+        args: The run's arguments. Supervised training has no labels and images, and its prompts are not made here.
+        render: Makes prompts; None if they are not made here.
+    """
+
+    def __init__(self, request: Request, args: SimpleNamespace, render: Renderer | None) -> None:
+        self._request, self._args = request, args
+        self._supervised = "data.output_key" in request.columns
+        self._values = Values(request.columns, chat=args.data.apply_chat_template)
+        self._render = render if render is not None and render.renders else None
+        response = None if self._supervised else args.rollout.max_new_tokens
+        self._room = args.data.max_len - (response or 1)  # tokens of the longest prompt that OpenRLHF does not cut
+        self._findings = Findings()
+        self._seen: dict[str, tuple[str, str]] = {}  # by prompt and images: place and label of the first such row
+        self._repeated: list[tuple[str, str]] = []  # place of a row, and of the first with its prompt
+        self._other_labels = 0
+        self._answered: list[str] = []  # places of conversations that end with an answer
+        self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
+        self._count = 0
+        self._problem: tuple[str, Any] | None = None
+
+    def look(self, read: Read) -> Looked:
+        """Look at all rows.
+
+        Raises:
+            ConfigError: Rows are not as a run needs them. The message has a line for each kind of error, with the
+                first row that has it.
+        """
+        columns = list(self._request.columns.values()) + ([] if self._supervised else [self._args.data.image_key])
+        for part in read.parts:
+            missing = list(self._values.missing(part.rows.column_names))
+            for kind, text in missing:
+                self._findings.error(kind, f"{part.where}, row 1: {text}")
+            waiting: list[tuple[str, str, bool]] = []
+            for place, row, found, is_csv in rows_of(part, columns) if not missing else ():
+                self._count += 1
+                if self._is_good(place, row, found, is_csv=is_csv):
+                    waiting += self._prompt(place, row)
+                if len(waiting) == STEP:
+                    self._measure(waiting)
+                    waiting = []
+            self._measure(waiting)
+        self._findings.check()
+        self._warn()
+        return Looked(self._problem, self._findings.warnings)
+
+    def _is_good(self, place: str, row: Row, found: Row | None, *, is_csv: bool) -> bool:
+        """Whether a run can use the row. What is wrong is kept."""
+        wrong = list(self._values.wrong(row, found, is_csv=is_csv))
+        for kind, text in wrong:
+            self._findings.error(kind, f"{place}: {text}")
+        if not wrong and not self._supervised:
+            try:
+                vision.check_row(place, row, self._args)
+            except ConfigError as error:
+                self._findings.error("images", str(error))
+                return False
+        return not wrong
+
+    def _prompt(self, place: str, row: Row) -> Iterator[tuple[str, str, bool]]:
+        """Compare the row with those before it, and make its prompt: the place, the prompt, whether it has images."""
+        content, images = (
+            row[self._request.prompt],
+            row.get(self._args.data.image_key) if not self._supervised else None,
+        )
+        others = [row[column] for column in list(self._request.columns.values())[1:]]
+        key, label = (json.dumps(value, sort_keys=True, default=str) for value in ([content, images], others))
+        first, first_label = self._seen.setdefault(key, (place, label))
+        if first is not place:
+            self._repeated.append((place, first))
+            self._other_labels += label != first_label
+        if not isinstance(content, str) and content[-1].get("role") == "assistant" and not self._supervised:
+            self._answered.append(place)
+        prompt = content if isinstance(content, str) else json.dumps(content)
+        try:
+            prompt = prompt if self._render is None else self._render(content)
+        except Exception as error:  # a chat template raises what it likes
+            self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")
+            return
+        self._problem = self._problem or (prompt, others[0] if others else "")
+        yield place, prompt, bool(images)
+
+    def _measure(self, prompts: list[tuple[str, str, bool]]) -> None:
+        """Count the tokens of prompts."""
+        if self._render is None or self._render.tokenizer is None or not prompts:
+            return
+        lengths = self._render.lengths([prompt for _, prompt, _ in prompts])
+        for (place, prompt, images), length in zip(prompts, lengths, strict=True):
+            if not length:
+                self._findings.error("no tokens", f"{place}: the prompt {shown(prompt)} has no tokens")
+            elif length > self._room and images:
+                text = f"the prompt has images and at least {length} tokens; it must have at most {self._limit}"
+                self._findings.error("long with images", f"{place}: {text}")
+            elif length > self._room:
+                self._long.append((place, length))
+
+    @property
+    def _limit(self) -> str:
+        response = self._args.rollout.max_new_tokens
+        rest = f"rollout.max_new_tokens {response}" if response else "1 for a response"
+        return f"{self._room} = data.max_len {self._args.data.max_len} - {rest}"
+
+    def _warn(self) -> None:
+        """Say what is seldom meant."""
+        warn = self._findings.warn
+        if self._long:
+            place, length = self._long[0]
+            warn(
+                f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}; so it is "
+                f"with {len(self._long)} of {self._count} prompts ({len(self._long) / self._count:.0%})"
+            )
+        if self._repeated:
+            place, first = self._repeated[0]
+            labels = f", and {self._other_labels} of them have another label" if self._other_labels else ""
+            near = place != first and place.rpartition(", ")[0] == first.rpartition(", ")[0]  # in one data set
+            first = first.rpartition(", ")[2] if near else first
+            warn(
+                f"{place}: the prompt is that of {first}; {len(self._repeated)} of {self._count} rows have the prompt "
+                f"of an earlier row{labels}"
+            )
+        if self._answered:
+            warn(
+                f"{self._answered[0]}: the last message is the assistant's, and a run asks for another one after it; "
+                f"so it is with {len(self._answered)} of {self._count} rows"
+            )
+
+
+def _wrong_prompt(content: Any, *, chat: bool) -> str | None:
+    """What is wrong with the form of a prompt; None if it is a text, or messages with a chat template."""
+    if isinstance(content, str):
+        return None if content.strip() else "it must be a text that is not empty"
+    if not isinstance(content, list):
+        return "it must be a text" + (" or a list of messages" if chat else "")
+    if not chat:
+        return "it is a list of messages, which needs data.apply_chat_template; otherwise it must be a text"
+    good = bool(content) and all(_is_message(message) for message in content)
+    return None if good else "each message must have a role and a content, as in {'role': 'user', 'content': '1 + 1?'}"
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    if isinstance(content, list):
+        return all(isinstance(part, dict) and "type" in part for part in content)
+    return isinstance(content, str) or (content is None and len(message) > 2)  # a message may have only calls of tools
+
+
+def _not_sendable(label: Any) -> str | None:
+    """Why a label cannot go to a process of the reward function as JSON; None if it can."""
+    if isinstance(label, (str, int, float)):
+        return None
+    try:
+        encode(label)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,141 @@
+"""What a name of a data set stands for: a file or a folder of this machine, or a name on the hub."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.tasks import TASKS
+from bapo_openrlhf.user_file import start_of
+
+ENDINGS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")  # of the files that OpenRLHF reads
+TEXTS = (".json", ".jsonl", ".csv")  # of those whose columns have no types, so that the reader has to guess them
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run reads, and which columns it uses. Errors name the flags.
+
+    Attributes:
+        flag: The flag that names the data sets.
+        names: Its value: names of data sets, separated by commas. A folder can have a part: FOLDER@PART.
+        probabilities: How often each data set is drawn from, as the flag has it. None means one after the other.
+        split: The part of a data set that has several.
+        probabilities_flag, split_flag: The flags of these two.
+        most: The most rows of each data set, and of all of them together.
+        seed: Seed of the order in which they are drawn from.
+        modelscope: Whether names that are not on this machine are ModelScope's.
+        columns: The columns that are used, by the flags that name them. The first one has the prompt.
+    """
+
+    flag: str
+    names: str
+    columns: dict[str, str]
+    probabilities: str | None = None
+    probabilities_flag: str = ""
+    split: str = "train"
+    split_flag: str = ""
+    most: int = 10**8  # OpenRLHF's default
+    seed: int = 42
+    modelscope: bool = False
+
+    @property
+    def prompt(self) -> str:
+        """Name of the column with the prompts."""
+        return next(iter(self.columns.values()))
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set of a request.
+
+    Attributes:
+        name: As it was given.
+        path: Where it is, if it is on this machine.
+        here: Whether it is on this machine.
+    """
+
+    name: str
+    path: Path
+    here: bool
+
+    def __str__(self) -> str:
+        return str(self.path) if self.here else self.name
+
+
+def of_training(args: SimpleNamespace) -> Request:
+    """What a run trains on."""
+    data = args.data
+    return Request(
+        "data.prompt_dataset", data.prompt_dataset, _columns(args), data.prompt_probs, "data.prompt_probs",
+        data.prompt_split, "data.prompt_split", data.max_samples, args.train.seed, args.use_ms,
+    )  # fmt: skip
+
+
+def of_evaluation(args: SimpleNamespace) -> Request:
+    """What a run is evaluated on while it trains. OpenRLHF reads all of it, and evaluates the first rows."""
+    return Request(
+        "eval.dataset", args.eval.dataset, _columns(args), split=args.eval.split, split_flag="eval.split",
+        modelscope=args.use_ms,
+    )  # fmt: skip
+
+
+def of_warmup(args: SimpleNamespace) -> Request:
+    """What supervised training reads."""
+    data = args.data
+    columns = {"data.input_key": data.input_key, "data.output_key": data.output_key}
+    return Request(
+        "data.dataset", data.dataset, _named(columns), data.dataset_probs, "data.dataset_probs",
+        data.dataset_split, "data.dataset_split", data.max_samples, args.train.seed, args.use_ms,
+    )  # fmt: skip
+
+
+def _columns(args: SimpleNamespace) -> dict[str, str]:
+    return _named({"data.input_key": args.data.input_key, "data.label_key": args.data.label_key})
+
+
+def _named(columns: dict[str, str | None]) -> dict[str, str]:
+    return {flag: column for flag, column in columns.items() if column}
+
+
+def sources(request: Request) -> list[Source]:
+    """The data sets of a request.
+
+    Raises:
+        ConfigError: One is neither a file that OpenRLHF reads, nor a folder, nor can it be a name on the hub.
+    """
+    if not request.names:
+        raise ConfigError(f"{request.flag} is not set; it must be a file, a folder or a data set's hub name")
+    return [_source(request.flag, name.strip()) for name in request.names.split(",")]
+
+
+def _source(flag: str, name: str) -> Source:
+    place = name.split("@")[0].strip()  # OpenRLHF takes what follows the first @ for a part of a folder
+    path = Path(place)
+    ending = path.suffix
+    if path.is_dir() or (path.is_file() and ending in ENDINGS):
+        return Source(name, path, here=True)
+    if path.is_file():
+        raise ConfigError(
+            f"{flag} is {name}; OpenRLHF reads files that end in {', '.join(ENDINGS)}, and folders: unpack or convert "
+            "the file, or rename it if only its ending is another"
+        )
+    if ending in ENDINGS:
+        raise ConfigError(f"{flag} is {name}; there is no such file{start_of(path)}{preparation(name)}")
+    if looks_local(place):
+        raise ConfigError(f"{flag} is {name}; there is no such file or folder{start_of(path)}")
+    return Source(name, path, here=False)
+
+
+def looks_local(name: str) -> bool:
+    """Whether a name that is no file or folder was meant as a path, not as a name on the hub."""
+    parent = Path(name).parent
+    return not HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and parent.is_dir())
+
+
+def preparation(file: str) -> str:
+    """What makes a file that is missing, if a task's data is meant; otherwise ""."""
+    prepared = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", file)
+    return f"; `bapo-openrlhf prepare {prepared[1]}` makes it" if prepared else ""

@@ -1,0 +1,241 @@
+"""Prompts are texts or messages, can be made, and fit: in each kind of file, column and place."""
+
+from __future__ import annotations
+
+import pytest
+from data_sets import KINDS
+
+from bapo_openrlhf.data import prompts
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.templates import check_template
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+class TestForm:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("place", [1, 5])
+    @pytest.mark.parametrize("prompt", ["", None])
+    def test_empty_or_null(self, check, kind, place, prompt):
+        """vllm#7283."""
+        rows = [{"q": f"{number}?", "a": "x"} for number in range(6)]
+        rows[place - 1]["q"] = prompt
+        shown = "None" if kind == ".csv" else repr(prompt)
+        assert check.refusal(check.write(kind, rows)).startswith(f"row {place}: q is {shown}; it must be a text")
+
+    @pytest.mark.parametrize("prompt", [" ", "\n\t", 7, 0.5, True, {"text": "1?"}])
+    @pytest.mark.parametrize("chat", [False, True])
+    def test_no_text(self, check, prompt, chat):
+        name = check.write(".jsonl", [{"q": prompt, "a": "x"}])
+        text = check.refusal(name, data__apply_chat_template=chat)
+        assert text.startswith(f"row 1: q is {prompt!r}; it must be a text")
+
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ".csv"])
+    @pytest.mark.parametrize("column", ["q", "messages"])
+    def test_messages_need_a_chat_template(self, check, kind, column):
+        """verl#1827."""
+        name = check.write(kind, [{column: [user("1?")], "a": "x"}] * 3)
+        text = check.refusal(name, data__input_key=column)
+        assert text.startswith(f"row 1: {column} is [{{'") and "which needs data.apply_chat_template" in text
+        assert check(name, data__input_key=column, data__apply_chat_template=True).prompts == 3
+
+    @pytest.mark.parametrize(
+        "messages",
+        [
+            [],
+            ["1?"],
+            [{"from": "human", "value": "1?"}],
+            [{"role": "user"}],
+            [{"role": 7, "content": "1?"}],
+            [user("1?"), {"role": "assistant", "content": None}],
+            [user(["1?"])],
+            [user({"text": "1?"})],
+        ],
+    )
+    def test_messages_in_another_form(self, check, messages):
+        name = check.write(".jsonl", [{"q": [user("2?")], "a": "x"}, {"q": messages, "a": "x"}])
+        text = check.refusal(name, data__apply_chat_template=True)
+        assert text.startswith("row 2: q is ") and "each message must have a role and a content" in text
+
+    @pytest.mark.parametrize(
+        "messages",
+        [
+            [{"role": "system", "content": "s"}, user("1?")],
+            [user([{"type": "text", "text": "1?"}])],
+            [user("1?"), {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}, user("2?")],
+        ],
+    )
+    def test_messages_as_they_are(self, check, messages):
+        name = check.write(".jsonl", [{"q": messages, "a": "x"}])
+        assert check(name, data__apply_chat_template=True).warnings == []
+
+    def test_a_conversation_that_ends_with_the_answer_is_said(self, check):
+        rows = [{"q": [user("1?")], "a": "x"}, {"q": [user("1?"), {"role": "assistant", "content": "1"}], "a": "x"}]
+        (warning,) = check(check.write(".jsonl", rows), data__apply_chat_template=True).warnings
+        assert ", row 2: the last message is the assistant's" in warning and "with 1 of 2 rows" in warning
+
+
+class TestImageTags:
+    """sglang#32960: OpenRLHF makes an image of the text <image> before it applies a chat template."""
+
+    CONTENTS = ("Is it <image> or <img>?", [user("Is it <image> or <img>?")], [user([{"type": "image"}])])
+
+    @pytest.mark.parametrize("content", CONTENTS)
+    @pytest.mark.parametrize("kind", [".jsonl", ".parquet", " saved"])
+    def test_without_images_it_is_refused(self, check, content, kind):
+        rows = [{"q": content, "a": "x"}, {"q": content, "a": "y"}]
+        text = check.refusal(check.write(kind, rows), data__apply_chat_template=True)
+        assert "row 1: the prompt has <image>, which OpenRLHF gives to the chat template as an image" in text
+
+    def test_without_a_chat_template_text_stays_text(self, check):
+        assert check(check.write(".jsonl", [{"q": "<image>?", "a": "x"}])).problem[0] == "<image>?"
+
+    def test_a_part_of_a_message_is_not_looked_into(self, check):
+        rows = [{"q": [user([{"type": "text", "text": "<image>?"}])], "a": "x"}]
+        assert check(check.write(".jsonl", rows), data__apply_chat_template=True).prompts == 1
+
+
+class TestRepeated:
+    def test_prompts_that_are_there_twice(self, check):
+        rows = [{"q": q, "a": a} for q, a in (("1?", "a"), ("2?", "b"), ("1?", "a"), ("1?", "c"), ("2?", "b"))]
+        for kind in KINDS:
+            name = check.write(kind, rows)
+            assert check(name).warnings == [
+                f"data.prompt_dataset {name}, row 3: the prompt is that of row 1; 3 of 5 rows have the prompt of an "
+                "earlier row, and 1 of them have another label"
+            ], kind
+
+    def test_in_two_files(self, check):
+        first, second = (check.write(".jsonl", [{"q": "1?", "a": "a"}, {"q": q, "a": "a"}]) for q in ("2?", "3?"))
+        (warning,) = check(f"{first},{second}").warnings
+        assert warning.startswith(f"data.prompt_dataset {second}, row 1: the prompt is that of") and first in warning
+        assert "1 of 4 rows" in warning and "label" not in warning
+
+    def test_with_other_images_it_is_another_prompt(self, check, tmp_path):
+        from PIL import Image
+
+        rows = []
+        for number in range(2):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
+            rows.append({"q": "<image>?", "a": "x", "images": [str(tmp_path / f"{number}.png")]})
+        flags = {"data__apply_chat_template": True, "data__max_images_per_prompt": 1}
+        assert check(check.write(".jsonl", rows), **flags).warnings == []
+        assert len(check(check.write(".jsonl", [rows[0]] * 2), **flags).warnings) == 1
+
+
+@pytest.fixture
+def with_tokenizer(check, tokenizer_folder, keep_environment):
+    """Checks whose model has a tokenizer of one token a byte, and a chat template: <user>TEXT<ai>."""
+    model = {"actor__model_name_or_path": str(tokenizer_folder)}
+    return lambda rows, **changed: check(check.write(".jsonl", rows), **model, **changed)
+
+
+class TestLengths:
+    """trl#3180: OpenRLHF cuts a prompt from the left, and the reward function judges a query without its prompt."""
+
+    ROWS = tuple({"q": "é" * length, "a": "x"} for length in range(1, 9))  # 2, 4, ..., 16 tokens
+
+    @pytest.mark.parametrize(
+        ("flags", "most"),
+        [
+            ({"data__max_len": 20, "rollout__max_new_tokens": 10}, 10),
+            ({"data__max_len": 11, "rollout__max_new_tokens": None}, 10),
+            ({"data__max_len": 12, "rollout__max_new_tokens": 1}, 11),
+            ({"data__max_len": 16, "rollout__max_new_tokens": 10, "data__input_template": "<{}>"}, 4),  # and < and >
+        ],
+    )
+    def test_those_that_would_be_cut_are_counted(self, with_tokenizer, flags, most):
+        (warning,) = with_tokenizer(self.ROWS, **flags).warnings
+        room = flags["data__max_len"] - (flags["rollout__max_new_tokens"] or 1)
+        cut = [row["q"] for row in self.ROWS if 2 * len(row["q"]) > most]
+        first, tokens = 8 - len(cut) + 1, 2 * len(cut[0]) + (room - most)
+        assert f", row {first}: the prompt has {tokens} tokens, and a run cuts it from the left to {room} = " in warning
+        assert f"with {len(cut)} of 8 prompts ({len(cut) / 8:.0%})" in warning
+
+    def test_the_chat_templates_own_tokens_count(self, with_tokenizer):
+        """<user> and <ai> have 6 and 4 tokens."""
+        flags = {"data__apply_chat_template": True, "rollout__max_new_tokens": 10}
+        assert with_tokenizer(self.ROWS, data__max_len=16 + 10 + 10, **flags).warnings == []
+        (warning,) = with_tokenizer(self.ROWS, data__max_len=16 + 10 + 10 - 1, **flags).warnings
+        assert ", row 8: the prompt has 26 tokens" in warning and "with 1 of 8 prompts" in warning
+
+    def test_nothing_is_added_that_a_run_does_not_add(self, with_tokenizer):
+        """The tokenizer would put a token before the prompt if it was asked for special tokens."""
+        assert with_tokenizer(self.ROWS, data__max_len=26, rollout__max_new_tokens=10).warnings == []
+
+    def test_over_all_rows(self, with_tokenizer):
+        """More rows than are measured together."""
+        rows = [{"q": f"{number:04}" + "x" * (number % 100 == 99), "a": "x"} for number in range(2345)]
+        (warning,) = with_tokenizer(rows, data__max_len=14, rollout__max_new_tokens=10).warnings
+        assert ", row 100: the prompt has 5 tokens" in warning and "with 23 of 2345 prompts (1%)" in warning
+
+
+class TestTokenizer:
+    def test_what_the_chat_template_refuses(self, with_tokenizer, tokenizer_folder):
+        template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        (tokenizer_folder / "chat_template.jinja").write_text(template + "{{ m.content }}{% endfor %}")
+        rows = [{"q": [user("1?")], "a": "x"}, {"q": [{"role": "system", "content": "s"}, user("1?")], "a": "x"}]
+        with pytest.raises(ConfigError, match=r", row 2: the chat template refuses \[.*TemplateError: no system$"):
+            with_tokenizer(rows, data__apply_chat_template=True)
+
+    def test_without_a_chat_template(self, with_tokenizer, tokenizer_folder):
+        (tokenizer_folder / "chat_template.jinja").unlink()
+        rows = [{"q": "1?", "a": "x"}]
+        assert with_tokenizer(rows).prompts == 1
+        with pytest.raises(ConfigError, match=r"^data.apply_chat_template is set, and actor.model_name_.* has none$"):
+            with_tokenizer(rows, data__apply_chat_template=True)
+
+    def test_that_cannot_be_loaded(self, with_tokenizer, tokenizer_folder):
+        (tokenizer_folder / "tokenizer.json").write_text("{")
+        with pytest.raises(ConfigError, match=r"^actor.model_name_or_path is .*; its tokenizer cannot be loaded: "):
+            with_tokenizer([{"q": "1?", "a": "x"}])
+
+    def test_prompts_without_tokens(self, with_tokenizer, monkeypatch):
+        monkeypatch.setattr(prompts.Renderer, "lengths", lambda self, texts: [len(text) - 1 for text in texts])
+        with pytest.raises(ConfigError, match=r", row 2: the prompt 'x' has no tokens$"):
+            with_tokenizer([{"q": "xx", "a": "x"}, {"q": "x", "a": "x"}])
+
+    def test_it_is_not_loaded_if_it_is_not_here(self, check):
+        assert prompts.local_tokenizer("no-such-owner/no-such-model") is None
+        name = check.write(".jsonl", [{"q": "1?", "a": "x"}])
+        found = check(name, actor__model_name_or_path="no-such-owner/no-such-model", data__apply_chat_template=True)
+        assert found.prompts == 1
+
+
+TEMPLATES = {  # each with the prompt of "1+1", or None if it is refused
+    "{}": "1+1",
+    'Reply as {{"a": 1}}. Q: {}': 'Reply as {"a": 1}. Q: 1+1',
+    "Put it in \\boxed{{}}: {}": "Put it in \\boxed{}: 1+1",
+    "user\n{}\n": "user\n1+1\n",
+    "user\\n{}": "user\\n1+1",
+    "{} and again {}": None,
+    "Q: {0}": None,
+    "{:>10}": None,
+    "Q: {q}": None,
+    "Solve it": None,
+    "\\boxed{{}}": None,
+    "{} as {": None,
+    "{} as }": None,
+    '{} as {"a": 1}': None,
+    "{} {.x}": None,
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_one_template_makes_one_prompt(template, tokenizer_folder, keep_environment):
+    """PR#203 of OpenRLHF: of training, of `evaluate`, and of OpenRLHF's own package."""
+    from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
+    from bapo_openrlhf.workbench.evaluation.prompts import Prompter
+
+    expected = TEMPLATES[template]
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"^data.input_template is .*it must have \{\} in place of the prompt"):
+            check_template("data.input_template", template)
+        return
+    check_template("data.input_template", template)
+    render = prompts.Renderer("model", str(tokenizer_folder), template=template, chat=False)
+    asked = Prompter(str(tokenizer_folder), chat=template, images=False)(BenchmarkProblem("1", "1+1", "2"))
+    assert render("1+1") == asked.text == expected
+    assert render.lengths([expected]) == [len(asked.token_ids)] == [len(expected)]

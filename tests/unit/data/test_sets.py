@@ -1,0 +1,188 @@
+"""Files, folders, parts and several data sets at once are read as a run reads them, or refused."""
+
+from __future__ import annotations
+
+import gzip
+import re
+
+import pytest
+from data_sets import KINDS, as_dataset, dump
+
+from bapo_openrlhf.data.sources import ENDINGS
+from bapo_openrlhf.training.contract import file_of
+
+ROWS = [{"q": f"{number}?", "a": f"<{number}>"} for number in range(6)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_read(check, kind):
+    found = check(check.write(kind, ROWS))
+    assert (found.prompts, *found.problem, found.warnings) == (6, "0?", "<0>", [])
+
+
+def test_the_endings_are_openrlhfs():
+    (line,) = re.findall(r"elif ext in (\[.*\]):", file_of("datasets/utils.py").read_text())
+    assert line == str(list(ENDINGS)).replace("'", '"')
+
+
+class TestFiles:
+    @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zip", "a.txt", "a.JSONL", "a"])
+    def test_with_other_endings(self, check, name):
+        file = check.file(name, gzip.compress(dump(ROWS).encode()))
+        text = check.refusal(file)
+        assert text.startswith(f"data.prompt_dataset is {file}; OpenRLHF reads files that end in .json, .jsonl, .csv, ")
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_missing(self, check, ending):
+        assert check.refusal(f"/no/such{ending}").endswith("; there is no such file")
+
+    @pytest.mark.parametrize("name", ["/no/such", "./none", "../none", "a/b/c", "none here"])
+    def test_missing_folder(self, check, name):
+        assert "; there is no such file or folder" in check.refusal(name)
+
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+    @pytest.mark.parametrize(("encoding", "line"), [("latin1", 3), ("utf-16", 1)])
+    def test_another_encoding(self, check, name, encoding, line):
+        plain = "q,a\nx,y\n" if name == "a.csv" else dump([{"q": "x", "a": "y"}] * 2)
+        file = check.file(name, (plain + ("é,2\n" if name == "a.csv" else '{"q": "é", "a": "2"}\n')).encode(encoding))
+        assert check.refusal(file).startswith(f"line {line}: no valid UTF-8 (") and "iconv" in check.refusal(file)
+
+    def test_another_encoding_in_a_folder(self, check):
+        (check.folder / "rows").mkdir()
+        check.file("rows/train.csv", "q,a\né,2\n".encode("latin1"))
+        text = check.refusal(str(check.folder / "rows"))
+        assert text.startswith("cannot be read: UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9")
+
+    def test_utf_8_with_its_mark(self, check):
+        assert check(check.file("a.jsonl", dump(ROWS).encode("utf-8-sig"))).prompts == 6
+
+    @pytest.mark.parametrize(("text", "message"), [
+        ('{"q": "1", "a": "1"}\n\n{"q": "2", "a"\n', "line 3: no valid JSON"),
+        ('{"q": "1", "a": "1"}\n[1]\n', "line 2: must be a JSON object, is list"),
+        ('{"q": "1", "a": "1"}\n"q"\n', "line 2: must be a JSON object, is str"),
+    ])  # fmt: skip
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+    def test_lines_that_are_no_objects(self, check, name, text, message):
+        assert check.refusal(check.file(name, text)).startswith(message)
+
+    @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+    @pytest.mark.parametrize("text", ["", "\n\n  \n"])
+    def test_empty(self, check, name, text):
+        text = check.refusal(check.file(name, text))
+        assert text == "has no rows; it must have at least one" or "no valid JSON" in text
+
+    @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+    def test_broken(self, check, name):
+        assert check.refusal(check.file(name, "no such thing")).startswith("cannot be read: ")
+
+    def test_one_object_of_columns(self, check):
+        text = check.refusal(check.file("a.json", '{"q": ["1", "2"], "a": ["3", "4"]}'))
+        assert text.startswith("row 1: q is ['1', '2']; ")
+
+
+class TestFolders:
+    def test_saved_with_several_parts(self, check):
+        import datasets
+
+        parts = {"train": as_dataset(ROWS), "test": as_dataset(ROWS[:2])}
+        datasets.DatasetDict(parts).save_to_disk(check.folder / "saved")
+        name = str(check.folder / "saved")
+        assert check(name).prompts == 6
+        assert check(name, data__prompt_split="test").prompts == 2
+        text = f"data.prompt_split is dev; data.prompt_dataset {name} has no such part, it has train, test"
+        assert check.refusal(name, data__prompt_split="dev") == text.replace(f"data.prompt_dataset {name}", "", 1)
+
+    def test_rows_of_a_saved_set_are_looked_at(self, check):
+        text = check.refusal(check.write(" saved", [*ROWS, {"q": "", "a": "x"}]))
+        assert text.startswith("row 7: q is ''")
+
+    def test_files_of_a_folder_by_part(self, check):
+        (check.folder / "rows" / "inner").mkdir(parents=True)
+        check.file("rows/train.jsonl", dump(ROWS))
+        check.file("rows/test.csv", "q,a\n1,2\n")
+        check.file("rows/inner/train.jsonl", dump(ROWS[:3]))
+        inner = str(check.folder / "rows") + "@inner"
+        assert check(inner).prompts == 3
+
+    def test_values_of_a_part_are_compared_with_its_own_files(self, check):
+        (check.folder / "rows").mkdir()
+        check.file("rows/train.jsonl", dump(ROWS))
+        check.file("rows/test.jsonl", dump([{"q": "x", "a": 1}, {"q": "y", "a": "0"}]))
+        name = str(check.folder / "rows")
+        assert check(name).prompts == 6
+        assert "row 1: a is 1, and OpenRLHF's reader makes '1'" in check.refusal(name, data__prompt_split="test")
+
+    def test_without_anything_to_read(self, check):
+        (check.folder / "empty").mkdir()
+        assert check.refusal(str(check.folder / "empty")).startswith("cannot be read: ")
+
+
+class TestSeveral:
+    def test_one_after_the_other(self, check):
+        first, second = check.write(".jsonl", ROWS), check.write(".parquet", ROWS[:2])
+        assert check(f"{first}, {second}").prompts == 8
+
+    @pytest.mark.parametrize("kinds", [(".jsonl", ".jsonl"), (".jsonl", ".parquet"), (" saved", ".json")])
+    def test_with_other_types(self, check, kinds):
+        first = check.write(kinds[0], [{"q": "1", "a": "x"}])
+        second = check.write(kinds[1], [{"q": "2", "a": 7}])
+        text = check.refusal(f"{first},{second}")
+        assert f"{second}: the column 'a' has the type " in text and text.endswith("; it must have one type")
+        assert "string" in text and "int64" in text
+
+    def test_texts_of_a_csv_file_are_of_another_type(self, check):
+        """pandas reads it, whose texts have a type of their own."""
+        text = check.refusal(f"{check.write('.jsonl', ROWS)},{check.write('.csv', ROWS)}")
+        assert "the column 'q' has the type string in the first and large_string in the second" in text
+
+    def test_with_other_types_of_a_column_that_is_not_used(self, check):
+        """OpenRLHF puts all columns together."""
+        first = check.write(".jsonl", [{"q": "1", "a": "x", "b": 1}])
+        second = check.write(".jsonl", [{"q": "2", "a": "x", "b": 1.5}])
+        assert "the column 'b' has the type int64 in the first" in check.refusal(f"{first},{second}")
+
+    def test_a_row_is_named_in_its_own_file(self, check):
+        first, second = check.write(".jsonl", ROWS), check.write(".jsonl", [ROWS[0], {"q": " ", "a": "x"}])
+        assert f"{second}, row 2: q is ' '" in check.refusal(f"{first},{second}")
+
+    def test_with_probabilities(self, check):
+        import datasets
+
+        first, second = check.write(".parquet", ROWS), check.write(".parquet", ROWS[:2])
+        expected = datasets.interleave_datasets(
+            [as_dataset(ROWS), as_dataset(ROWS[:2])], [0.25, 0.75], seed=7, stopping_strategy="all_exhausted"
+        )
+        found = check(f"{first},{second}", data__prompt_probs="0.25,0.75", train__seed=7)
+        assert found.prompts == len(expected) > 8
+
+    @pytest.mark.parametrize("probabilities", ["0.5", "0.5,x", "0.5,0.6", "-1,2", "0.5,0.25,0.25"])
+    def test_with_probabilities_that_are_none(self, check, probabilities):
+        names = f"{check.write('.parquet', ROWS)},{check.write('.parquet', ROWS)}"
+        text = f"data.prompt_probs is {probabilities}; it must be 2 numbers of at least 0 whose sum is 1"
+        assert check.refusal(names, data__prompt_probs=probabilities).startswith(text)
+
+    def test_as_many_as_a_limit_allows(self, check):
+        first, second = check.write(".jsonl", [*ROWS, {"q": "", "a": "x"}]), check.write(" saved", ROWS)
+        assert check(f"{first},{second}", data__max_samples=4).prompts == 4
+        assert "row 7" in check.refusal(f"{first},{second}", data__max_samples=9)
+
+
+class TestElsewhere:
+    @pytest.mark.parametrize("name", ["org/data", "data", "org/data@train"])
+    def test_nothing_is_downloaded_ahead(self, check, name, monkeypatch):
+        monkeypatch.chdir(check.folder)
+        found = check(name)
+        assert (found.prompts, found.problem) == (None, None)
+        assert found.warnings == [
+            f"data.prompt_dataset is {name}; it is not on this machine and nothing is downloaded here, so no row of it "
+            "was looked at"
+        ]
+
+    def test_the_rows_beside_it_are_looked_at(self, check):
+        text = check.refusal("org/data," + check.write(".jsonl", [{"q": "", "a": "x"}]))
+        assert "row 1: q is ''" in text
+
+    def test_a_run_asks_the_hub(self, check):
+        """Without a network, or with HF_HUB_OFFLINE, this says so."""
+        text = check.refusal("no-such-owner/no-such-data", ahead=False)
+        assert text.startswith("cannot be read: ")
