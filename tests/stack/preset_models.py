@@ -91,16 +91,17 @@ def make_model(name, folder):
 
 
 def make_data(folder, task, images):
-    """Six short rows of a task. With images they have one each."""
+    """As many short rows of a task as a rollout of the presets takes. With images they have one of six each."""
     rows = []
-    for number in range(6):
+    for number in range(256):
         label = f"{number} 2:{number + 2}" if task == "countdown" else str(number + 2)
         row = {"input": f"{number} + 2 = ?", "label": label}
         if images:
             from PIL import Image
 
-            path = folder / f"{number}.png"
-            Image.new("RGB", (84, 84), (40 * number, 200 - 30 * number, 9)).save(path)
+            path = folder / f"{number % 6}.png"
+            if number < 6:
+                Image.new("RGB", (84, 84), (40 * number, 200 - 30 * number, 9)).save(path)
             row |= {"input": f"<image>{row['input']}", "images": [str(path)]}
         rows.append(row)
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
