@@ -308,4 +308,16 @@ OF_METHODS = [
          "that would not be there yet"),
     *map(_no_penalty, ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")),
 ]  # fmt: skip
-COMBINATIONS = [*ADAPTERS, *NEEDED, *PROBE, *WITH_ADAPTATION, *RANKS, *OF_METHODS]
+OF_DATA = [
+    Rule("rollout.batch_size", lambda f: f.prompts is not None and f.prompts < f["rollout.batch_size"],
+         lambda f: f"{f.words('rollout.batch_size')}; it must be at most {f.prompts}, the number of prompts in "
+                   f"data.prompt_dataset {f['data.prompt_dataset']}"
+                   f"{' with ' + f.words('data.max_samples').replace(' is ', ' ') if _cut(f) else ''}"),
+]  # fmt: skip
+
+
+def _cut(f: Flags) -> bool:
+    return bool(f.prompts == f["data.max_samples"])
+
+
+COMBINATIONS = [*ADAPTERS, *NEEDED, *PROBE, *WITH_ADAPTATION, *RANKS, *OF_METHODS, *OF_DATA]

@@ -60,7 +60,7 @@ def check_inputs(
     warnings += found.warnings
     prompts = elsewhere if found.prompts is None else found.prompts
     candidates = 1 if method is None else method.candidates
-    _check_number(prompts, args)
+    check_combinations(args, method=method, prompts=prompts)
     warnings += check_reward(args, found.problem if call_reward else None)
     steps = None if prompts is None else epoch_steps(args, prompts, candidates) * args.train.num_episodes
     return Checked(
@@ -100,16 +100,6 @@ def check_model(flag: str, name: str | None) -> None:
         return
     if path.exists() or looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
-
-
-def _check_number(prompts: int | None, args: SimpleNamespace) -> None:
-    """Refuse data that has fewer prompts than one rollout takes."""
-    if prompts is not None and prompts < args.rollout.batch_size:
-        limit = f" with data.max_samples {args.data.max_samples}" if prompts == args.data.max_samples else ""
-        raise ConfigError(
-            f"rollout.batch_size is {args.rollout.batch_size}; it must be at most {prompts}, the number of prompts in "
-            f"data.prompt_dataset {args.data.prompt_dataset}{limit}"
-        )
 
 
 def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:

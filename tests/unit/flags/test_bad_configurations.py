@@ -185,6 +185,8 @@ BAD = [
     ("train.seed=4294967296", "train.seed is 4294967296; it must be in [0, 4294967295]"),
     ("train.ema_beta=1.1", "train.ema_beta is 1.1; it must be in [0, 1]"),
     ("train.async_queue_size=0", "train.async_queue_size is 0; it must be at least 1"),
+    ("rollout.batch_size=257", "rollout.batch_size is 257; it must be at most 256, the number of prompts in data.prom"),
+    ("rollout.batch_size=32 data.max_samples=31", "31, the number of prompts in data.prompt_dataset train.jsonl with "),
     ("rollout.batch_size=0", "rollout.batch_size is 0; it must be at least 1"),
     ("rollout.micro_batch_size=0", "rollout.micro_batch_size is 0; it must be at least 1"),
     ("rollout.micro_batch_size=200", "rollout.micro_batch_size is 200; it must be smaller: 256 samples make 1 of"),
@@ -578,6 +580,7 @@ def flags_with(words: str) -> Flags:
         flags |= {"algo.advantage.estimator": given.get("algo.advantage.estimator", meaning.estimators[0])}
         flags |= {"adapt.method": given.get("adapt.method", meaning.method)}
     flags.chosen = arguments.given_words(parser, argv)
+    flags.prompts = min(256, values["data.max_samples"])
     flags.steps = 256 // max(values["rollout.batch_size"], 1)
     if flags.adapted:
         flags.method = method_class(flags["adapt.method"])(capacity=8, group_size=8)
