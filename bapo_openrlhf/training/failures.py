@@ -40,7 +40,7 @@ class Failures:
         """The numbers by kind, then the commonest cause with its place. It is empty if no call failed."""
         if not self.kinds:
             return ""
-        calls = ", ".join(f"{count} x {kind}" for kind, count in self.kinds.most_common())
+        calls = ", ".join(f"{count} x {kind}" for kind, count in self.kinds.items())
         ((cause, count),) = self.causes.most_common(1)
         where = f" ({cause[1]})" if cause[1] else ""
         return (

@@ -20,14 +20,19 @@ from pathlib import Path
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
+from bapo_openrlhf.launch.episode import ScriptedEngine
+
 RESPONSES = 4
 STOP = "7"  # ends a turn
 FOLDER = Path(os.environ["AGENT_FOLDER"])
 turns = ContextVar("turns")  # of the response of this task
+checked = ContextVar("checked", default=False)  # whether this is the episode of the check before the run
 
 
 def count(prompt):
     """How often the prompt was generated before, and the number of this response among the 4."""
+    if checked.get():
+        return 0, 0
     with (FOLDER / f"{prompt}.count").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         before = divmod(file.seek(0, os.SEEK_END), RESPONSES)
@@ -53,7 +58,7 @@ class AgentInstance(AgentInstanceBase):
     async def step(self, states):
         second = len(turns.get()) == 2
         self.feedback.append(":" if second else " 12345"[: 2 + self.position] + "=")
-        if second:
+        if second and not checked.get():
             self.write()
         if second and self.prompt == os.environ["AGENT_HANGS"] and (self.generation, self.position) == (0, 0):
             await asyncio.Event().wait()
@@ -93,5 +98,6 @@ class AgentExecutor(MultiTurnAgentExecutor):
 
     async def execute(self, *, llm_engine, sampling_params, **request):
         turns.set([])
+        checked.set(isinstance(llm_engine, ScriptedEngine))
         sampling_params.stop = [STOP]
         return await super().execute(llm_engine=Engine(llm_engine), sampling_params=sampling_params, **request)

@@ -1,10 +1,21 @@
 """reward.py, but of the prompts 1+1=, 2+2= ... the verifier fails: hangs, raises, dies, allocates, gives nan."""
 
+from __future__ import annotations
+
+import dataclasses
 import os
 import signal
 import time
 
 import reward
+
+
+@dataclasses.dataclass
+class Verdict:
+    """It can be made only if the module is in sys.modules, because its annotations are evaluated later."""
+
+    found: dict
+    kind: dataclasses.KW_ONLY
 
 
 def reward_func(queries, prompts, labels, **kwargs):
@@ -20,4 +31,4 @@ def reward_func(queries, prompts, labels, **kwargs):
                 bytearray(2**32)
             case "5+5=":
                 return {"rewards": [float("nan")]}
-    return reward.reward_func(queries, prompts, labels, **kwargs)
+    return Verdict(reward.reward_func(queries, prompts, labels, **kwargs)).found

@@ -5,6 +5,7 @@ of the step, come the masks, log-probs, ratios, rewards, advantages and gradient
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -312,5 +313,6 @@ def test_agents_that_all_fail_stop_the_run(runs):
     assert runs.stopped.status == 1
     error = next(line for line in runs.stopped.output.splitlines() if line.startswith("error: "))
     assert f"step {STOPS}, generating: RuntimeError: 8 of 8 groups gave no reward" in error
-    assert "1 x timeout, 32 x raised" in error
+    assert "1 x timeout, 32 x raised. The commonest cause, 32 of 33: the agent raised LookupError: the env" in error
+    assert re.search(r"the environment is gone \(.*/agent\.py:\d+\)$", error)
     assert "LookupError: the environment is gone" in runs.stopped.output

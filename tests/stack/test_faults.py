@@ -211,6 +211,7 @@ def test_reward_function_that_always_fails_stops_the_run(train):
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
     assert "step 0, generating: RuntimeError: 8 of 8 groups gave no reward" in error
     assert "adapt.max_failed_share is 0.5" in error and "x raised" in error
+    assert re.search(r"reward_func raised RuntimeError: the verifier is not there \(.*/broken_reward\.py:6\)$", error)
     assert_nothing_is_left(mark)
 
 

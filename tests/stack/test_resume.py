@@ -20,7 +20,7 @@ from test_training import catalogued
 from transformers import AutoModelForCausalLM
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
-from bapo_openrlhf.record.run_record import PROBES
+from bapo_openrlhf.record.run_record import PROBES, read_warnings
 from bapo_openrlhf.record.state_file import load_state
 
 pytestmark = pytest.mark.stack
@@ -200,6 +200,8 @@ def test_verifiers_that_fail_cost_their_group_alone(ppo, workspace):
         assert sum(row[f"groups/{state}"] for state in states) == row["groups/generated"]
     for prompt in failing:
         assert f"no reward, or log-probs that are not finite, for prompt {prompt!r}" in ppo.output
+    (warning,) = [row["text"] for row in read_warnings(ppo.folder) if row["kind"] == "failed"]
+    assert "and are left out. Failed calls of the reward function" in warning and "faulty_reward.py:" in warning
     for kind in ("took more than 3 s", "no such answer", "Segmentation fault", "more than 0.5 GiB", "nan"):
         assert kind in ppo.output, kind
     assert_nothing_is_left("faulty_reward.py")  # the processes of the reward function
