@@ -251,6 +251,7 @@ def test_the_progress_bar_follows(tmp_path):
         "        run.append(step, {'reward/fresh_mean': step / 8, 'groups/fresh': step, 'groups/replayed': 2})\n"
         "        warning = {'kind': 'x' * step, 'text': f'step {min(step, 3)}: [bold] is long' + ' and so on' * 20}\n"
         "        run.append_rows(record.WARNINGS, step, [warning])\n"
+        "        time.sleep(0.7)\n"  # so that it is looked at more than once
         "    print('to the log')"
     )
     RunRecord(tmp_path).append_rows(
