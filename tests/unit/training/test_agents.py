@@ -174,6 +174,22 @@ def test_a_failure_names_the_commonest_cause_and_its_line(tmp_path):
     assert type(error.value) is RuntimeError and str(error.value) == f"the agent raised KeyError: 'a' ({path}:7)"
 
 
+def test_an_executor_that_returns_no_response_is_given_up_and_named():
+    class Executor(AgentExecutorBase):
+        async def execute(self, *, label, **request):
+            return RESPONSE | {"rollout_log_probs": None} if label == "no log-probs" else {}
+
+    engine = Engine()
+    limited = LimitedAgent(Executor(), engine, LIMIT)
+    assert [one["reward"] for one in ask(limited, engine, "empty", "no log-probs")] == [None, None]
+    begins = f"({__file__}:{Executor.execute.__code__.co_firstlineno})"
+    says = "2 of 2: the agent raised Invalid: returned no prompt; it must be the prompt"
+    assert str(limited.failures).endswith(f"{says} {begins}")
+    with pytest.raises(RuntimeError, match="the agent raised Invalid: returned no prompt"):
+        ask(NamedAgent(Executor()), engine, "empty")
+    assert ask(NamedAgent(Executor()), engine, "no log-probs")[0]["reward"] == 1.0  # OpenRLHF may need none
+
+
 def test_an_agent_that_hangs_is_counted_where_it_begins():
     async def hang():
         await asyncio.Event().wait()
