@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.run_record import METRICS, RUN, SUMMARY, WARNINGS, mean_of
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
@@ -35,6 +36,7 @@ class Seen:
         problem: Why the record could not be read. None if it could.
         broken: Number of lines that contain no row and were skipped.
         warnings: Rows of warnings.jsonl.
+        damaged: Names of the files that say something else than a run writes there, and were skipped.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Seen:
     problem: str | None = None
     broken: int = 0
     warnings: Sequence[Mapping[str, Any]] = ()
+    damaged: set[str] = field(default_factory=set)
 
     @property
     def recent(self) -> Sequence[Mapping[str, Any]]:
@@ -142,18 +145,22 @@ class Follower(Seen):
     def _take_document(self, name: str, data: bytes) -> None:
         """Take a JSON object, or the rows of warnings. What is half-written is taken when the file changes again."""
         if name == WARNINGS:
-            self.warnings = [row for row in map(_row, data.split(b"\n")[:-1]) if row and {"kind", "text"} <= row.keys()]
+            self.warnings = [row for row in map(_row, data.split(b"\n")[:-1]) if row and shapes.WARNING(row)]
             return
-        with suppress(ValueError, TypeError):
-            setattr(self, "run" if name == RUN else "summary", dict(json.loads(data)))
+        self.damaged.add(name)
+        with suppress(ValueError, RecursionError):
+            found = json.loads(data, parse_constant=lambda word: None)
+            if (shapes.ABOUT if name == RUN else shapes.SUMMARY)(found):
+                setattr(self, "run" if name == RUN else "summary", found)
+                self.damaged.discard(name)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line.decode("utf-8"), object_pairs_hook=_shared_keys)
+        row = json.loads(line.decode("utf-8"), object_pairs_hook=_shared_keys, parse_constant=lambda word: None)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    return row if shapes.numbers(row) else None
 
 
 def _shared_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,7 +12,8 @@
 | summary.json | what the run did, computed from its metrics | at the end |
 
 The record of an unfinished or failed run can be read too. A last line that is cut short is skipped, and a missing file
-is empty. NaN and infinity are written as null, because JSON has no word for them. This file imports nothing heavy.
+is empty. A file that is damaged otherwise, or cannot be read, is a ConfigError that names it. NaN and infinity are
+written as null, because JSON has no word for them. This file imports nothing heavy.
 """
 
 import importlib.metadata
@@ -30,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.owner import LOCK
 
 RUN = "run.json"
@@ -60,10 +63,11 @@ class RunRecord:
     def __init__(self, directory: str | os.PathLike, *, resume_from: int | None = None) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
-        for path in (self.directory / name for name in BY_STEP):
+        for name in BY_STEP:
+            path = self.directory / name
             if path.exists():
                 kept = [row for row in _rows(path) if resume_from is None or row["step"] < resume_from]
-                _replace(path, "".join(map(_line, kept)))
+                _replace(path, "".join(_line(plain(name, row)) for row in kept))
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write the metrics of one step, Python or numpy numbers by name."""
@@ -114,6 +118,9 @@ def begin_run(directory: str | os.PathLike, about: Mapping[str, Any], *, resumes
         again = [*earlier.get("resumed", []), about["started"]]
         changed = [*earlier.get("changed", []), *about.get("changed", [])]
         about = {**about, "started": earlier.get("started", about["started"]), "resumed": again, "changed": changed}
+        for name in BY_STEP:
+            _rows(directory / name)  # the trainer reads them when everything has been loaded
+        read_warnings(directory)
     for name in (SUMMARY,) if resumes else (SUMMARY, *BY_STEP):
         (directory / name).unlink(missing_ok=True)
     _write(directory / RUN, about)
@@ -160,32 +167,32 @@ def empty_folder(folder: Path) -> None:
 
 def read_run(directory: str | os.PathLike) -> dict[str, Any]:
     """Read run.json (see `begin_run`). Empty if there is none."""
-    return _read(Path(directory) / RUN)
+    return _read(Path(directory) / RUN, shapes.ABOUT)
 
 
 def read_metrics(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the metrics of all steps, oldest first. Empty if there are none yet."""
-    return _rows(Path(directory) / METRICS)
+    return _rows(Path(directory) / METRICS, shapes.numbers)
 
 
 def read_groups(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the generated groups in the order of generation (see `RunRecord.append_rows`)."""
-    return _rows(Path(directory) / GROUPS)
+    return _rows(Path(directory) / GROUPS, shapes.GROUP)
 
 
 def read_answers(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the sampled answers, oldest first (see `RunRecord.append_rows`)."""
-    return _rows(Path(directory) / ANSWERS)
+    return _rows(Path(directory) / ANSWERS, shapes.ANSWER)
 
 
 def read_evaluations(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the evaluations during training, oldest first (see `RunRecord.append_rows`)."""
-    return _rows(Path(directory) / EVALUATIONS)
+    return _rows(Path(directory) / EVALUATIONS, shapes.numbers)
 
 
 def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the run's warnings, oldest first (see `RunRecord.append_rows`)."""
-    return _rows(Path(directory) / WARNINGS)
+    return _rows(Path(directory) / WARNINGS, shapes.WARNING)
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], *, window: int = 8) -> dict[str, Any]:
@@ -226,7 +233,7 @@ def write_summary(directory: str | os.PathLike, summary: Mapping[str, Any]) -> P
 
 def read_summary(directory: str | os.PathLike) -> dict[str, Any]:
     """Read summary.json. Empty if the run has not ended."""
-    return _read(Path(directory) / SUMMARY)
+    return _read(Path(directory) / SUMMARY, shapes.SUMMARY)
 
 
 def provenance(secret: str | None = None) -> dict[str, Any]:
@@ -268,19 +275,16 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path, shape: shapes.Check = shapes.ROW) -> list[dict[str, Any]]:
     """Read all whole rows. Only the last line can be cut short. An earlier broken line is an error."""
-    if not path.exists():
-        return []
-    *whole, last = path.read_text(encoding="utf-8").split("\n")
+    *whole, last = (_content(path) or b"").split(b"\n")
     del last  # empty, or a line that a crash cut short
     rows = []
     for number, line in enumerate(whole, start=1):
-        try:
-            row = json.loads(line)
-            row["step"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}, line {number}, is not a row of a run: {line[:80]!r}") from error
+        row = _parsed(line)
+        if not shape(row):
+            shown = line[:80].decode(errors="replace")
+            raise ConfigError(f"{path}, line {number}, is damaged: {shown!r} is not a row of a run")
         rows.append(row)
     return rows
 
@@ -295,8 +299,30 @@ def _write(path: Path, content: Mapping[str, Any]) -> Path:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def _read(path: Path, shape: shapes.Check) -> dict[str, Any]:
+    content = _content(path)
+    found = {} if content is None else _parsed(content)
+    if not shape(found):
+        raise ConfigError(f"{path} is damaged: it does not say what a run writes there; move it away, or repair it")
+    return found
+
+
+def _content(path: Path) -> bytes | None:
+    """The bytes of a file; None if it is not there."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parsed(content: bytes) -> Any:
+    """What JSON says, with null for the words that it does not have; None if it is no JSON."""
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=lambda word: None)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _replace(path: Path, text: str) -> None:

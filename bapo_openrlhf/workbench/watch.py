@@ -11,7 +11,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
-from bapo_openrlhf.workbench.pages.text import duration, many, smooth
+from bapo_openrlhf.workbench.pages.text import duration, is_number, many, smooth
 from bapo_openrlhf.workbench.terminal import LABEL, curve, ends, flow, printable, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
@@ -52,6 +52,7 @@ def warnings(seen: Seen) -> list[str]:
     found = [seen.problem] if seen.problem else []
     if seen.broken:
         found.append(f"lines of metrics.jsonl that are left out because they are not rows: {seen.broken}")
+    found += [f"{name} is damaged, so what it says is left out" for name in sorted(seen.damaged)]
     if seen.is_silent:
         usual = f", but a step takes {duration(seen.step_seconds)}" if seen.step_seconds else ""
         what = "no new step" if seen.rows else "no step yet"
@@ -320,7 +321,7 @@ def _groups(row: Mapping[str, Any]) -> list[float]:
 
 def _fact(row: Mapping[str, Any], key: str, form: str, shown=lambda value: value) -> str | None:
     value = row.get(key)
-    return None if value is None else form.format(shown(value))
+    return form.format(shown(value)) if is_number(value) else None
 
 
 def _number(value: float | None) -> str:

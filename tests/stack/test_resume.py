@@ -8,7 +8,10 @@ it is resumed, the probe of gradients. BA-PPO has ZeRO-3 and verifiers that fail
 import json
 import math
 import re
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,6 +72,7 @@ class Run(NamedTuple):
         rows: Rows of the whole run, which has the steps after the checkpoint from the resumed one.
         output: What both wrote.
         folder: The record.
+        refused: What a second run of the name wrote meanwhile, and a resume with another learning rate after the kill.
     """
 
     saved: int
@@ -76,29 +80,48 @@ class Run(NamedTuple):
     rows: list[dict]
     output: str
     folder: Path
+    refused: list
 
 
-def killed_and_resumed(train, name, victim, values, own=None, **resumed):
-    """Kill the victim two steps after the checkpoint, and resume with other flags. `own` is for the first part only."""
+def killed_and_resumed(train, name, victim, values, own=None, meanwhile=None, **resumed):
+    """Kill the victim two steps after the checkpoint, and resume with other flags. `own` is for the first part only.
+
+    `meanwhile` may do something else while the first part goes on. It gets the function that makes the first part, and
+    returns its result, and what it found.
+    """
     own, saved = own or {}, values["ckpt__save_steps"]
     more = own.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/training/0.05"}
     values = values | {"run__name": name}
-    first = train(name, *PROBE, switches=SWITCHES, **values, **own | {"environment": more})
+    begin = partial(train, name, *PROBE, switches=SWITCHES, **values, **own | {"environment": more})
+    first, refused = meanwhile(begin) if meanwhile else (begin(), [])
     assert first.status != 0
     before = first.metrics[: saved + 2]  # the processes of a driver that is gone may get a step further
     assert len(before) == saved + 2, first.output[-6000:]
-    second = train(name, *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **values, **resumed)
+    again = {"switches": (*SWITCHES, "ckpt.load_enable"), **resumed}
+    refused = [*refused, train(name, *CLI, **again, **values | {"actor__adam__lr": 0.5})]
+    second = train(name, *CLI, **again, **values)
     assert second.status == 0, second.output[-6000:]
     assert f"resuming from global_step{saved}" in second.output
-    return Run(saved, before, second.metrics, first.output + second.output, second.folder)
+    return Run(saved, before, second.metrics, first.output + second.output, second.folder, refused)
 
 
 @pytest.fixture(scope="module")
 def grpo(train, workspace):
     """Its driver is killed, so it has its own Ray, which must end as well."""
-    more = {"eval__dataset": workspace / "data.jsonl"}
+    values = GRPO | {"eval__dataset": workspace / "data.jsonl"}
+
+    def meanwhile(begin):
+        """Start a second run of the name, which is to replace the first, as soon as that one has made a step."""
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(begin)
+            while not (workspace / "runs/grpo/metrics.jsonl").exists() and not first.done():
+                time.sleep(0.1)
+            names = {"run__name": "grpo", "ckpt__path": workspace / "second"}
+            second = train("second", *CLI, switches=(*SWITCHES, "run.overwrite"), own_ray=True, **values | names)
+            return first.result(), [second]
+
     return killed_and_resumed(
-        train, "grpo", "driver", GRPO | more, marked(MARK), own_ray=True, run__gradient_probe=GRPO_SAVED
+        train, "grpo", "driver", values, marked(MARK), meanwhile, own_ray=True, run__gradient_probe=GRPO_SAVED
     )
 
 
@@ -134,6 +157,20 @@ def test_rotary_frequencies_are_those_of_transformers(run, workspace):
     for model in models.values():
         ours = {name.split("module.")[-1]: found for name, found in model.items()}
         assert ours == {name: ["torch.float32", value.tolist()] for name, value in wanted.items() if "inv_freq" in name}
+
+
+def test_a_run_owns_its_folder_and_goes_on_as_it_was_begun(run):
+    """A second run of the name is refused while the first goes on, and nobody stands in the way of the resume."""
+    *second, other_rate = run.refused
+    assert [result.status for result in run.refused] == [2] * len(run.refused)
+    for result in second:
+        assert (
+            f"error: run.name is grpo, and {run.folder} already has a run that is going on: process " in result.output
+        )
+    assert "but actor.adam.lr is 0.5, and was 0.001;" in other_rate.output
+    about = json.loads((run.folder / "run.json").read_text())
+    assert about["config"]["actor.adam.lr"] == 0.001 and len(about["resumed"]) == 1
+    assert about["changed"] == []
 
 
 def test_a_critic_that_dies_is_named(ppo):

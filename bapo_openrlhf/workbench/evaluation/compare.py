@@ -45,7 +45,14 @@ def read(folder: Path) -> Evaluation:
         ConfigError: The folder is not an evaluation.
     """
     settings = store.read_settings(folder)
-    return Evaluation(folder, settings, {name: store.read_rows(folder, name) for name in settings["benchmarks"]})
+    found = Evaluation(folder, settings, {name: store.read_rows(folder, name) for name in settings["benchmarks"]})
+    for name, rows in found.rows.items():
+        for identity, row in rows.items():
+            if len(row["scores"]) != found.runs or not {"input", "label"} <= row.keys():
+                raise ConfigError(
+                    f"{folder / name}.jsonl is damaged: problem {identity} is no row of {found.runs} runs"
+                )
+    return found
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
@@ -88,7 +95,11 @@ def _about(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
 def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The settings that differ, except the model. A fair comparison has none."""
     was, is_now = ({"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b))
-    return [f"{name}: {was[name]} and {is_now[name]}" for name in was if was[name] != is_now[name] and name != "seed"]
+    return [
+        f"{name}: {was[name]} and {is_now.get(name)}"
+        for name in was
+        if was[name] != is_now.get(name) and name != "seed"
+    ]
 
 
 # ── one benchmark ──

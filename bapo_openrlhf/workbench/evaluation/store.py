@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf.adapt.rewards import as_range
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
+from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.state_file import write_atomically
 from bapo_openrlhf.workbench.evaluation.problems import COLUMNS
 from bapo_openrlhf.workbench.prepare.source_rows import digest
@@ -22,6 +24,33 @@ FORMAT = 1
 SETTINGS = "settings.json"
 _MODEL_FILES = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt", ".py")
 
+
+def _is_range(value: Any) -> bool:
+    try:
+        as_range(value)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+_MODEL = shapes.fields({"path": shapes.text, "fingerprint": shapes.text})
+_SAMPLING = shapes.fields({"runs": shapes.whole}, required=("runs",))
+_BENCHMARKS = shapes.map_of(shapes.fields({"reward_range": _is_range, "sha256": shapes.text}))
+_SHAPE = shapes.fields(
+    {
+        **{"name": shapes.text, "model": _MODEL, "sampling": _SAMPLING, "limit": shapes.maybe(shapes.whole)},
+        **{"chat_template": shapes.anything, "benchmarks": _BENCHMARKS},
+    },
+    required=("name", "model", "sampling", "limit", "chat_template", "benchmarks"),
+)
+_ROW = shapes.fields(
+    {
+        "id": shapes.text,
+        "input": shapes.text,
+        "scores": shapes.list_of(lambda value: value is not None and shapes.number(value)),
+    },
+    required=("id", "scores"),
+)
 
 # ── settings ──
 
@@ -109,10 +138,14 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder} has no {SETTINGS}; it must be the folder of an evaluation")
     try:
         settings = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigError(f"{path} is not JSON; it must be the settings of an evaluation") from None
-    if settings.get("format") != FORMAT:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if isinstance(settings, dict) and settings.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {settings.get('format')!r}; this version reads only format {FORMAT}")
+    if not _SHAPE(settings):
+        raise ConfigError(f"{path} is damaged: it must be the settings of an evaluation")
     return settings
 
 
@@ -120,14 +153,14 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Names and values of everything that must be the same. Only the limit may grow."""
     compared = {
         "limit": settings["limit"],
-        "model's fingerprint": settings["model"]["fingerprint"],
+        "model's fingerprint": settings["model"].get("fingerprint"),
         "chat_template": settings["chat_template"],
         **settings["sampling"],
     }
     for name, benchmark in settings["benchmarks"].items():
-        compared[f"digest of {name}'s problems"] = benchmark["sha256"]
+        compared[f"digest of {name}'s problems"] = benchmark.get("sha256")
         compared[f"columns of {name}"] = benchmark.get("columns", [*COLUMNS])  # older ones could have no others
-        compared[f"digest of {name}'s reward file"] = benchmark["reward_sha256"]
+        compared[f"digest of {name}'s reward file"] = benchmark.get("reward_sha256")
     return compared
 
 
@@ -149,13 +182,18 @@ def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     rows = {}
-    *whole, _ = path.read_bytes().split(b"\n")
+    try:
+        *whole, _ = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     for number, line in enumerate(whole, 1):
         try:
             row = json.loads(line)
-            rows[row["id"]] = row
-        except (ValueError, TypeError, KeyError):
-            raise ConfigError(f"{path}, line {number}: it must be a row of an evaluation") from None
+        except (ValueError, RecursionError):
+            row = None
+        if not _ROW(row):
+            raise ConfigError(f"{path}, line {number}: it must be a row of an evaluation")
+        rows[row["id"]] = row
     return rows
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record import shapes
 from bapo_openrlhf.workbench.pages.text import is_number
 
 Row = Mapping[str, Any]
@@ -97,6 +99,18 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     ]
 
 
+def _check_rows(folder: Path, rows: Sequence[Row], groups: Sequence[Row], answers: Sequence[Row]) -> None:
+    """Raise ConfigError if steps do not follow each other, or a row lacks what a page needs."""
+    for number, (before, row) in enumerate(pairwise(rows), start=2):
+        if row["step"] <= before["step"]:
+            place = folder / record.METRICS
+            raise ConfigError(f"{place}, line {number}, is damaged: step {row['step']} comes after {before['step']}")
+    for name, found, needed in ((record.GROUPS, groups, shapes.OF_GROUP), (record.ANSWERS, answers, shapes.OF_ANSWER)):
+        for number, row in enumerate(found, start=1):
+            if missing := [field for field in needed if field not in row]:
+                raise ConfigError(f"{folder / name}, line {number}, is damaged: it has no {', '.join(missing)}")
+
+
 def read_run(folder: Path) -> Run:
     """Read one run.
 
@@ -109,6 +123,7 @@ def read_run(folder: Path) -> Run:
         rows = record.read_metrics(folder)
         about, summary = record.read_run(folder), record.read_summary(folder)
         groups, answers = record.read_groups(folder), record.read_answers(folder)
+        _check_rows(folder, rows, groups, answers)
     except ValueError as error:
         raise ConfigError(f"run {str(folder)!r} cannot be read: {error}") from error
     if not rows and not about:

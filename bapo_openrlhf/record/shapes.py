@@ -1,0 +1,79 @@
+"""What stands in the files of a record. A file in which something else stands is damaged, and must not be believed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Check = Callable[[Any], bool]
+LARGEST = 1e300  # of the numbers in a record, so that they can be added up
+
+
+def whole(value: Any) -> bool:
+    """A whole number."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def number(value: Any) -> bool:
+    """A number, or null for NaN, infinity and what is not known."""
+    return value is None or (isinstance(value, (int, float)) and abs(value) < LARGEST)
+
+
+def text(value: Any) -> bool:
+    """A text."""
+    return isinstance(value, str)
+
+
+def maybe(check: Check) -> Check:
+    """Null, or what the check allows."""
+    return lambda value: value is None or check(value)
+
+
+def list_of(check: Check) -> Check:
+    """A list whose items the check allows."""
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def map_of(check: Check, key: Check = lambda _: True) -> Check:
+    """An object of any names, or of those that `key` allows."""
+    return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(check, value.values()))
+
+
+def anything(_value: Any) -> bool:
+    """Whatever JSON holds."""
+    return True
+
+
+def fields(known: Mapping[str, Check], *, required: tuple[str, ...] = ()) -> Check:
+    """An object with the required names. Each known name has its check, and other names may have anything."""
+    return lambda value: (
+        isinstance(value, dict)
+        and all(name in value for name in required)
+        and all(known.get(name, anything)(item) for name, item in value.items())
+    )
+
+
+_CHANGE = {"at": text, "step": whole, "flag": text, "before": anything, "now": anything}
+ABOUT = fields({
+    "name": text, "algorithm": text, "seed": whole, "started": text, "resumed": list_of(text),
+    "total_steps": maybe(whole), "commit": maybe(text), "command": text, "versions": map_of(text),
+    "bf16_products": maybe(map_of(text, str.isdecimal)), "config": map_of(anything), "inputs": map_of(text),
+    "changed": list_of(fields(_CHANGE, required=tuple(_CHANGE))),
+})  # fmt: skip
+SUMMARY = fields({
+    "algorithm": text, "seed": whole, "commit": maybe(text), "command": text, "versions": map_of(text),
+    "steps": whole, "reward_start": number, "reward_end": number, "groups": map_of(number), "rollouts": whole,
+    "seconds": map_of(number), "started": text, "finished": text,
+})  # fmt: skip
+ROW = fields({"step": whole}, required=("step",))  # of any file
+OF_GROUP = {"step": whole, "prompt": text, "source": text, "state": text, "mean": number, "responses": whole}
+GROUP = fields(OF_GROUP | {"uid": whole, "tokens": number}, required=("step",))
+OF_ANSWER = {"step": whole, "prompt": text, "kind": text, "text": text, "response": text}
+ANSWER = fields(OF_ANSWER | {"reward": number}, required=("step",))
+WARNING = fields({"step": whole, "kind": text, "text": text}, required=("step", "kind", "text"))
+
+
+def numbers(row: Any) -> bool:
+    """Whether a row of metrics or of an evaluation has a step, and numbers under all names that have a slash.
+
+    Names without one are OpenRLHF's, or what a reward function returns.
+    """
+    return ROW(row) and all(number(value) for name, value in row.items() if "/" in name)
