@@ -10,6 +10,7 @@ from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.training import printed
 from bapo_openrlhf.training.user_agent import FLAG, check_response, load_agent
 
 ANSWER = "I do not know."  # what the model says in each turn
@@ -70,7 +71,8 @@ def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[
 
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
     try:
-        asyncio.run(_play(executor, tokenizer, problem, args))
+        with printed.cut(path):
+            asyncio.run(_play(executor, tokenizer, problem, args))
     except Enough:
         pass
     except Exception as error:

@@ -21,6 +21,7 @@ from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
 from bapo_openrlhf.launch.environment import check_temporary_folder
+from bapo_openrlhf.training import printed
 from bapo_openrlhf.training.reward_worker import Invalid, checked
 
 
@@ -182,7 +183,8 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
         return []
     prompt, label = problem
     try:
-        checked(function([prompt], [prompt], [label]))
+        with printed.cut(str(path)):
+            checked(function([prompt], [prompt], [label]))
     except Invalid as error:
         raise ConfigError(f"reward.remote_url {path}: reward_func {error} ({user_file.definition(function)})") from None
     except (Exception, SystemExit) as error:

@@ -3,11 +3,44 @@
 A function that prints thousands of lines in each call would otherwise fill the log of a run with gigabytes.
 """
 
+import io
 import os
 import select
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 MOST = 4096  # bytes of a call that are passed on
+
+
+def left_out(whose: str, count: int) -> str:
+    """What is said of so many bytes."""
+    return f"\n{whose}: {count:,} bytes that its code printed are left out; the first {MOST:,} of a call are shown\n"
+
+
+class _Cut(io.TextIOBase):
+    """Standard error for the first MOST characters."""
+
+    def __init__(self) -> None:
+        self.to, self.count = sys.stderr, 0
+
+    def write(self, text: str) -> int:
+        self.to.write(text[: max(MOST - self.count, 0)])
+        self.count += len(text)
+        return len(text)
+
+
+@contextmanager
+def cut(whose: str) -> Iterator[None]:
+    """Cut what the block prints by `sys.stdout` and `sys.stderr`. The block is a call of the user's code."""
+    found = _Cut()
+    try:
+        with redirect_stdout(found), redirect_stderr(found):
+            yield
+    finally:
+        if found.count > MOST:
+            found.to.write(left_out(whose, found.count - MOST))
 
 
 class Printed:
@@ -46,8 +79,7 @@ class Printed:
         """Pass on the rest, and say how much was left out."""
         self._pass_on()
         if self._dropped:
-            what = f"{self._dropped:,} bytes that its code printed are left out; the first {MOST:,} of a call are shown"
-            os.write(2, f"\n{self._whose}: {what}\n".encode())
+            os.write(2, left_out(self._whose, self._dropped).encode())
             self._dropped = 0
 
     def close(self) -> None:

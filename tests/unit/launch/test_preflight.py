@@ -403,6 +403,20 @@ class TestReward:
             f"reward.remote_url {path}: reward_func raised KeyError: 'answer' ({path}:2), called with"
         )
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_what_it_prints_is_cut(self, run, capsys, fails):
+        text = "import sys\ndef reward_func(*a):\n    print('one')\n"
+        text += "    for n in range(3000): print('x' * 99, file=sys.stderr)\n"
+        path = self.reward(run, text + ("    1 / 0\n" if fails else "    return {'rewards': [1.0]}\n"))
+        if fails:
+            run.refusal(reward__remote_url=path)
+        else:
+            run.check(reward__remote_url=path)
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(("one\n" + ("x" * 99 + "\n") * 3000)[:4096] + "\n")
+        assert err.rstrip().endswith(f"{path}: 295,908 bytes that its code printed are left out; the first 4,096 of a "
+                                     "call are shown")  # fmt: skip
+
     def test_takes_other_arguments(self, run):
         path = self.reward(run, "def reward_func(queries):\n    return {'rewards': [1.0]}\n")
         assert "reward_func raised TypeError" in run.refusal(reward__remote_url=path)
