@@ -251,7 +251,7 @@ def test_rewards_are_sums_over_turns_and_give_the_advantages(runs):
             and runs.steps[prompt].index(row["step"] - 1) == generation
         ]
         assert len(found) == SIZE
-        assert row["mean"] == (None if row["state"] == "failed" else sum(found) / SIZE)
+        assert row["mean"] == (None if row["state"] == "failed" else sum(found) / SIZE / 2)  # rewards go from 0 to 2
     for update in updates(runs):
         for batch in update["micro_batches"]:
             members, width = episodes_of(runs, batch), batch["action_mask"].shape[1]
