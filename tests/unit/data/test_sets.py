@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import re
+from pathlib import Path
 
 import pytest
 from data_sets import KINDS, as_dataset, dump
 
+from bapo_openrlhf.data.reading import Part
+from bapo_openrlhf.data.rows import rows_of
 from bapo_openrlhf.data.sources import ENDINGS
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.training.contract import file_of
 
 ROWS = [{"q": f"{number}?", "a": f"<{number}>"} for number in range(6)]
@@ -186,3 +190,14 @@ class TestElsewhere:
         """Without a network, or with HF_HUB_OFFLINE, this says so."""
         text = check.refusal("no-such-owner/no-such-data", ahead=False)
         assert text.startswith("cannot be read: ")
+
+
+@pytest.mark.parametrize("read", [1, 3])
+def test_a_reader_that_finds_another_number_of_rows(check, read):
+    """It would give other values to the rows that follow."""
+    file = Path(check.file("a.jsonl", dump(ROWS[:2])))
+    part = Part("x", as_dataset(ROWS[:read]), (file,), whole=True)
+    with pytest.raises(ConfigError, match=rf"^x has 2 rows, and OpenRLHF's reader finds {read} in it$"):
+        list(rows_of(part, ["q", "a"]))
+    cut = Part("x", as_dataset(ROWS[:1]), (file,), whole=False)
+    assert [row["q"] for _, row, _, _ in rows_of(cut, ["q", "a"])] == ["0?"]
