@@ -75,18 +75,16 @@ def check_written(args: SimpleNamespace) -> None:
 def _check_folder(asked: str, path: Path) -> None:
     if str(path).startswith("~"):
         raise ConfigError(f"{asked}; there is no home folder {path.parts[0]}")
-    for place in (path, *path.absolute().parents):
+    whole = Path(os.path.realpath(path))  # A link may lead to a folder that is not there yet.
+    for place in (whole, *whole.parents):
         try:
-            found = place.lstat()
-        except NotADirectoryError:  # a parent of it is a file, and comes later
+            place.stat()
+        except (FileNotFoundError, NotADirectoryError):  # then it is made, unless a parent is a file
             continue
-        except FileNotFoundError:
-            continue
-        except OSError as error:  # for example, a name that is too long
+        except OSError as error:  # for example, a name that is too long, or links in a circle
             raise ConfigError(f"{asked}; it cannot be a folder: {error.strerror}") from None
         if not place.is_dir():
-            kind = "a link that leads nowhere" if place.is_symlink() and not place.exists() else "a file"
-            raise ConfigError(f"{asked}; it must be a folder, and {place} is {kind}")
-        if found and not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError(f"{asked}; it must be a folder, and {place} is a file")
+        if not os.access(place, os.W_OK | os.X_OK):
             raise ConfigError(f"{asked}; {place} must be a folder that can be written to")
         return

@@ -7,9 +7,11 @@ from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.user_file import start_of
 
+SECONDS = 20  # to wait for the hub
+
 
 def check_hub_models(args: SimpleNamespace) -> None:
-    """Get the config.json of each model that is not a folder: from the hub, or from what was downloaded before.
+    """Ask for each model that is not a folder: first what was downloaded before, then the hub.
 
     `check` does not do this, because it needs no network.
 
@@ -26,12 +28,13 @@ def check_hub_models(args: SimpleNamespace) -> None:
 
 
 def _check(flag: str, name: str) -> None:
-    from transformers.utils import cached_file
+    from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:
-        cached_file(name, "config.json")
-    except OSError as error:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=SECONDS)
+    except Exception as error:  # of the hub's library, or of its connection
         raise ConfigError(
-            f"{flag} is {name}; it is not a folder{start_of(Path(name))}, and the model hub gives no config.json of "
-            f"this name: {one_line(error)}"
+            f"{flag} is {name}; it is not a folder{start_of(Path(name))}, it was not downloaded before, and the model "
+            f"hub does not give it: {one_line(error)}"
         ) from None

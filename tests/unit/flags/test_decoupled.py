@@ -80,7 +80,9 @@ def trained(monkeypatch):
         )
         monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, samples: [experience])
         maker = AdaptedExperienceMaker(None, None, None, None, None, strategy, None)
-        maker._deal = lambda samples: SimpleNamespace(batches=[])
+        maker._deal = lambda samples: SimpleNamespace(
+            batches=[], samples=[], ask=lambda *_, **__: dict, in_batches=list
+        )
         maker.compute_advantages_and_returns = lambda experiences: experiences
         origins = [SampleOrigin("fresh" if on else "replayed", bool(on), SimpleNamespace(uid=0)) for on in ON_POLICY]
         experience.advantages = torch.tensor(policies.advantages)

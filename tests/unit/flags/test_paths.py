@@ -1,6 +1,7 @@
 """`~` in each flag that is a path, and folders that a run cannot write to."""
 
 import argparse
+import errno
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.paths import READ, WRITTEN, check_written, expand_home
 from bapo_openrlhf.launch import openrlhf_cli
 
+LOOP = os.strerror(errno.ELOOP)
 REQUIRED = ["--rollout.n_samples_per_prompt=8", "--actor.model_name_or_path=m", "--reward.remote_url=r.py"]
 
 
@@ -98,10 +100,19 @@ class TestFolders:
             says = refusal(written(tmp_path, **{name: place}))
             assert says == f"{self.flag(name)} is {place}; it must be a folder, and {tmp_path / 'file'} is a file"
 
-    def test_a_link_that_leads_nowhere(self, tmp_path, name):
-        (tmp_path / "link").symlink_to(tmp_path / "none")
+    def test_links_in_a_circle(self, tmp_path, name):
+        (tmp_path / "link").symlink_to(tmp_path / "other")
+        (tmp_path / "other").symlink_to(tmp_path / "link")
         says = refusal(written(tmp_path, **{name: tmp_path / "link"}))
-        assert says.startswith(f"{self.flag(name)} is ") and says.endswith("is a link that leads nowhere")
+        assert says.startswith(f"{self.flag(name)} is ") and says.endswith("it cannot be a folder: " + LOOP)
+
+    def test_a_link_to_a_folder_that_is_not_there_yet(self, tmp_path, name):
+        (tmp_path / "link").symlink_to(tmp_path / "none")
+        (tmp_path / "blocked").symlink_to(tmp_path / "file" / "below")
+        check_written(written(tmp_path, **{name: tmp_path / "link" / "new"}))
+        (tmp_path / "file").write_text("mine")
+        says = refusal(written(tmp_path, **{name: tmp_path / "blocked"}))
+        assert says.endswith(f"; it must be a folder, and {tmp_path / 'file'} is a file")
 
     def test_too_long(self, tmp_path, name):
         for place in (tmp_path / ("n" * 256), Path("/", *["nnnn"] * 1000)):
@@ -116,17 +127,17 @@ class TestFolders:
 @pytest.mark.parametrize(
     ("words", "says"),
     [(["--run.dir=~nobody_of_this_name/runs"], "run.dir is ~nobody_of_this_name/runs; there is no home folder "),
-     (["--run.dir=file"], "run.dir is file; it must be a folder, and file is a file"),
+     (["--run.dir=file"], "run.dir is file; it must be a folder, and "),
      (["--ckpt.path=file/below"], "ckpt.path is file/below; it must be a folder, and "),
      ([f"--run.dir={'n' * 256}"], f"run.dir is {'n' * 256}; it cannot be a folder: File name too long"),
      ([f"--run.name={'n' * 256}"], "run.name is nnnnnnnnnnnnnnnnnnnn...; it has 256 bytes"),
-     (["--run.dir=link"], "run.dir is link; it must be a folder, and link is a link that leads nowhere")],
+     (["--run.dir=link"], "run.dir is link; it cannot be a folder: ")],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_both_commands_refuse_in_one_line_and_make_nothing(capsys, tmp_path, monkeypatch, command, words, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
-    (tmp_path / "link").symlink_to(tmp_path / "none")
+    (tmp_path / "link").symlink_to(tmp_path / "link")
     assert main.run([command, *REQUIRED, "--algorithm=bapo_grpo", *words]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {says}") and err.count("\n") == 1

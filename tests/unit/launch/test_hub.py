@@ -50,8 +50,8 @@ def test_a_name_that_is_nowhere(tmp_path):
         (tmp_path / "there").mkdir(exist_ok=True)
         says = found(tmp_path, *words)
         assert says.startswith(
-            f"{flag}.model_name_or_path is nope; it is not a folder in the working directory {tmp_path}, and the model "
-            "hub gives no config.json of this name: "
+            f"{flag}.model_name_or_path is nope; it is not a folder in the working directory {tmp_path}, it was not "
+            "downloaded before, and the model hub does not give it: "
         )
         assert "\n" not in says
 
