@@ -19,7 +19,6 @@ cpu.install()
 
 import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
@@ -78,11 +77,8 @@ def trained(monkeypatch):
             rollout_log_probs=torch.tensor(policies.alpha),
             info={},
         )
-        monkeypatch.setattr(RemoteExperienceMaker, "make_experience", lambda self, samples: [experience])
         maker = AdaptedExperienceMaker(None, None, None, None, None, strategy, None)
-        maker._deal = lambda samples: SimpleNamespace(
-            batches=[], samples=[], ask=lambda *_, **__: dict, in_batches=list
-        )
+        maker._deal, maker._pass = lambda samples: None, lambda dealt, known: [experience]
         maker.compute_advantages_and_returns = lambda experiences: experiences
         origins = [SampleOrigin("fresh" if on else "replayed", bool(on), SimpleNamespace(uid=0)) for on in ON_POLICY]
         experience.advantages = torch.tensor(policies.advantages)
