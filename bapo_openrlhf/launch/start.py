@@ -90,10 +90,15 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
     if resumes:
         first = {"at": about["started"], "step": next_step(args)}
         about["changed"] = [{**first, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed.items()]
-    if args.run.overwrite and not resumes:
-        record.remove_run(folder)
-    record.begin_run(folder, about, resumes=resumes)
-    keep_settings(args, settings)
+    try:
+        if args.run.overwrite and not resumes:
+            record.remove_run(folder)
+        record.begin_run(folder, about, resumes=resumes)
+        keep_settings(args, settings)
+    except OSError as error:
+        raise ConfigError(
+            f"run.name is {args.run.name}; {error.filename} cannot be written: {error.strerror}"
+        ) from error
     quiet = args.run.logs == "progress"
     bar = progress_bar(folder, steps, f"{args.run.name}: {label}") if quiet else nullcontext()
     with cpu.forked_processes(), bar:

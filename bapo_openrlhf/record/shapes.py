@@ -62,6 +62,7 @@ SUMMARY = fields({
     "algorithm": text, "seed": whole, "commit": maybe(text), "command": text, "versions": map_of(text),
     "steps": whole, "reward_start": number, "reward_end": number, "groups": map_of(number), "rollouts": whole,
     "seconds": map_of(number), "started": text, "finished": text,
+    "nothing_trained": maybe(text),
 })  # fmt: skip
 ROW = fields({"step": whole}, required=("step",))  # of any file
 OF_GROUP = {"step": whole, "prompt": text, "source": text, "state": text, "mean": number, "responses": whole}

@@ -14,6 +14,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.sizes import batch_arithmetic
+from bapo_openrlhf.launch import resume
 from bapo_openrlhf.launch import start as launch
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -287,6 +288,19 @@ class TestResume:
         says = r"checkpoints/_actor/latest names no checkpoint, but b'global_st\\xff'"
         with pytest.raises(ConfigError, match=says):
             go(adapted=False, ckpt__load_enable=True, train__num_episodes=2)
+
+    @pytest.mark.parametrize("file", ["run.json", "settings.json"])
+    def test_a_full_disk_is_said_in_one_line(self, start, tmp_path, monkeypatch, file):
+        def full(path, *_):
+            raise OSError(28, "No space left on device", str(path))
+
+        monkeypatch.setattr(
+            *{"run.json": (record, "_replace"), "settings.json": (resume, "write_document")}[file], full
+        )
+        with pytest.raises(
+            ConfigError, match=rf"^run.name is mine; .*/{file} cannot be written: No space left on device$"
+        ):
+            start(ckpt__save_steps=1)
 
     def test_a_run_that_saves_nothing_leaves_no_settings(self, go, tmp_path):
         go(ckpt__save_steps=-1)
