@@ -225,10 +225,13 @@ def test_a_field_of_another_kind(whole, tmp_path, undrawn, file, wrong):
 
 GROUP = '{"step": 7, "prompt": "p", "source": "fresh", "state": "fresh", "mean": 1.0}'  # without responses
 LINES = {
-    record.METRICS: ['{"step": 3}', '{"step": 7, "reward/fresh_mean": "0.5"}', '{"step": 7.5}', '{"step": true}'],
+    record.METRICS: [
+        '{"step": 3}', '{"step": 7, "reward/fresh_mean": "0.5"}', '{"step": 7.5}', '{"step": true}',
+        '{"step": 7, "tv/fresh": 1e999}', '{"step": 7, "tv/fresh": ' + "9" * 400 + "}",
+    ],
     record.GROUPS: [GROUP, '{"step": 7, "mean": []}'],
     record.ANSWERS: ['{"step": 7, "prompt": 1}', '{"step": 7, "prompt": "p", "kind": "failed", "text": "t"}'],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("file", "line"), [(file, one) for file, many in LINES.items() for one in many])
@@ -239,6 +242,14 @@ def test_a_row_of_another_kind(whole, tmp_path, undrawn, file, line):
     with contextlib.redirect_stderr(io.StringIO()) as error:
         assert cli.run(["report", str(folder)]) == 2
     assert f"{folder / file}, line {text.count(chr(10))}, is damaged: " in error.getvalue()
+
+
+def test_what_a_reward_function_returns_may_be_anything(whole, tmp_path, undrawn):
+    """Names without a slash are not this project's, so any value is shown as if it were not there."""
+    folder = damaged(whole, tmp_path / "now", "run/run.json") / "run"
+    row = '{"step": 7, "entropy_loss": "x", "response_length": [1], "actor_grad_norm": {}, "mine": "text"}'
+    (folder / record.METRICS).write_text((folder / record.METRICS).read_text() + row + "\n")
+    assert run("watch", str(folder), "--once") == run("report", str(folder)) == 0
 
 
 @pytest.mark.parametrize("file", FILES)
