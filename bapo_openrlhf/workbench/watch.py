@@ -11,7 +11,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
-from bapo_openrlhf.workbench.pages.text import duration, is_number, many, smooth
+from bapo_openrlhf.workbench.pages.text import duration, many, smooth
 from bapo_openrlhf.workbench.terminal import LABEL, curve, ends, flow, printable, size
 
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
@@ -321,7 +321,7 @@ def _groups(row: Mapping[str, Any]) -> list[float]:
 
 def _fact(row: Mapping[str, Any], key: str, form: str, shown=lambda value: value) -> str | None:
     value = row.get(key)
-    return form.format(shown(value)) if is_number(value) else None
+    return None if value is None else form.format(shown(value))
 
 
 def _number(value: float | None) -> str:

@@ -260,15 +260,14 @@ class TestContent:
         (tmp_path / "method.yaml").write_text("adapt: {buffer_size: 8}\n")
         (tmp_path / "base.yaml").write_text(
             f"actor: {{model_name_or_path: {tmp_path}/model, num_gpus_per_node: 1, adam: {{lr: 1.0e-4}}}}\n"
-            f"reward: {{remote_url: {tmp_path}/reward.py}}\n"
             f"data: {{prompt_dataset: {tmp_path}/rows.jsonl, input_key: input, label_key: label, max_len: 48}}\n"
             "rollout: {batch_size: 4, n_samples_per_prompt: 4, max_new_tokens: 16}\n"
             "train: {batch_size: 16, micro_batch_size: 4}\n"
             "vllm: {num_engines: 1, enforce_eager: true, sync_backend: gloo}\nds: {attn_implementation: eager}\n"
         )
         (tmp_path / "study.yaml").write_text(
-            "name: s\nconfig: base.yaml\nflags: {eval.steps: -1}\nseeds: [1, 2]\n"
-            "methods:\n  bapo: {arms: {group: BAPO}, config: method.yaml}\n"
+            f"name: s\nconfig: base.yaml\nflags: {{eval.steps: -1, reward.remote_url: {tmp_path}/reward.py}}\n"
+            "seeds: [1, 2]\nmethods:\n  bapo: {arms: {group: BAPO}, config: method.yaml}\n"
         )
         for run in plan(read_study(tmp_path / "study.yaml"), tmp_path / "out"):
             about = settings_of(arguments.parse(run.words), 12)
