@@ -56,7 +56,10 @@ def _with_interval(found: Estimate | None, words: Callable[[float], str] = "{:.1
 
 
 def tests(results: Results) -> list[Table]:
-    """Each arm against the baseline of its path, paired by seed: one table per path."""
+    """Each arm against the baseline of its path, paired by seed: one table per path.
+
+    One pair has no p, because it could only be 1, and is no test for Holm's correction.
+    """
     finals = {arm.name: 100 * results.of_arm(results.final, arm) for arm in results.arms}
     found = []
     for path in results.paths:
@@ -66,23 +69,26 @@ def tests(results: Results) -> list[Table]:
         by_seed = {name: change.mean(axis=1) for name, change in changes.items() if len(change)}
         if not by_seed:
             continue
-        p_values = [statistics.sign_flip_p(change) or 1.0 for change in by_seed.values()]
+        p_values = {name: statistics.sign_flip_p(change) for name, change in by_seed.items() if len(change) > 1}
+        adjusted = dict(zip(p_values, statistics.holm([*p_values.values()]), strict=True))
         rows = []
-        for (name, change), p, adjusted in zip(by_seed.items(), p_values, statistics.holm(p_values), strict=True):
+        for name, change in by_seed.items():
             sides = [side.loc[change.index].to_numpy().mean() for side in (finals[name], theirs)]
             moved = [str((statistics.sign(change) == sign).sum()) for sign in (1, 0, -1)]
             rows.append([
                 results.labels[name], len(change), *(f"{mean:.1f}" for mean in sides),
                 _with_interval(statistics.mean_interval(change), signed), " / ".join(moved),
-                f"{p:.3f}", f"{adjusted:.3f}", *map(signed, changes[name].mean()),
+                *(f"{found[name]:.3f}" if name in found else "–" for found in (p_values, adjusted)),
+                *map(signed, changes[name].mean()),
             ])  # fmt: skip
         base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
         smallest, name = statistics.smallest_p(most), PATHS.get(path, path)
-        title = (
-            f"{name[0].upper()}{name[1:]}: against {base}, paired by seed. With {many(most, 'pair')}, no p is "
-            f"below {smallest:.3g}; with {many(len(by_seed), 'arm')}, none is below "
-            f"{min(1.0, len(by_seed) * smallest):.3g} after Holm's correction"
-        )
+        title = f"{name[0].upper()}{name[1:]}: against {base}, paired by seed"
+        if p_values:
+            title += (
+                f". With {many(most, 'pair')}, no p is below {smallest:.3g}; with {many(len(p_values), 'arm')}, none "
+                f"is below {min(1.0, len(p_values) * smallest):.3g} after Holm's correction"
+            )
         head = ["arm", "pairs", "its accuracy, %", f"{base}, %", "difference, points", "better / equal / worse"]
         head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
         found.append(Table.of(head, rows, title))

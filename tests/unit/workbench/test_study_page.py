@@ -281,15 +281,21 @@ def test_the_tests_against_the_baseline():
     assert "With 3 pairs, no p is below 0.25" in table.title and "with 2 arms, none is below 0.5" in table.title
 
 
-def test_one_pair_has_a_p_and_rounding_is_no_difference():
+def test_one_pair_has_no_p_and_rounding_is_no_difference():
     """0.3 in percent is not three times 0.1 in percent."""
-    other = Arm("x", "group", "x", {})
-    for final, better, p in ((0.3, "1 / 0 / 0", "1.000"), (0.1 + 0.1 + 0.1 - 0.1, "0 / 1 / 0", "1.000")):
+    other, third = (Arm(name, "group", name, {}) for name in "xy")
+    for final, better in ((0.3, "1 / 0 / 0"), (0.1 + 0.1 + 0.1 - 0.1, "0 / 1 / 0")):
         runs = [run_of(PLAIN, 1, [0.2]), run_of(other, 1, [final])]
         (table,) = tables.tests(Results(study_of(arms=(PLAIN, other)), runs))
         (row,) = [dict(zip(table.head, row, strict=True)) for row in table.rows]
-        assert (row["pairs"], row["better / equal / worse"], row["p"]) == (1, better, p)
-        assert "With 1 pair, no p is below 1" in table.title
+        assert (row["pairs"], row["better / equal / worse"], row["p"], row["p, Holm"]) == (1, better, "–", "–")
+        assert table.title.endswith("paired by seed")
+    # Beside it, three pairs are one test and not two.
+    runs += [run_of(arm, seed, [0.2 + rise * seed]) for seed in (1, 2, 3) for arm, rise in ((PLAIN, 0), (third, 0.01))]
+    (table,) = tables.tests(Results(study_of(arms=(PLAIN, other, third)), runs[1:]))
+    rows = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    assert [(rows[name]["p"], rows[name]["p, Holm"]) for name in "xy"] == [("–", "–"), ("0.250", "0.250")]
+    assert "with 1 arm, none is below 0.25" in table.title
 
 
 def test_summary_has_the_tables_as_markdown():
