@@ -350,7 +350,7 @@ class TestCommandLineOfOpenRLHF:
     @pytest.fixture
     def script(self, monkeypatch, tmp_path):
         """Puts another text in the place of OpenRLHF's script."""
-        original = openrlhf_cli._package_file
+        original = openrlhf_cli.file_of
 
         def write(text: str) -> None:
             path = tmp_path / "train_ppo_ray.py"
@@ -358,7 +358,7 @@ class TestCommandLineOfOpenRLHF:
             openrlhf_cli._main_block.cache_clear()
             monkeypatch.setattr(
                 openrlhf_cli,
-                "_package_file",
+                "file_of",
                 lambda relative: path if relative == "cli/train_ppo_ray.py" else original(relative),
             )
 

@@ -74,7 +74,9 @@ def written(tmp_path):
             size = (sizes or {}).get(benchmark, len(counts))
             title = paper.BENCHMARKS.get(benchmark, benchmark)
             generator = (generators or {}).get(benchmark)
-            benchmarks.append(Benchmark(benchmark, title, Path("f"), "0", Path("r"), problems, size, generator))
+            benchmarks.append(
+                Benchmark(benchmark, title, Path("f"), "0", Path("r"), problems, size, generator=generator)
+            )
         sampling = Sampling(4, 1.0, 1.0, -1, 8192, 42)
         request = Request("some/model", name, list(right), tmp_path, sampling, list(ks))
         settings = {"model": {"path": "some/model"}, "sampling": {"runs": 4, "seed": 42}}
