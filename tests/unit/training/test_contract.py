@@ -395,8 +395,8 @@ class TestCommandLineOfOpenRLHF:
             with pytest.raises(RuntimeError, match=r"train_ppo_ray\.py is not laid out as openrlhf 0\.11\.2's is"):
                 use()
 
-    def test_another_version_fails_loudly(self, script, monkeypatch):
-        script(GOOD)
+    def test_another_version_fails_loudly(self, monkeypatch):
+        openrlhf_cli._main_block.cache_clear()
         monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.12.0")
         with pytest.raises(RuntimeError, match=r"openrlhf 0\.12\.0 is installed"):
             openrlhf_cli.build_parser()
