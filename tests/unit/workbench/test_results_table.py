@@ -10,7 +10,7 @@ import pytest
 from bapo_openrlhf.cli.show import show
 from bapo_openrlhf.tasks import get_task
 from bapo_openrlhf.workbench.evaluation import paper, results, store
-from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
+from bapo_openrlhf.workbench.evaluation.problems import COLUMNS, Benchmark, BenchmarkProblem
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 from bapo_openrlhf.workbench.pages.table import Table
 
@@ -75,7 +75,7 @@ def written(tmp_path):
             title = paper.BENCHMARKS.get(benchmark, benchmark)
             generator = (generators or {}).get(benchmark)
             benchmarks.append(
-                Benchmark(benchmark, title, Path("f"), "0", Path("r"), problems, size, generator=generator)
+                Benchmark(benchmark, title, Path("f"), "0", Path("r"), problems, size, COLUMNS, generator)
             )
         sampling = Sampling(4, 1.0, 1.0, -1, 8192, 42)
         request = Request("some/model", name, list(right), tmp_path, sampling, list(ks))
