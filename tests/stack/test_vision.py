@@ -25,7 +25,7 @@ STEPS, DELAY, EVERY = 4, 3, 2
 @pytest.fixture(scope="module")
 def folder(workspace):
     """With model/ and data.jsonl, and probe/ for what the run notes."""
-    folder = workspace / "vision"
+    folder = workspace / "vision_inputs"  # not the folder of the run, which is named "vision"
     (folder / "probe").mkdir(parents=True)
     if importlib.util.find_spec("torchvision") is None:
         (folder / "site").mkdir()
@@ -95,7 +95,7 @@ def recomputed(folder, result):
     processor = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 252 * 252})
 
     def log_probs(model, sample, image):
-        sequence = torch.from_numpy(sample["sequences"][sample["attention_mask"].astype(bool)])[None]
+        sequence = torch.from_numpy(sample["sequences"][sample["attention_mask"].astype(bool)])[None].long()
         with torch.no_grad():
             logits = model(
                 sequence,
@@ -159,7 +159,7 @@ def test_the_engine_saw_each_samples_own_image_with_the_weights_it_held(recomput
 
 
 def test_a_checkpoint_has_the_images_of_both_buffers(result, folder):
-    store = CheckpointStore(folder / "checkpoints", critic=False)
+    store = CheckpointStore(folder.parent / "vision" / "checkpoints", critic=False)
     state = load_state(store.folder(f"global_step{STEPS}"))["method"]
     images = {row["images"][0] for row in problems(folder)}
     hard, groups = state["hard"]["entries"], state["replay"]["groups"]
