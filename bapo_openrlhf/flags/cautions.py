@@ -8,7 +8,7 @@ from bapo_openrlhf.flags.rule import Flags, Rule, adapt_flags, messages
 FEW_STEPS = 2  # a run of fewer trainer steps is a trial: nobody expects it to sync or to re-evaluate
 HIGH_RATE = 0.01
 FAR = 2  # times the replay window that generation may be ahead without a warning
-# What batch adaptation itself reads, whatever the method. The other --adapt flags are arguments of methods.
+# Batch adaptation reads these flags with each method. The other --adapt flags are arguments of methods.
 OF_ALL_METHODS = (
     "method", "options", "batch_size", "micro_batch_tokens", "reward_range", "rollout_delay", "max_staleness",
     "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd", "value_pretraining",

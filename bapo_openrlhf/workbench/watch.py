@@ -17,7 +17,7 @@ from bapo_openrlhf.workbench.terminal import LABEL, curve, ends, flow, printable
 NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
 FILLED, EMPTY, SIGNS = "█", "░", {"fresh": "█", "reevaluated": "▓", "replayed": "▒"}  # parts of a bar
 LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings
-COUNTED = ("skipped", "failed", "nonfinite")  # kinds of the run's own warnings of which the rows say more
+COUNTED = ("skipped", "failed", "nonfinite")  # kinds of warnings that are left out here, because the rows say more
 MOST_POINTS = 512  # most points of the reward curve
 LEAST_CURVE, MOST_CURVE = 3, 10  # lines of the reward curve
 LEAST_BATCHES, MOST_BATCHES = 3, 8  # batches that are shown

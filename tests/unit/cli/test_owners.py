@@ -75,7 +75,7 @@ def test_train(run, tmp_path, more, place, flag):
 
 
 def test_train_with_the_checkpoints_of_another_run(run, tmp_path):
-    """The folder is the same, whatever it is called."""
+    """Each name of a folder leads to the same owner."""
     (tmp_path / "runs/other/checkpoints").mkdir(parents=True)
     (tmp_path / "link").symlink_to("runs/other/checkpoints")
     with mine(tmp_path / "runs/other/checkpoints"):

@@ -257,7 +257,7 @@ class TestResume:
             go(2)
 
     def test_under_another_name(self, go, tmp_path):
-        """The checkpoints have the settings, whatever record they belong to."""
+        """The settings are kept with the checkpoints, so a resume into another record is compared too."""
         go()
         with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-05, and was 1e-06"):
             go(2, run__name="other", actor__adam__lr=1e-5)
