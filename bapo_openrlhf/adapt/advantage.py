@@ -4,6 +4,8 @@ import numpy as np
 
 from bapo_openrlhf.adapt.rewards import without_rounding
 
+GROUP_ESTIMATORS = ("group_norm", "dr_grpo", "rloo", "reinforce_baseline")  # advantages relative to those of the group
+
 
 def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     """Eq. 2: A_i = (r_i - mean(b)) / sqrt(var(b) + eps), within one group.

@@ -94,7 +94,7 @@ def _naming(arm: str) -> Iterator[None]:
 def _check(planned: Sequence) -> tuple[dict[str, int], int]:
     """Check every arm; return the trainer steps of each run by name, and the most devices that a run takes."""
     from bapo_openrlhf.cli import arguments
-    from bapo_openrlhf.flags.sizes import epoch_steps
+    from bapo_openrlhf.flags.sizes import run_steps
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
     from bapo_openrlhf.launch.settings import Settings, settings_of
     from bapo_openrlhf.launch.start import logical_gpus
@@ -114,8 +114,7 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
         settings[run.arm.name] = settings_of(args, checked.prompts)
         runner.require_same_settings(run, settings[run.arm.name])
         print_warnings(checked, f"study, {run.arm.name}: ")
-        epoch = epoch_steps(args, checked.prompts, checked.candidates)
-        of_arm[run.arm.name] = epoch * args.train.num_episodes, logical_gpus(args)
+        of_arm[run.arm.name] = run_steps(args, checked.prompts, checked.candidates), logical_gpus(args)
     steps = {run.name: of_arm[run.arm.name][0] for run in planned}
     return steps, max(devices for _, devices in of_arm.values())
 

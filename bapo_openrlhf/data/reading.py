@@ -13,12 +13,6 @@ from bapo_openrlhf.data.sources import TEXTS, Request, Source, sources
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.training.contract import module_of
 
-SPLITS = {
-    "data.prompt_dataset": "data.prompt_split",
-    "eval.dataset": "eval.split",
-    "data.dataset": "data.dataset_split",
-}
-PROBABILITIES = {"data.prompt_dataset": "data.prompt_probs", "data.dataset": "data.dataset_probs"}
 STEP = 1000  # rows that are read together
 
 
@@ -173,9 +167,7 @@ def _why_unreadable(request: Request, source: Source, where: str, error: Excepti
     """What is wrong with a data set that OpenRLHF's function cannot read."""
     owner = getattr(error, "obj", None)
     if isinstance(error, AttributeError) and isinstance(owner, dict):
-        return (
-            f"{SPLITS[request.flag]} is {request.split}; {where} has no such part, it has {', '.join(map(str, owner))}"
-        )
+        return f"{request.split_flag} is {request.split}; {where} has no such part, it has {', '.join(map(str, owner))}"
     if source.path.suffix in TEXTS and source.path.is_file():
         try:
             rows = list(original.rows_of(where, source.path))

@@ -166,10 +166,8 @@ class RowCheck:
 
     def _prompt(self, place: str, row: Row) -> Iterator[tuple[str, str, bool]]:
         """Compare the row with those before it, and make its prompt: the place, the prompt, whether it has images."""
-        content, images = (
-            row[self._request.prompt],
-            row.get(self._args.data.image_key) if not self._supervised else None,
-        )
+        content = row[self._request.prompt]
+        images = None if self._supervised else row.get(self._args.data.image_key)
         others = [row[column] for column in list(self._request.columns.values())[1:]]
         key, label = (json.dumps(value, sort_keys=True, default=str) for value in ([content, images], others))
         first, first_label = self._seen.setdefault(key, (place, label))

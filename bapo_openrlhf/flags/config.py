@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
+from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.rewards import Range, as_fraction, as_range
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.errors import ALLOWED, ConfigError
 from bapo_openrlhf.methods import Method, registry
-
-GROUP_ESTIMATORS = ("group_norm", "dr_grpo", "rloo", "reinforce_baseline")
 
 
 @dataclass(frozen=True)

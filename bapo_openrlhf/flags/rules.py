@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.flags.config import ALGORITHMS, GROUP_ESTIMATORS
+from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
+from bapo_openrlhf.flags.config import ALGORITHMS
 from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags, Rule, refuse

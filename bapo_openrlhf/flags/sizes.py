@@ -38,6 +38,12 @@ def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     return math.ceil(prompts / drawn)
 
 
+def run_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
+    """Trainer steps of a whole run: of all its passes. The arguments are those of `epoch_steps`."""
+    episodes: int = args.train.num_episodes
+    return epoch_steps(args, prompts, candidates) * episodes
+
+
 def pretraining_steps(args: SimpleNamespace) -> int:
     """Largest number of optimizer steps that the critic takes before the actor takes any (--adapt.value_pretraining).
 

@@ -19,7 +19,7 @@ from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl
 from bapo_openrlhf.flags.paths import check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
-from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
+from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.environment import check_temporary_folder
 from bapo_openrlhf.training import printed
 from bapo_openrlhf.training.reward_worker import Invalid, checked
@@ -63,7 +63,7 @@ def check_inputs(
     candidates = 1 if method is None else method.candidates
     check_combinations(args, method=method, prompts=prompts)
     warnings += check_reward(args, found.problem if call_reward else None)
-    steps = None if prompts is None else epoch_steps(args, prompts, candidates) * args.train.num_episodes
+    steps = None if prompts is None else run_steps(args, prompts, candidates)
     return Checked(
         arithmetic=arithmetic,
         prompts=prompts,

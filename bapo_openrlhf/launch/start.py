@@ -15,7 +15,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import Checked, flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.paths import make_absolute
-from bapo_openrlhf.flags.sizes import epoch_steps
+from bapo_openrlhf.flags.sizes import run_steps
 from bapo_openrlhf.launch.resume import (
     choose_start,
     compare_with_beginning,
@@ -74,8 +74,7 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
     args.checked = replace(checked, resume_tag=tag)
     folder = run_folder(args)
     clock = time.perf_counter()
-    epoch = epoch_steps(args, checked.prompts, checked.candidates) if checked.prompts else None
-    steps = None if epoch is None else epoch * args.train.num_episodes
+    steps = run_steps(args, checked.prompts, checked.candidates) if checked.prompts else None
     label = args.algorithm or f"{args.algo.advantage.estimator}+{args.adapt.method}"
     about = {
         "name": args.run.name,

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.record.run_record import REWARD
 
-RELATIVE = ("group_norm", "rloo", "dr_grpo", "reinforce_baseline")  # estimators whose advantages are 0 without a signal
 ENDS = ("filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")  # of groups that no batch had
 
 
@@ -23,7 +23,7 @@ def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | 
     without = all(row.get("groups/with_signal") == 0 for row in rows)
     if all(row.get("skipped_update") for row in rows):
         found = f"nothing was trained: the batch was empty in {steps}"
-    elif without and (estimator in RELATIVE or len(means) == 1):
+    elif without and (estimator in GROUP_ESTIMATORS or len(means) == 1):
         found = f"nothing was learned in {steps}"
     else:
         return None

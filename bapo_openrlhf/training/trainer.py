@@ -25,7 +25,7 @@ from bapo_openrlhf.adapt.rewards import exact_rewards
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.adapt.vocabulary import DROPPED
-from bapo_openrlhf.flags.sizes import batch_arithmetic, epoch_steps
+from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
@@ -97,9 +97,8 @@ class AdaptedPPOTrainer(ProbedTrainer):
         It is the largest possible number, because a cosine would rise again after too small a number: every batch
         counts as a full one.
         """
-        epoch = epoch_steps(self.args, len(self.prompts_dataloader), self.method.candidates)
         updates = self.arithmetic.optimizer_steps * self.args.train.max_epochs
-        return epoch * self.args.train.num_episodes * updates
+        return run_steps(self.args, len(self.prompts_dataloader), self.method.candidates) * updates
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> None:
