@@ -13,7 +13,7 @@ STOPPABLE := exec $(PYTHON) tools/stoppable.py
 # Two processes: each runs one part of the tests of the real stack, then they share the unit tests (tests/conftest.py).
 TWO := -n 2
 
-.PHONY: quickstart test test-all lint docs bench install-gpu flash-attn lock clean
+.PHONY: quickstart test test-all test-research lint docs bench install-gpu flash-attn lock clean
 
 quickstart: $(INSTALLED)
 	@$(STOPPABLE) $(BIN)/python examples/quickstart
@@ -24,6 +24,10 @@ test: $(INSTALLED)
 test-all: $(INSTALLED)
 	@$(STOPPABLE) $(BIN)/python -m pytest $(TWO) -m "slow or not slow" --hypothesis-profile=thorough
 
+# After a change in research/, and before a release.
+test-research: $(INSTALLED)
+	@$(STOPPABLE) $(BIN)/python -m pytest -m "slow or not slow" research/tests
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -33,16 +37,13 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/adaptation.py
 	$(BIN)/python benchmarks/asynchronous.py
-	$(BIN)/python benchmarks/corrections.py
 	$(BIN)/python benchmarks/delay.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/products.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/floor.py
-	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/trainer_process.py
-	$(BIN)/python benchmarks/zero.py
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

@@ -31,8 +31,6 @@ CONTENTS = {
         "docs/watch",
         "docs/report",
         "docs/studies",
-        "docs/study_design",
-        "docs/first_study",
         "docs/faq",
     ],
     "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],
@@ -48,25 +46,30 @@ CONTENTS = {
     "Measured": [
         "benchmarks/results/adaptation",
         "benchmarks/results/asynchronous",
-        "benchmarks/results/corrections",
         "benchmarks/results/delay",
         "benchmarks/results/floor",
         "benchmarks/results/gpu_first",
         "benchmarks/results/gpu_second",
         "benchmarks/results/kernels",
         "benchmarks/results/math_verifiers",
-        "benchmarks/results/plan",
         "benchmarks/results/products",
-        "benchmarks/results/simulation",
         "benchmarks/results/start",
         "benchmarks/results/steps",
         "benchmarks/results/trainer_process",
-        "benchmarks/results/zero",
+    ],
+    "Research": [
+        "research/README",
+        "research/study_design",
+        "research/first_study",
+        "research/results/corrections",
+        "research/results/plan",
+        "research/results/simulation",
+        "research/results/zero",
     ],
 }
 
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "benchmarks/results/*.md"]
+include_patterns = ["*.md", "docs/*.md", "benchmarks/results/*.md", "research/*.md", "research/results/*.md"]
 exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "data"]
 extensions = ["myst_parser"]
 myst_heading_anchors = 4  # the same anchors as on the forge, so that links to headings are checked

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From nothing to a table, on Countdown at small scale and on the CPU: makes a base model, trains BAPO-GRPO and BA-PPO on
-# generated problems, and evaluates all three models on CD-34 and CD-4. docs/results.md has the result of a whole run on
+# generated problems, and evaluates all three models on CD-34 and CD-4. docs/results.md links the result of a whole run on
 # 2 cores. Before it: `make quickstart`, which installs, and `source .venv/bin/activate`. The second time: give
 # --run.overwrite.
 set -euo pipefail

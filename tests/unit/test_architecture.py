@@ -65,6 +65,33 @@ def test_an_import_that_goes_up_is_seen():
     assert upwards(file, "from bapo_openrlhf import __version__\nfrom bapo_openrlhf.errors import ConfigError\n") == []
 
 
+RESEARCH = {path.stem for path in (ROOT / "research").glob("*.py")}
+
+
+def uses_of_research(text):
+    """What a file says of research/: paths that begin with it, and in Python imports of its modules."""
+    found = re.findall(r"(?<![\w.-])research[/.]\w+|['\"]research['\"]", text)
+    return found + [f"import {module}" for module in re.findall(r"^\s*(?:from|import) (\w+)", text, re.M)
+                    if module in RESEARCH]  # fmt: skip
+
+
+def test_the_product_knows_nothing_of_research():
+    """Nor do the folders that a user runs, and no page leads there but those that the rule names."""
+    rule = {ROOT / "docs" / "architecture.md", ROOT / "docs" / "results.md"}  # and CONTRIBUTING.md
+    files = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page not in rule)]
+    for folder in ("bapo_openrlhf", "benchmarks", "configs", "examples", "tools"):
+        kinds = (".py", ".yaml", ".md", ".sh", ".jinja")
+        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    found = {str(path.relative_to(ROOT)): uses_of_research(path.read_text()) for path in files}
+    assert {file: uses for file, uses in found.items() if uses} == {}
+
+
+def test_a_use_of_research_is_seen():
+    assert uses_of_research("    from replay_map import gains\n") == ["import replay_map"]
+    assert uses_of_research('open(ROOT / "research" / "x")\n[x](../research/x.md)') == ['"research"', "research/x"]
+    assert uses_of_research("import numpy\n# research.\n") == []
+
+
 def test_no_two_files_import_each_other():
     """Nor more than two in a circle: files are taken away whose imports are all away, until none is left."""
     left = {name_of(file): set(imports_of(file.read_text())) - {name_of(file)} for file in FILES}

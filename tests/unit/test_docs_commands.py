@@ -331,8 +331,10 @@ def shell(script, folder):
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
-    """(page, words) of each command in a bash block."""
-    found = []
+    """(page, words) of each command in a bash block, and in the example that no other test runs."""
+    script = (ROOT / "examples" / "countdown_table.sh").read_text()
+    calls = shell(re.sub(r"^cd .*$", "", script, flags=re.M), tmp_path_factory.mktemp("shell"))
+    found = [("countdown_table.sh", call) for call in calls]
     for page in PAGES:
         for language, text in blocks(page):
             if language == "bash":
@@ -346,7 +348,7 @@ def commands(tmp_path_factory):
 def project(tmp_path_factory):
     """The project's folder as far as commands read it, with the quickstart's data and no model to speak of."""
     here = tmp_path_factory.mktemp("project")
-    for name in ("configs", "examples", "bapo_openrlhf"):
+    for name in ("configs", "examples", "research", "bapo_openrlhf"):
         (here / name).symlink_to(ROOT / name)
     (here / "runs" / "base_model").mkdir(parents=True)
     (here / "runs" / "base_model" / "config.json").write_text("{}")
@@ -397,18 +399,10 @@ def test_every_command_has_a_rule_and_holds(commands, hold):
     assert {rule.start for rule in RULES} == hold(commands), "rules that no page needs"
 
 
-@pytest.mark.parametrize("name", ["countdown_table.sh", "smollm2.sh"])
-def test_every_command_of_an_example_holds(hold, tmp_path, name):
-    """The other scripts have tests of their own: stack/test_first_hour.py, test_docs.py, test_several_machines.py."""
-    script = (ROOT / "examples" / name).read_text()
-    calls = shell(re.sub(r"^cd .*$", "", script, flags=re.M), tmp_path)
-    assert len(calls) >= 4
-    hold([(name, call) for call in calls])
-
-
 def test_each_example_script_is_tested():
+    """Those with tests of their own: stack/test_first_hour.py, test_docs.py, test_several_machines.py."""
     others = {"first_hour.sh", *(path.name for folder in ("ray_job", "slurm") for path in scripts_in(folder))}
-    assert {path.name for path in scripts_in(".")} == others | {"countdown_table.sh", "smollm2.sh"}
+    assert {path.name for path in scripts_in(".")} == others | {"countdown_table.sh"}
 
 
 def scripts_in(folder):
@@ -429,17 +423,6 @@ def test_an_unknown_command_is_found(tmp_path):
         rule_of(["git", "push"])
     with pytest.raises(AssertionError, match="wget: command not found"):
         shell("make test\nwget something", tmp_path)
-
-
-def test_the_script_of_the_table_does_what_its_page_shows(commands, tmp_path):
-    """examples/countdown_table.sh, with the same stand-ins."""
-    script = (ROOT / "examples" / "countdown_table.sh").read_text()
-    ran = shell(re.sub(r"^cd .*$", "", script, flags=re.M), tmp_path)
-    text = (ROOT / "docs" / "first_study.md").read_text().split("## Two methods on benchmarks")[1].split("\n## ")[0]
-    (block,) = re.findall(r"```bash\n(.*?)```", text, re.S)
-    folder = tmp_path / "readme"
-    folder.mkdir()
-    assert [call for call in shell(block, folder) if call not in ran] == []
 
 
 # ── Commands within a sentence: their names and flags ──

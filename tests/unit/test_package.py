@@ -79,6 +79,7 @@ class TestWhatIsInside:
             ((), None),
             (("-configs",), "lacks ['configs']"),
             (("+runs/x/metrics.jsonl", "+data/math/train.jsonl"), "has ['data/math/train.jsonl', 'runs/x/metrics"),
+            (("+research/README.md",), "has ['research/README.md']"),
         ],
     )
     def test_sdist(self, tmp_path, source, change, says):
@@ -146,6 +147,7 @@ def commands_of(workflow):
 
 def test_workflows_run_what_is_there():
     assert ".ci/run" in commands_of("ci") and "make lint" in commands_of("ci")
+    assert "make test-research" in commands_of("research") and "make test-research" in commands_of("release")
     assert "make docs" in commands_of("pages")
     release = commands_of("release")
     assert release.index("tools/check_tag.py") < release.index("tools/check_wheel.py dist") < release.index("dist/*")

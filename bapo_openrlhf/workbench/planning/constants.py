@@ -22,7 +22,7 @@ def _constant(default: Any, unit: str, meaning: str, source: str) -> Any:
 
 ASSUMED = "assumption"
 SLICED = "training/log_probs.py"
-STUDY = "GRPO in the Countdown study, benchmarks/results/plan.md"
+STUDY = "GRPO in the first study, docs/results.md"
 
 
 @dataclass(frozen=True)

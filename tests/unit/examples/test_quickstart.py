@@ -58,8 +58,8 @@ def test_larger_size_has_sums_of_each_level(prepare, tmp_path):
     pytest.importorskip("reasoning_gym")
     rows, _ = prepare("--size", "steps", "--prompts", "40")
     assert {row["input"].count("+") + row["input"].count("-") for row in rows} == {4, 5, 6}
-    flags = yaml.safe_load((PROJECT / "configs" / "steps" / "map.yaml").read_text())
-    assert all((tmp_path / file).is_file() for file in flags["eval"]["dataset"].split(","))
+    levels = yaml.safe_load((PROJECT / "configs" / "steps" / "sums.yaml").read_text())
+    assert all((tmp_path / "runs" / "reasoning_gym" / f"{level}.jsonl").is_file() for level in levels)
 
 
 @pytest.mark.parametrize("number", ["0", "2501"])

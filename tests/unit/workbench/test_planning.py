@@ -1,7 +1,6 @@
 """Each equation of a plan agrees with something independent: published numbers, other code, or a simulation."""
 
 import copy
-import json
 import math
 from collections import Counter
 from dataclasses import fields, replace
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
@@ -33,7 +31,6 @@ from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Workload
 
 ROOT = Path(__file__).parents[3]
-measured = user_file.load("shares", ROOT / "benchmarks" / "plan_shares.py")
 GRPO, PPO, DAPO, BAPO_GRPO, BA_PPO = ALGORITHMS
 CONSTANTS = Constants()
 
@@ -222,7 +219,7 @@ SMALL = with_flags(WORKLOAD, {
 
 
 def played(workload, steps=400):
-    """Runs the real method on prompts of fixed difficulty. Returns the counts of each step, and a record's rows."""
+    """Runs the real method on prompts of fixed difficulty. Returns the counts of each step, and all means by source."""
     rng = np.random.default_rng(2)
     adapt = workload.args.adapt
     c1, c2, c3 = adapt.thresholds()
@@ -230,7 +227,7 @@ def played(workload, steps=400):
         capacity=adapt.batch_size, group_size=4, c1=c1, c2=c2, c3=c3, buffer_size=16, replay_buffer_size=16,
         replay_steps=adapt.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
     )  # fmt: skip
-    uid, rows, counts = 0, [], []
+    uid, means, counts = 0, {"fresh": [], "reevaluated": []}, []
 
     def generate(prompts, step, source):
         nonlocal uid
@@ -239,7 +236,7 @@ def played(workload, steps=400):
             rewards = rng.random(4) < float(prompt.label)
             responses = [Response(np.arange(3), ((1, 3),), np.zeros(2), float(reward)) for reward in rewards]
             made.append(Group(uid, prompt, tuple(responses), step, step))
-            rows.append({"step": step, "prompt": prompt.id, "source": source, "mean": float(rewards.mean())})
+            means[source].append(float(rewards.mean()))
             uid += 1
         return made
 
@@ -248,7 +245,18 @@ def played(workload, steps=400):
         fresh = [Prompt(f"{step} {n}", f"{rng.beta(0.3, 0.9):.4f}") for n in range(workload.args.rollout.batch_size)]
         batch = method.build_batch(step, generate(fresh, step, "fresh"), generate(again, step, "reevaluated"))
         counts.append((len(again), len(batch.fresh), len(batch.reevaluated), len(batch.replayed)))
-    return np.array(counts), rows
+    return np.array(counts), means
+
+
+def shares(means):
+    """What the plan assumes, counted. The thresholds are fixed: c1 = 0, c2 = 1/4, c3 = 1/2."""
+    fresh, again = np.array(means["fresh"]), np.array(means["reevaluated"])
+    conditions = {
+        "signal_share": (fresh > 0) & (fresh < 1), "hard_share": fresh == 0,
+        "replayable_share": (fresh >= 1 / 4) & (fresh <= 1 / 2),
+        "leaving_share": again > 0, "improved_share": (again > 0) & (again < 1),
+    }  # fmt: skip
+    return {name: float(condition.mean()) for name, condition in conditions.items()}
 
 
 @pytest.mark.parametrize(
@@ -257,8 +265,8 @@ def played(workload, steps=400):
 )
 def test_groups_of_the_real_method(flags):
     workload = with_flags(SMALL, flags)
-    counts, rows = played(workload)
-    found = average_groups(BAPO_GRPO, workload, replace(CONSTANTS, **measured.shares_of(rows, workload)))
+    counts, means = played(workload)
+    found = average_groups(BAPO_GRPO, workload, replace(CONSTANTS, **shares(means)))
     again, x1, x2, x3 = counts[20:].mean(axis=0)
     assert found.again == pytest.approx(again, rel=0.02)
     # A batch that is sometimes full has a little less than a full one's mean.
@@ -290,57 +298,6 @@ def test_filters(name, kept):
     workload = with_flags(WORKLOAD, flags)
     constants = replace(CONSTANTS, signal_share=0.4, gaussian_share=0.25)
     assert groups_of_step(BA_PPO, workload, constants, reevaluates=False).trained == pytest.approx(256 * kept)
-
-
-# ── Shares of a record ──
-
-
-def row(step, prompt, mean, source="fresh"):
-    return {"step": step, "prompt": prompt, "source": source, "mean": mean}
-
-
-def test_shares_by_hand():
-    """c1 is 1/8, c2 = r 3/8 + 1/8 and c3 = r 3/8 + 2/8 (Table 3). r is the mean of a step."""
-    rows = [row(1, "a", 0.0), row(1, "b", 0.25), row(1, "c", 0.25), row(1, "d", 1.0)]  # r 3/8: 0.266 to 0.391
-    rows += [row(2, "e", 0.375), row(2, "f", 0.375), row(2, "g", 0.0), row(2, "h", 0.125)]  # r 7/32: 0.207 to 0.332
-    rows += [row(3, "i", 0.5), row(3, "j", 0.5), row(3, "k", 0.25), row(3, "l", 0.25)]  # the same as step 1
-    found = measured.shares_of(rows, with_flags(WORKLOAD, {"adapt.replay_steps": 1}))
-    assert found["signal_share"] == 9 / 12 and found["hard_share"] == 3 / 12
-    assert found["replayable_share"] == 0  # of step 1 none is inside its own limits, of step 2 none either
-    changed = [row(r["step"], r["prompt"], 0.3125 if r["prompt"] in "bc" else r["mean"]) for r in rows]
-    # Now r of step 1 is 13/32, 0.277 to 0.402: b and c are inside, and inside step 2's; of 8 that may be replayed.
-    assert measured.shares_of(changed, with_flags(WORKLOAD, {"adapt.replay_steps": 1}))["replayable_share"] == 2 / 8
-    near = [0.25, 0.25, 0.375, 0.375, 0.125, 0.5, 0.5, 0.25, 0.25]
-    kept = sum(math.exp(-((m - 0.5) ** 2) / (2 * 0.2**2)) for m in near) / 9
-    assert found["gaussian_share"] == pytest.approx(kept) and "improved_share" not in found
-
-
-@pytest.mark.parametrize(("today", "share"), [(0.25, 1.0), (1.0, 0.0)])
-def test_todays_thresholds_decide_too(today, share):
-    """A mean of 1/4 is within c2 and c3 of its own step (r = 1/4: 0.219 to 0.344), but not if r is 1 (1/2 to 5/8)."""
-    rows = [row(1, str(n), 0.25) for n in range(4)] + [row(2, f"{n} again", today) for n in range(4)]
-    assert measured.shares_of(rows, with_flags(WORKLOAD, {"adapt.replay_steps": 1}))["replayable_share"] == share
-
-
-def test_what_came_of_hard_prompts():
-    rows = [row(1, "a", 0.0), row(1, "b", 0.0), row(1, "c", 0.125), row(1, "d", 0.5)]
-    rows += [row(2, "a", 1.0), row(2, "b", 0.25), row(2, "c", 0.0), row(2, "d", 0.75), row(3, "c", 0.125)]
-    found = measured.shares_of(rows, WORKLOAD)  # tried again: a, b, c, c
-    assert (found["leaving_share"], found["improved_share"]) == (2 / 4, 1 / 4)
-    rows += [row(4, "a", 0.25, "reevaluated"), row(4, "b", 0.0, "reevaluated")]  # real ones say more
-    found = measured.shares_of(rows, WORKLOAD)
-    assert (found["leaving_share"], found["improved_share"]) == (1 / 2, 1 / 2)
-
-
-def test_lengths_by_hand():
-    rows = [
-        {"tokens/generated": 100, "rollouts/step": 10, "total_length": 18.0, "response_length": 10.0},
-        {"tokens/generated": 200, "rollouts/step": 10, "total_length": 26.0, "response_length": 20.0},
-        {"skipped_update": 1},
-    ]
-    found = measured.lengths_of(rows, {"rollout.max_new_tokens": 60, "data.max_len": 74})
-    assert found == {"response_share": 15 / 60, "prompt_share": 7 / 14}
-    assert measured.lengths_of(rows, {}) == {}
 
 
 def test_lengths_of_a_plan():
@@ -635,9 +592,3 @@ def test_every_constant_has_its_source():
             assert value > 0 and unit and meaning and source not in ("", "data sheet"), name
     changed = CONSTANTS.replaced("a run", {"signal_share": 0.9})
     assert [row["name"] for row in changed.rows() if row["source"] == "a run"] == ["signal_share"]
-
-
-def test_measured_defaults_are_what_the_benchmarks_say():
-    shares = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())["shares"]
-    for name in ("signal_share", "gaussian_share", "replayable_share", "hard_share", "leaving_share", "improved_share"):
-        assert getattr(CONSTANTS, name) == pytest.approx(shares[name], abs=6e-4), name

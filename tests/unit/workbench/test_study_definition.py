@@ -228,19 +228,8 @@ def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
         read_study(tmp_path / "list.yaml")
 
 
-@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_studies_that_come_with_the_project(path):
+def same_steps(path, prompts, expected):
     """Each arm has valid flags on its path, and all but DAPO and larger batches take the same number of steps."""
-    others = {
-        "countdown_gpu": (10_000, 120),
-        "smollm2": (960, 60),
-        "smollm2_map": (960, 60),
-        "map_centre": (768, 96),
-        "map_near": (768, 48),
-        "map_groups": (256, 64),
-    }
-    usual = (512, 64) if path.stem.startswith("map_") else (1536, 96)
-    prompts, expected = others.get(path.stem, usual)
     study, steps = read_study(path), {}
     assert read_study(path, smoke=True).arms
     for arm in study.arms:
@@ -252,3 +241,9 @@ def test_the_studies_that_come_with_the_project(path):
             used = min(prompts, args.data.max_samples)
             steps[arm.name] = epoch_steps(args, used, candidates) * args.train.num_episodes
     assert set(steps.values()) == {expected}, steps
+
+
+@pytest.mark.parametrize(("name", "prompts", "steps"), [("countdown", 1536, 96), ("countdown_gpu", 10_000, 120)])
+def test_the_studies_that_come_with_the_project(name, prompts, steps):
+    assert {path.stem for path in STUDIES.glob("*.yaml")} == {"countdown", "countdown_gpu"}
+    same_steps(STUDIES / f"{name}.yaml", prompts, steps)

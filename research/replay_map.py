@@ -1,0 +1,428 @@
+"""Where replay pays: the studies of research/study_design.md as one table and one figure.
+
+    python research/replay_map.py --time  # seconds of a response and of an update for drawn arms, on an idle machine
+    python research/replay_map.py         # reads runs/studies; writes results/map/ and the figures of the docs
+    python research/replay_map.py --keep  # the same, and keeps the records of the runs
+
+Without the folder of a study, its records in results/map are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+from folders import DOCS_IMAGES, RESULTS, ROOT, STUDIES
+from smollm2 import keep
+
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.flags.sizes import batch_arithmetic
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.pages.figure import save_png
+from bapo_openrlhf.workbench.report.runs import read_run
+from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, RUN, TOKENS_TRAINED, Results, StudyRun
+from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
+from bapo_openrlhf.workbench.study.runner import RUNS, plan
+from bapo_openrlhf.workbench.study.statistics import holm, mean_interval, sign_flip_p
+
+FOLDER = RESULTS / "map"
+SETTINGS = {  # of each study, in the order of the figure
+    "map_centre": "centre",
+    "map_near": "centre, first half",
+    "map_near_small": "small batches",
+    "map_neighbours": "small batches",
+    "map_near_critic": "small batches",
+    "map_critic": "small batches",
+    "map_few_hard": "fewer hard prompts",
+    "map_delay": "more delay",
+    "map_groups": "larger groups",
+    "map_tuned": "tuned",
+    "map_hard": "more hard prompts",
+    "smollm2_map": "SmolLM2",
+}
+TIMED_AS = {"map_hard": "map_tuned", "map_delay": "map_few_hard", "map_groups": "map_few_hard", "smollm2_map": None}
+TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take the unit times of another study, or none
+TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests of the recipe
+RECIPE = "recipe"  # the method that they compare
+COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
+GENERATED, UPDATED = "tokens/generated_total", "cost/updated"  # tokens; the second counts each epoch
+SHARE = "cost/share"  # the column for a given share of generation, see `by_share`
+SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
+PRECISE = ("centre", "centre, first half", "small batches")  # settings with narrow intervals
+DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # arms that are compared in several settings
+ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
+EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
+STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
+
+
+def results_of(name: str, folder: Path) -> Results:
+    """The finished runs of a study.
+
+    Args:
+        name: Name of its file in research/studies, without the ending.
+        folder: The study's folder, which has its runs in `runs`.
+    """
+    study = read_study(STUDIES / f"{name}.yaml")
+    done = [run for run in plan(study, folder) if run.done]
+    return Results(
+        study, [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in done]
+    )
+
+
+def add_costs(results: Results, units: pd.DataFrame | None) -> None:
+    """Add running totals of tokens and seconds to the steps.
+
+    Args:
+        results: Its table `steps` gets the columns of COSTS.
+        units: Index: the arm. Columns: `response` and `update`, the seconds of one. None if they are not measured.
+    """
+    steps = results.steps
+    steps[UPDATED] = results.times_epochs(steps.set_index(RUN)[TOKENS_TRAINED]).to_numpy()
+    steps["cost/tokens"] = steps[GENERATED] + steps[UPDATED]
+    if units is not None:
+        of_arm = units.reindex(steps["arm"])
+        steps["cost/seconds"] = (
+            steps[ROLLOUTS] * of_arm["response"].to_numpy() + steps["step"] * of_arm["update"].to_numpy()
+        )
+
+
+def answer(low: float, high: float) -> str:
+    """What an interval of a difference says, as in research/study_design.md."""
+    if low > 0:
+        return "ahead"
+    if high < 0:
+        return "behind"
+    return "equal" if low >= -EQUAL and high <= EQUAL else "undecided"
+
+
+def heights(results: Results, arm: str, other: str, column: str) -> pd.DataFrame:
+    """Mean heights of the learning curves of two arms up to the same cost.
+
+    Args:
+        column: The column of `steps` with the running total of the cost.
+
+    Returns:
+        A row for each seed that both arms have, and a column for each arm. Empty if no cost was measured.
+    """
+    steps = results.steps
+    if column not in steps or steps.loc[steps["arm"].isin([arm, other]), column].isna().any():
+        return pd.DataFrame(columns=[arm, other])
+    return results.curve([arm, other], column).unstack("arm").reindex(columns=[arm, other]).dropna()
+
+
+def difference(results: Results, arm: str, other: str, column: str) -> dict[str, Any] | None:
+    """Mean height of the learning curve of an arm, minus that of another arm, over pairs of runs with the same seed.
+
+    Returns:
+        gain, low and high (points), pairs, p (of sign flips), answer. None with fewer than two pairs.
+    """
+    sides = heights(results, arm, other, column)
+    if len(sides) < 2:
+        return None
+    differences = sides[arm] - sides[other]
+    found = mean_interval(differences)
+    points = {"gain": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high}
+    verdict = {"p": sign_flip_p(differences), "answer": answer(found.low, found.high)}
+    return {"pairs": found.count, **points, **verdict}
+
+
+def compared(results: Results) -> list[tuple[str, Arm, Arm]]:
+    """Path, arm and baseline of each comparison with plain OpenRLHF."""
+    sides = [(path, results.of_path(path)) for path in results.paths]
+    return [(path, arm, plain) for path, (plain, *others) in sides if plain.method == PLAIN for arm in others]
+
+
+def gains(results: Results) -> pd.DataFrame:
+    """The difference of each arm to the baseline of its path, at each cost.
+
+    Returns:
+        A row for each arm and cost that `difference` has an answer for: its fields, label and path.
+    """
+    rows = []
+    for path, arm, plain in compared(results):
+        found = {cost: difference(results, arm.name, plain.name, column) for cost, column in COSTS.items()}
+        about = {"label": results.labels[arm.name], "path": path}
+        rows += [{**about, "cost": cost, **row} for cost, row in found.items() if row]
+    return pd.DataFrame(rows)
+
+
+def pairs(results: Results) -> pd.DataFrame:
+    """Each pair of runs up to the same number of responses.
+
+    Returns:
+        A row for each arm and seed: label, path, seed, height and baseline (points).
+    """
+    rows = []
+    for path, arm, plain in compared(results):
+        for seed, (height, baseline) in (100 * heights(results, arm.name, plain.name, ROLLOUTS)).iterrows():
+            of_pair = {"label": results.labels[arm.name], "path": path, "seed": seed}
+            rows.append({**of_pair, "height": height, "baseline": baseline})
+    return pd.DataFrame(rows)
+
+
+def by_share(results: Results) -> pd.DataFrame:
+    """The difference of each arm to the baseline of its path, by how much of a step the generation takes.
+
+    The baseline trains once on each token that it generates. If generation takes the share s of its step, a generated
+    token costs s and one that is trained on costs 1 - s.
+
+    Returns:
+        A row for each arm and each of SHARES: label, path, share, gain, low and high (points).
+    """
+    rows = []
+    for share in SHARES:
+        of_step = results.steps
+        of_step[SHARE] = share * of_step[GENERATED] + (1 - share) * of_step[UPDATED]
+        for path, arm, plain in compared(results):
+            if found := difference(results, arm.name, plain.name, SHARE):
+                points = {name: found[name] for name in ("gain", "low", "high")}
+                rows.append({"label": results.labels[arm.name], "path": path, "share": share, **points})
+    return pd.DataFrame(rows)
+
+
+def confirmation(studies: Mapping[str, Results]) -> pd.DataFrame:
+    """The recipe against plain OpenRLHF and DAPO at equal responses, in each study and on each path.
+
+    Args:
+        studies: Their results by name.
+
+    Returns:
+        A row for each comparison: study, path, against, the fields of `difference`, and p_holm, which is p with
+        Holm's correction over all rows.
+    """
+    rows = []
+    for study, results in studies.items():
+        names = {(arm.method, arm.path): arm.name for arm in results.arms}
+        for method, path in product((PLAIN, "dapo"), results.paths):
+            arm, other = names.get((RECIPE, path)), names.get((method, path))
+            found = difference(results, arm, other, ROLLOUTS) if arm and other else None
+            if found:
+                rows.append({"study": study, "path": path, "against": results.labels[other], **found})
+    table = pd.DataFrame(rows)
+    return table.assign(p_holm=holm(table["p"])) if rows else table
+
+
+def signal(results: Results) -> pd.DataFrame:
+    """How much the generated responses can teach, and how much of that is used: the mean of m (1 - m) over responses.
+
+    m is the mean reward of a response's group. With rewards of 0 and 1 it is the variance of the group's rewards, and a
+    group without it has no group-relative advantage.
+
+    Returns:
+        A row for each arm: label, responses, generated (over all responses) and used (the same, where what is not
+        trained on in its own step counts as 0).
+    """
+    rows = []
+    for arm in results.arms:
+        groups = pd.concat([found.run.groups for found in results.by_arm[arm.name]])
+        variance, size = groups["mean"] * (1 - groups["mean"]), groups["responses"]
+        used = groups["state"].isin(["fresh", "reevaluated"])
+        rows.append({
+            "label": results.labels[arm.name], "responses": int(size.sum()),
+            "generated": (variance * size).sum() / size.sum(), "used": (variance * size)[used].sum() / size.sum(),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def optimizer_steps(results: Results) -> pd.DataFrame:
+    """How many optimizer steps an arm makes for 1,000 responses that it generates.
+
+    Returns:
+        A row for each arm: label, path and optimizer_steps.
+    """
+    rows = []
+    for arm in results.arms:
+        steps = results.steps[results.steps["arm"] == arm.name]
+        args = arguments.parse(results.study.words(arm, 1))
+        trained = steps.reindex(columns=["responses/trained"])["responses/trained"]  # plain OpenRLHF: full batches
+        of_batch = np.ceil(trained.fillna(batch_arithmetic(args).most_samples) / args.train.batch_size)
+        made = of_batch * args.train.max_epochs
+        rate = 1000 * made.sum() / steps["rollouts/step"].sum()
+        rows.append({"label": results.labels[arm.name], "path": arm.path, "optimizer_steps": rate})
+    return pd.DataFrame(rows)
+
+
+def drawn_as(label: str) -> str:
+    """The label under which an arm is drawn: the same with and without a critic."""
+    return label.replace("BA-PPO", "BAPO")
+
+
+def of_drawn(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the arms that are drawn, with their panel: the setting, and whether there is a critic."""
+    panels = table["setting"].where(table["path"] == "group", table["setting"] + ", critic")
+    named = table.assign(panel=panels, label=table["label"].map(drawn_as))
+    return named[named["label"].isin(DRAWN)]
+
+
+def intervals(table: pd.DataFrame, costs: Sequence[str], **encoding: Any) -> alt.FacetChart:
+    """Gains with their intervals.
+
+    Args:
+        costs: A column for each: "seconds" are gains at equal seconds.
+        encoding: Altair's encodings of the rows and their colours.
+    """
+    wanted = table[table["cost"].isin(costs)]
+    base = alt.Chart(wanted).encode(**encoding)
+    spread = base.mark_rule(strokeWidth=2).encode(
+        x=alt.X("low:Q", title="gain over GRPO or PPO, points (95 % interval)"), x2="high:Q"
+    )
+    points = base.mark_point(filled=True, size=60, opacity=1).encode(x="gain:Q")
+    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(0))
+    panel = alt.layer(zero, spread, points).properties(width=300, height={"step": 11 if "yOffset" in encoding else 18})
+    return panel.facet(
+        column=alt.Column("cost:N", title=None, sort=costs, header=alt.Header(labelExpr="'at equal ' + datum.value"))
+    )
+
+
+def picture(table: pd.DataFrame) -> alt.FacetChart:
+    """Gain over the baseline by setting: a row for each setting, and a colour for each arm."""
+    wanted = of_drawn(table)
+    axis = alt.Axis(labelLimit=400, grid=True, tickBand="extent")
+    return intervals(
+        wanted, ["responses", "seconds"],
+        color=alt.Color("label:N", title=None, sort=DRAWN), yOffset=alt.YOffset("label:N", sort=DRAWN),
+        y=alt.Y("panel:N", title=None, sort=list(dict.fromkeys(wanted["panel"])), axis=axis),
+    )  # fmt: skip
+
+
+def picture_of_arms(table: pd.DataFrame, made: pd.DataFrame) -> alt.HConcatChart:
+    """Optimizer steps and gain over GRPO with small batches: a row for each arm, the best first, coloured by answer.
+
+    Args:
+        made: What `optimizer_steps` returns, with the setting.
+    """
+    setting = SETTINGS["map_neighbours"]
+    gained, steps = (one[(one["setting"] == setting) & (one["path"] == "group")] for one in (table, made))
+    best = list(gained[gained["cost"] == "responses"].sort_values("gain", ascending=False)["label"])
+    colours = alt.Scale(domain=list(ANSWERS), range=list(ANSWERS.values()))
+    rows = alt.Y("label:N", title=None, sort=best, axis=alt.Axis(labelLimit=400))
+    of_baseline = steps.loc[steps["label"] == "GRPO", "optimizer_steps"].iloc[0]
+    title = alt.Title("optimizer steps (dashed: GRPO)", fontSize=10, fontWeight="normal")
+    base = alt.Chart(steps[steps["label"].isin(best)].drop_duplicates("label"), title=title)
+    x = alt.X("optimizer_steps:Q", title="for 1,000 responses")
+    line = base.mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(of_baseline))
+    bars = alt.layer(base.mark_bar(color="#9A9A9A", height=8).encode(x=x, y=rows), line)
+    color = alt.Color("answer:N", title=None, scale=colours)
+    gains_of_arms = intervals(gained, ["responses", "tokens"], color=color, y=rows.copy().axis(None))
+    return alt.hconcat(bars.properties(width=150, height={"step": 18}), gains_of_arms)
+
+
+def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
+    """Gain over the baseline by the share of generation: a panel for each setting and path, a line for each arm."""
+    wanted = of_drawn(table[table["setting"].isin(PRECISE)])
+    base = alt.Chart(wanted).encode(
+        x=alt.X("share:Q", title="share of generation in a step", axis=alt.Axis(format="%")),
+        color=alt.Color("label:N", title=None, sort=DRAWN),
+    )
+    spread = base.mark_area(opacity=0.2).encode(
+        y=alt.Y("low:Q", title="gain over GRPO or PPO, points (95 %)"), y2="high:Q"
+    )
+    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y=alt.datum(0))
+    panel = alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=300, height=180)
+    order = list(dict.fromkeys(wanted["panel"]))
+    return panel.facet(facet=alt.Facet("panel:N", title=None, sort=order), columns=2)
+
+
+def time_arms(study: Study, out: Path) -> pd.DataFrame:
+    """Unit times of the arms that the figure has, from a run of each with up to STEPS steps: see `units_of`."""
+    rows = []
+    for arm in study.arms:
+        if arm.method != PLAIN and drawn_as(arm.label) not in DRAWN:
+            continue
+        prompts = arguments.parse(study.words(arm, 1)).rollout.batch_size * STEPS
+        words = [*study.words(arm, 1), "--data.max_samples", str(prompts), "--train.num_episodes", "1"]
+        words += ["--eval.steps", "-1", "--run.dir", str(out), "--run.name", arm.name, "--run.overwrite"]
+        subprocess.run([sys.executable, "-m", "bapo_openrlhf.cli", "train", *words], check=True, cwd=ROOT)
+        rows.append(
+            {"study": study.name, "arm": arm.name, **units_of(pd.DataFrame(record.read_metrics(out / arm.name)))}
+        )
+    return pd.DataFrame(rows)
+
+
+def units_of(steps: pd.DataFrame) -> dict[str, float]:
+    """Seconds of generating a response, and those of everything else in a step, over the steps after the first ones."""
+    timed = steps[steps["step"] >= FIRST_TIMED]
+    generation = timed["timing/generation"].sum()
+    return {
+        "response": generation / timed["rollouts/step"].sum(),
+        "update": (timed[ALL_SECONDS].sum() - generation) / len(timed),
+    }
+
+
+TABLES = {  # of all studies: what makes their rows, and the decimals of their CSV
+    "gains": (gains, 3),
+    "pairs": (pairs, 2),
+    "signal": (signal, 4),
+    "optimizer_steps": (optimizer_steps, 2),
+    "shares": (by_share, 3),
+}
+
+
+def joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The tables of all studies as one, without the empty ones."""
+    return pd.concat([one for one in tables if not one.empty], ignore_index=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the studies that there are, write the tables and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--time", nargs="*", choices=TIMED, metavar="STUDY",
+        help="measure unit times of these studies first (default: all that are needed), on an idle machine",
+    )  # fmt: skip
+    parser.add_argument("--keep", action="store_true", help="keep the records of the runs")
+    given = parser.parse_args(argv)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    times = FOLDER / "unit_times.csv"
+    units = pd.read_csv(times) if times.is_file() else pd.DataFrame(columns=["study"])
+    for name in () if given.time is None else given.time or TIMED:
+        study = read_study(STUDIES / f"{name}.yaml")
+        measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
+        units = pd.concat([units[units["study"] != name], measured])
+        units.to_csv(times, index=False)
+    studies, found = {}, {name: [] for name in TABLES}
+    for name, setting in SETTINGS.items():
+        folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
+        if given.keep and folder.is_dir():
+            keep(folder / RUNS, records)
+        with tempfile.TemporaryDirectory() as kept:
+            if not folder.is_dir() and records.is_file():
+                folder = Path(kept)
+                with tarfile.open(records) as file:
+                    file.extractall(folder / RUNS, filter="data")
+            results = results_of(name, folder)
+            if not results.runs:
+                continue
+            timed = units[units["study"] == TIMED_AS.get(name, name)]
+            add_costs(results, None if timed.empty else timed.set_index("arm"))
+            studies[name] = results
+            for of, (made, _) in TABLES.items():
+                found[of].append(made(results).assign(setting=setting))
+            curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
+            curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
+    tables = {name: joined(rows) for name, rows in found.items()}
+    for name, table in tables.items():
+        table.round(TABLES[name][1]).to_csv(FOLDER / f"{name}.csv", index=False)
+    table = tables["gains"]
+    table.to_parquet(FOLDER / "gains.parquet", index=False)
+    tests = confirmation({name: studies[name] for name in TESTS if name in studies})
+    tests.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
+    save_png(picture(table), DOCS_IMAGES / "map.png")
+    save_png(picture_of_arms(table, tables["optimizer_steps"]), DOCS_IMAGES / "map_arms.png")
+    save_png(picture_of_shares(tables["shares"]), DOCS_IMAGES / "map_shares.png")
+    print(table.round(2).to_markdown(index=False), tests.round(4).to_markdown(index=False), sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

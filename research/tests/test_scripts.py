@@ -1,0 +1,20 @@
+"""Every script in research/ starts: it can be imported, and its parser knows what it says of itself."""
+
+import pytest
+from folders import ROOT
+
+from bapo_openrlhf import user_file
+
+starts = user_file.load("starts", ROOT / "tests" / "unit" / "test_benchmarks_start.py")
+SCRIPTS = starts.scripts(ROOT / "research")
+NO_PARSER = {"hard_sums.py", "replay_probe.py", "study_picture.py"}  # they are only imported
+
+
+@pytest.fixture(scope="module")
+def started():
+    return starts.start(SCRIPTS, NO_PARSER)
+
+
+@pytest.mark.parametrize("name", [path.name for path in SCRIPTS])
+def test_starts(started, name):
+    assert started[name] == ""
