@@ -33,21 +33,7 @@ MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 
 # Names that are bound to other objects for a run, by the module whose functions read them.
 REBOUND = {
-    "openrlhf.cli.train_ppo_ray": (
-        "PPOTrainer",
-        "PPOTrainerAsync",
-        "PolicyModelActor",
-        "CriticModelActor",
-        "ReferenceModelActor",
-        "RewardModelActor",
-        "RayActorGroup",
-        "create_vllm_engines",
-    ),
     "openrlhf.cli.train_sft": ("SFTTrainer",),
-    "openrlhf.trainer.ray.vllm_engine": ("RolloutRayActor", "SingleTurnAgentExecutor", "_load_agent_executor"),
-    "openrlhf.trainer.ray.launcher": ("Actor",),
-    "openrlhf.trainer.ray.ppo_actor": ("Actor", "ActorPPOTrainer", "NaiveReplayBuffer"),
-    "openrlhf.trainer.ray.ppo_critic": ("CriticPPOTrainer", "NaiveReplayBuffer"),
 }
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
@@ -55,6 +41,8 @@ MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 # Functions that are called, or whose private attributes are used, although they are not a public interface.
 CALLED = {
     "openrlhf.cli.train_ppo_ray:__main__": "launch/openrlhf_cli.py runs its statements",
+    "openrlhf.cli.train_ppo_ray:train": "training/build.py does its work",
+    "openrlhf.trainer.ray.vllm_engine:create_vllm_engines": "training/build.py does its work",
     "openrlhf.cli.train_sft:__main__": "launch/openrlhf_cli.py runs its statements",
     "openrlhf.cli.train_sft:train": "launch/warmup.py calls it",
     "openrlhf.datasets.prompts_dataset:preprocess_data": "data/prompts.py calls it",
@@ -74,6 +62,7 @@ CALLED = {
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group": "weight_sync.py uses _model_update_group",
     "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.init_process_group": "weight_receipt.py uses _model_update_group",
     "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.update_weight_cuda_ipc": "weight_receipt.py does its work",
+    "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.append": "training/whole_batch.py does its work",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "training/updates.py does its work",
     "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step": "training/updates.py does its work",
     "openrlhf.utils.loss_utils:_optimizer_step_loss_norm": "training/updates.py does its work",

@@ -11,6 +11,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.config import Checked
+from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.record.run_record import holds_run
@@ -78,12 +79,12 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     if args.critic.model_name_or_path:
         rows.append(("critic", _model(args.critic, args.critic.model_name_or_path)))
     target = adapt.kl_target if adapt.enabled else "reference"
-    has_reference = kl.init_coef > 0 and target == "reference"
+    reference = has_reference(args)
     response = args.rollout.max_new_tokens
     limit = "" if response is None else f", response at most {response}"
     samples = arithmetic.most_samples
     batch = f"any number of samples up to {samples} (= B {arithmetic.capacity} groups)"
-    if has_reference:
+    if reference:
         rows.append(("reference", _model(args.ref, args.actor.model_name_or_path)))
     if args.ds.lora.rank:
         trained = "actor and critic" if args.critic.model_name_or_path else "actor"
@@ -94,7 +95,7 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         ("KL penalty", f"{kl.init_coef:g} to the {target} policy, in the {'loss' if kl.use_loss else 'reward'}"),
         ("attention", args.ds.attn_implementation),
         ("rollout engines", f"{args.vllm.num_engines} x tensor parallel {args.vllm.tensor_parallel_size}"),
-        ("GPUs", _gpus(args, has_reference)),
+        ("GPUs", _gpus(args)),
         ("learning rates", _learning_rates(args)),
         ("lengths", f"prompt and response at most {args.data.max_len} tokens{limit}"),
         ("rollout batch", f"{args.rollout.batch_size} prompts x G {arithmetic.group_size} responses"),
@@ -121,13 +122,13 @@ def _model(model: SimpleNamespace, name: str) -> str:
     return f"{name}, {model.num_nodes} node(s) x {model.num_gpus_per_node} GPU(s)"
 
 
-def _gpus(args: SimpleNamespace, has_reference: bool) -> str:
-    """The GPUs that OpenRLHF's placement takes (`train` of its train_ppo_ray.py), and which roles share them."""
+def _gpus(args: SimpleNamespace) -> str:
+    """The GPUs that a run takes (`training/build.py`), and which roles share them."""
     train, vllm, critic = args.train, args.vllm, bool(args.critic.model_name_or_path)
     with_actor = "actor" if train.colocate_all else None
     with_critic = "critic" if critic and train.colocate_critic_reward else None
     models = {"actor": (args.actor, "actor")}
-    if has_reference:
+    if has_reference(args):
         models["reference"] = (args.ref, "actor" if train.colocate_actor_ref else with_actor)
     if critic:
         models["critic"] = (args.critic, with_critic or with_actor)

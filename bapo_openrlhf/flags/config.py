@@ -305,7 +305,6 @@ class Checked:
         arithmetic: Batch arithmetic of the configuration.
         prompts: Prompts that the run takes from the training data; None if the data is not on this machine.
         candidates: Prompts that the method draws for each prompt for which it generates responses.
-        kl_coef: Coefficient of the KL penalty to the behaviour policy; 0 if the penalty is to the reference model.
         resume_tag: Checkpoint from which the run continues; None if it starts from the beginning.
         warnings: What may be meant, but is seldom what a user wants, a sentence each.
     """
@@ -313,7 +312,6 @@ class Checked:
     arithmetic: BatchArithmetic
     prompts: int | None = None
     candidates: int = 1
-    kl_coef: float = 0.0
     resume_tag: str | None = None
     warnings: tuple[str, ...] = ()
 

@@ -1,12 +1,12 @@
-"""The flags of OpenRLHF that follow from this project's flags."""
+"""What this project's flags mean for OpenRLHF."""
 
 from types import SimpleNamespace
 
 
-def behaviour_kl(args: SimpleNamespace) -> float:
-    """Coefficient of the KL penalty to the behaviour policy; 0 if the penalty is to the reference model."""
-    is_behaviour = args.adapt.enabled and args.adapt.kl_target == "behaviour"
-    return float(args.algo.kl.init_coef) if is_behaviour else 0.0
+def has_reference(args: SimpleNamespace) -> bool:
+    """Whether the run has a reference model. A KL penalty to the behaviour policy needs none."""
+    to_behaviour = args.adapt.enabled and args.adapt.kl_target == "behaviour"
+    return bool(args.algo.kl.init_coef > 0 and not to_behaviour)
 
 
 def set_openrlhf_flags(args: SimpleNamespace) -> None:
@@ -14,8 +14,6 @@ def set_openrlhf_flags(args: SimpleNamespace) -> None:
     adapt = args.adapt
     if not adapt.enabled:
         return
-    if adapt.kl_target == "behaviour":
-        args.algo.kl.init_coef = 0.0  # above 0, OpenRLHF would load a reference model
     correction = args.algo.advantage
     if adapt.ratio == "decoupled" and correction.is_correction_level == "off":
         # The loss clips pi/prox and has the weight prox/alpha, truncated from above. OpenRLHF's token-level

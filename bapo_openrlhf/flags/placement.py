@@ -1,4 +1,7 @@
-"""What OpenRLHF's placement of models on GPUs refuses, in part only when a run starts."""
+"""What the placement of models on GPUs needs (`training/build.py`).
+
+OpenRLHF asserts a part of it when a run starts.
+"""
 
 from bapo_openrlhf.flags.ranges import MODELS
 from bapo_openrlhf.flags.rule import Flags, Rule

@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.flags.openrlhf_flags import has_reference
 
 
 def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
@@ -13,7 +14,7 @@ def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
     models = {"actor": args.actor}
     if args.critic.model_name_or_path:
         models["critic"] = args.critic
-    if args.algo.kl.init_coef > 0 and not (args.adapt.enabled and args.adapt.kl_target == "behaviour"):
+    if has_reference(args):
         models["reference"] = args.ref
     return BatchArithmetic(
         group_size=args.rollout.n_samples_per_prompt,

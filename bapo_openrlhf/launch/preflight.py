@@ -15,7 +15,6 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.cautions import warnings_of
 from bapo_openrlhf.flags.config import Checked
-from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl
 from bapo_openrlhf.flags.paths import check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
@@ -68,7 +67,6 @@ def check_inputs(
         arithmetic=arithmetic,
         prompts=prompts,
         candidates=candidates,
-        kl_coef=behaviour_kl(args),
         warnings=(*warnings_of(Flags.of(args, method=method, prompts=prompts, steps=steps)), *warnings),
     )
 

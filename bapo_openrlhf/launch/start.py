@@ -1,4 +1,4 @@
-"""Start a run: OpenRLHF's `train` on the real stack, with this project's classes in place."""
+"""Start a run on the real stack, and write its summary at the end."""
 
 import sys
 import time
@@ -149,21 +149,20 @@ def _lost_nodes() -> str:
 
 
 def _train(args: SimpleNamespace) -> None:
-    """Run OpenRLHF's `train` with this project's classes in place. On the CPU it gets a Ray of its own."""
+    """Build the run and train. On the CPU it gets a Ray of its own."""
     cpu.install()
     if not cpu.active():
         flash_attention.do_without()
 
     import ray
 
-    from bapo_openrlhf.training.rebind import openrlhf_for_a_run
+    from bapo_openrlhf.training.build import train
 
     own_ray = cpu.active() and not ray.is_initialized()
     if own_ray:
         ray.init(**cpu.ray_init_kwargs(logical_gpus(args)))
     try:
-        with openrlhf_for_a_run(args.adapt.enabled) as openrlhf:
-            openrlhf.train(args)
+        train(args)
     except ray.exceptions.RayError as error:
         traceback.print_exc()
         raise RunError(_last_line(error) + _lost_nodes()) from error

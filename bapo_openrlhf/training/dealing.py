@@ -134,8 +134,8 @@ class DealtActorGroup(RayActorGroup):
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks, and return Ray's references to the answers, one for each process.
 
-        Each rank gets an equal part of the lists, in order. A batch to train on (`append`) is dealt to the ranks. What
-        another model with equally many ranks has got is not put into Ray's object store again.
+        Each rank gets an equal part of the lists, in order. A batch to train on (`append`) is dealt to the ranks, which
+        `take` it. What another model with equally many ranks has got is not put into Ray's object store again.
 
         Args:
             method_name: The method, which is called once for each item of the lists.
@@ -147,7 +147,7 @@ class DealtActorGroup(RayActorGroup):
         ranks = ranks_of(self)
         if method_name == "append":
             experiences = kwargs["experience"]
-            own = (ranks, *map(id, experiences))
+            method_name, own = "take", (ranks, *map(id, experiences))
             calls = [(ref, 1) for ref in self._once(own, experiences[0], lambda: shares(experiences, ranks))]
         else:
             calls = [self._call(part) for part in equal_parts(kwargs, ranks)]
@@ -193,7 +193,7 @@ def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str
 
 
 def shares(experiences: Sequence[Experience], ranks: int) -> Iterator[dict[str, list[Any]]]:
-    """The arguments of each rank's `append`, by name: its share, a filler, and the number of samples of the batch.
+    """The arguments of each rank's `take`, by name: its share, a filler, and the number of samples of the batch.
 
     Args:
         experiences: The batch. Each of them has in `index` the positions of its samples, or all have None.

@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import packaging.version
 import ray
 import torch
+import vllm
 from openrlhf.trainer.ray import vllm_engine
 from openrlhf.utils.vlm_utils import dedup_media_tokens
 from vllm.inputs import TokensPrompt
@@ -27,7 +29,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.adapters import is_adapter, merge_adapters
 from bapo_openrlhf.training.agents import LimitedAgent, NamedAgent
-from bapo_openrlhf.training.contract import extends, plain_class, rebound
+from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.engine_core import ENGINE
 from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.reward_pool import RewardPool
@@ -104,10 +106,26 @@ class RolloutEngine(Engine):
     """
 
     version: int | None = None
+    tokenizer: Any = None  # OpenRLHF's asynchronous trainer sends one with each request and does not call `set_up`
     _kept_version: int | None = None
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("full_determinism") and cpu.active():
+    async def __init__(
+        self, *, num_gpus: float, bundle_indices: list[int] | None = None, full_determinism: bool = False,
+        agent_func_path: str | None = None, remote_rm_url: str | None = None, mm_pad_token_ids: set[int] | None = None,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Load the model and the user's agent or reward function.
+
+        Args:
+            num_gpus: Share of a GPU that each worker of vLLM asks Ray for, if there are several workers.
+            bundle_indices: Places of these workers in the placement group.
+            full_determinism: Whether the run is to be reproducible.
+            agent_func_path: The user's agent, if there is one.
+            remote_rm_url: The reward function or the addresses of its servers.
+            mm_pad_token_ids: Tokens that stand for a part of an image or of a video.
+            kwargs: Arguments of vLLM's engine.
+        """
+        if full_determinism and cpu.active():
             # With one sequence at a time, a response does not depend on the others in the batch. In bf16, another
             # number of rows rounds differently. On a GPU, vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
             kwargs["max_num_seqs"] = 1
@@ -115,8 +133,12 @@ class RolloutEngine(Engine):
             kwargs["distributed_executor_backend"] = "mp"  # for tensor parallelism: vLLM has no Ray workers on the CPU
         kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them
         os.environ[ENGINE] = str(os.getpid())
-        with rebound(vllm_engine, SingleTurnAgentExecutor=SingleTurn, _load_agent_executor=load_agent):
-            await super().__init__(*args, **kwargs)
+        self._configure_device_env(kwargs.get("distributed_executor_backend"), bundle_indices, num_gpus)
+        self._configure_vllm_env(packaging.version, vllm, full_determinism)
+        self.executor = load_agent(agent_func_path) if agent_func_path else SingleTurn(remote_rm_url)
+        self.kwargs, self._mm_pad_token_ids = kwargs, mm_pad_token_ids
+        self.llm = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**kwargs))
+        await self.llm.is_sleeping()  # waits until it has loaded
         self.rewards: RewardPool | LimitedAgent | SingleTurn | None = None  # what counts failed calls
 
     async def live(self) -> None:
@@ -158,13 +180,13 @@ class RolloutEngine(Engine):
     @extends(Engine)
     async def generate_responses(
         self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, seed: int | None = None,
-        number: int | None = None, **kwargs: Any,
+        number: int | None = None, hf_tokenizer: Any = None, **kwargs: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Generate as OpenRLHF does, for an agent. If the prompt has a seed, each response gets a seed of its own.
 
         The responses also have the `number` of the request. The tokenizer is the one that `set_up` took.
         """
-        generate, first = partial(super().generate_responses, hf_tokenizer=self.tokenizer), self.version
+        generate, first = partial(super().generate_responses, hf_tokenizer=self.tokenizer or hf_tokenizer), self.version
         if seed is None:
             responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
         else:

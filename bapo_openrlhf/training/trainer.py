@@ -51,8 +51,6 @@ class AdaptedPPOTrainer(ProbedTrainer):
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(pretrain, strategy, *args, **kwargs)
         adapt = self.args.adapt
-        if adapt.kl_target == "behaviour":
-            self.kl_ctl.value = self.args.checked.kl_coef
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
         evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)

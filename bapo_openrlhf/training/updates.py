@@ -42,7 +42,7 @@ from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.weight_sync import ParcelActorTrainer
-from bapo_openrlhf.training.whole_batch import data_parallel_ranks
+from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer, data_parallel_ranks
 
 # What a loss reads of an experience. Everything else stays in the memory of the CPU.
 READ = (
@@ -128,6 +128,11 @@ class _WholeBatch:
     engine: Any
     optimizer: Any
     scheduler: Any
+
+    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(strategy, *args, **kwargs)
+        size, packing = strategy.args.train.micro_batch_size, strategy.args.ds.packing_samples
+        self.replay_buffer = WholeBatchReplayBuffer(size, packing_samples=packing)
 
     @extends(ppo_actor.ActorPPOTrainer)
     @extends(ppo_critic.CriticPPOTrainer)
@@ -224,12 +229,6 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
 
     name = "actor"
     rate_factor = 1.0
-
-    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        if strategy.args.adapt.kl_target == "behaviour":
-            # The flag was set to 0 so that OpenRLHF loads no reference model, but the loss needs the coefficient.
-            strategy.args.algo.kl.init_coef = strategy.args.checked.kl_coef
-        super().__init__(strategy, *args, **kwargs)
 
     engine = property(lambda self: self.actor.model)
     optimizer = property(lambda self: self.actor_optim)

@@ -13,16 +13,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
-from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from openrlhf.trainer.ppo_utils.experience import (
+    Experience,
+    make_experience_batch,
+    remove_padding_in_sequences,
+    split_experience_batch,
+)
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, parts_by_tokens, step_totals, token_plan
 from bapo_openrlhf.flags.sizes import most_tokens
 
 
-class WholeBatchReplayBuffer(NaiveReplayBuffer):
-    """OpenRLHF's buffer of one rank. Every sample in it is trained on.
+class WholeBatchReplayBuffer:
+    """The samples of one rank, in the place of OpenRLHF's buffer. Every sample in it is trained on.
+
+    Args:
+        sample_batch_size: Samples of a micro-batch, if micro-batches have a number of samples.
+        packing_samples: Whether samples are packed and not padded.
 
     Attributes:
         plan: This rank's micro-batches of an epoch, in order.
@@ -31,10 +39,15 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
         filler: A fully masked sample.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, sample_batch_size: int, packing_samples: bool = False) -> None:
+        self.sample_batch_size, self.packing_samples = sample_batch_size, packing_samples
         self.plan: list[MicroBatch] = []
         self.total = 0
+        self.items: list[Experience] = []
+
+    def clear(self) -> None:
+        """Forget the samples."""
+        self.items = []
 
     def take(self, share: Experience | None, filler: Experience, total: int) -> None:
         """Take this rank's share of a batch. It replaces a share that was not trained on (`--critic.freezing_steps`).
@@ -44,11 +57,8 @@ class WholeBatchReplayBuffer(NaiveReplayBuffer):
             filler: A fully masked sample, in case one is needed.
             total: Number of samples of the batch on all ranks.
         """
-        self.clear()
-        self.append(filler)
-        self.filler = self.items.pop()
-        if share is not None:
-            self.append(share)
+        (self.filler,) = without_padding(filler)
+        self.items = [] if share is None else without_padding(share)
         self.total = total
 
     def set_up(self, strategy: Any) -> None:
@@ -108,6 +118,11 @@ class MicroBatches(Sampler[list[int]]):
         places = iter(self.order)
         for part in self.plan:
             yield list(islice(places, part.samples)) or [self.filler]
+
+
+def without_padding(experience: Experience) -> list[Experience]:
+    """The samples of a batch, without padding."""
+    return remove_padding_in_sequences(split_experience_batch(experience))
 
 
 def long_and_short(items: list[Experience]) -> list[Experience]:

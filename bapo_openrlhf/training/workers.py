@@ -1,29 +1,36 @@
-"""The processes of actor, critic, reference and reward model."""
+"""The processes of actor, critic, reference and reward model.
 
+Actor, critic and reference load their models in this project's words, so that they have this project's classes without
+a name of OpenRLHF being rebound. All that OpenRLHF's words read of the arguments is read here as well
+(tests/unit/training/test_workers.py compares the calls). Each worker ends with `restore_frequencies`, see `rotary`.
+"""
+
+import os
 import socket
 from collections.abc import Hashable
 from typing import Any
 
 import ray
 import torch
+from openrlhf.models import get_llm_for_sequence_regression
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
+from openrlhf.utils import get_tokenizer
 
 from bapo_openrlhf.flags.sizes import pretraining_steps
-from bapo_openrlhf.training.contract import extends, plain_class, rebound
+from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.gradients import probe_gradients
 from bapo_openrlhf.training.log_probs import SlicedActor
 from bapo_openrlhf.training.rotary import restore_frequencies
 from bapo_openrlhf.training.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.weight_sync import ParcelActorTrainer
-from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer
 
 POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)
 REFERENCE, REWARD = plain_class(launcher.ReferenceModelActor), plain_class(launcher.RewardModelActor)
 
 
 class _Worker:
-    """A mixin for OpenRLHF's workers, which keeps the port of their process group, and rotary frequencies in float32.
+    """A mixin for OpenRLHF's workers, which keeps the port of their process group.
 
     OpenRLHF chooses a free port, releases it, and listens on it only after the models' processes have started. In the
     meantime an engine or Ray may take the port. Here the socket with which the port was chosen stays bound. The kernel
@@ -37,17 +44,6 @@ class _Worker:
         self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port_holder.bind(("", 0))
         return self._port_holder.getsockname()[1]
-
-    @extends(POLICY)
-    @extends(CRITIC)
-    @extends(REFERENCE)
-    @extends(REWARD)
-    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """Load all models and the checkpoint, and then repair what ZeRO stage 3 rounded (see `rotary`)."""
-        super().init_model_from_pretrained(*args, **kwargs)
-        for model in vars(self).values():
-            if isinstance(model, torch.nn.Module):
-                restore_frequencies(model)
 
     @extends(launcher.BaseModelActor)
     def execute_batch(self, method_name: str, all_data: Any, start_idx: int, end_idx: int) -> list[Any]:
@@ -75,28 +71,184 @@ class _TrainingWorker(_Worker):
         if len(states) > 1 and torch.cuda.is_available():
             torch.cuda.set_rng_state(states[1])
 
-    def _require_trainer(self, kind: type) -> None:
-        """Raise RuntimeError if OpenRLHF built its own class, because gradients would then leak into the next batch."""
-        for built, needed in ((self.trainer, kind), (self.trainer.replay_buffer, WholeBatchReplayBuffer)):
-            if not isinstance(built, needed):
-                raise RuntimeError(f"OpenRLHF's worker built a {type(built).__name__} and not a {needed.__name__}")
-
-    @extends(POLICY)
-    @extends(CRITIC)
-    def append(self, experience: Any, filler: Any, samples: int) -> None:
+    def take(self, experience: Any, filler: Any, samples: int) -> None:
         """Take this rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
         self.trainer.replay_buffer.take(experience, filler, samples)
 
 
-class PolicyWorker(_TrainingWorker, POLICY):
-    """OpenRLHF's actor worker on batches of any size."""
+class _Policy(_Worker, POLICY):
+    """OpenRLHF's actor worker, which loads its models and builds its trainer in this project's words.
+
+    Attributes:
+        trainer_class: A subclass of OpenRLHF's trainer of the actor.
+    """
+
+    trainer_class: type = ParcelActorTrainer
 
     @extends(POLICY)
-    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        trainer, replay_buffer = WholeBatchActorTrainer, WholeBatchReplayBuffer
-        with rebound(ppo_actor, Actor=SlicedActor, ActorPPOTrainer=trainer, NaiveReplayBuffer=replay_buffer):
-            super().init_model_from_pretrained(*args, **kwargs)
-        self._require_trainer(WholeBatchActorTrainer)
+    def init_model_from_pretrained(
+        self, strategy: Any, pretrain: str, max_steps: int | None = None, vllm_engines: Any = None
+    ) -> None:
+        """Load the actor, its average and its checkpoint, and build the trainer.
+
+        Args:
+            strategy: OpenRLHF's strategy, with the arguments of the run.
+            pretrain: Name or folder of the model.
+            max_steps: Optimizer steps that the learning-rate schedule spans.
+            vllm_engines: The rollout engines, which get the actor's weights.
+        """
+        args = strategy.args
+        self.save_hf_ckpt, self.disable_ds_ckpt = args.ckpt.save_hf, args.ckpt.disable_ds
+        self.max_steps, self.vllm_engines = max_steps, vllm_engines
+        self._setup_distributed(strategy)
+        samples = {"temperature": args.rollout.temperature, "use_liger_kernel": args.ds.use_liger_kernel}
+        actor = SlicedActor(
+            pretrain,
+            **shared_by_models(strategy),
+            **trained(strategy),
+            **samples,
+            freeze_visual_encoder=args.actor.freeze_visual_encoder,
+        )
+        strategy.print(actor)
+        self.tokenizer = tokenizer_of(pretrain, actor.model, strategy)
+        average = None
+        if args.train.enable_ema:
+            average = SlicedActor(
+                pretrain, **shared_by_models(strategy), ds_config=strategy.get_ds_eval_config(offload=True)
+            )
+            average._offload = True
+        checkpoint_gradients(actor, args)
+        optimized = strategy.prepare((actor, optimizer_of(args.actor, max_steps)))
+        self.actor, self.actor_optim, self.actor_scheduler = optimized
+        self.ema_model = strategy.prepare(average) if average else None
+        self.checkpoint_states = load_checkpoint(strategy, self.actor.model, "_actor")
+        if args.ds.enable_sleep:
+            self.offload_states()
+        for model in filter(None, (self.actor, self.ema_model)):
+            restore_frequencies(model)
+        self.trainer = self.trainer_class(
+            strategy,
+            self.actor,
+            ema_model=self.ema_model,
+            actor_optim=self.actor_optim,
+            actor_scheduler=self.actor_scheduler,
+            micro_train_batch_size=args.train.micro_batch_size,
+            tokenizer=self.tokenizer,
+            ema_beta=args.train.ema_beta,
+            vllm_engines=vllm_engines,
+        )
+
+
+class _Critic(_Worker, CRITIC):
+    """OpenRLHF's critic worker, which loads its model and builds its trainer in this project's words.
+
+    Attributes:
+        trainer_class: OpenRLHF's trainer of the critic, or a subclass.
+    """
+
+    trainer_class: type = ppo_critic.CriticPPOTrainer
+
+    @extends(CRITIC)
+    def init_model_from_pretrained(self, strategy: Any, pretrain: str, max_steps: int) -> None:
+        """Load the critic and its checkpoint, and build the trainer.
+
+        Args:
+            strategy: OpenRLHF's strategy, with the arguments of the run.
+            pretrain: Name or folder of the model.
+            max_steps: Optimizer steps of the actor. The learning-rate schedule also spans those of the critic's
+                pretraining.
+        """
+        args = strategy.args
+        self.disable_ds_ckpt = args.ckpt.disable_ds
+        self._setup_distributed(strategy)
+        critic = get_llm_for_sequence_regression(
+            pretrain,
+            "critic",
+            normalize_reward=args.reward.normalize_enable,
+            **shared_by_models(strategy),
+            **trained(strategy),
+            value_head_prefix=args.ds.value_head_prefix,
+            init_value_head=args.actor.model_name_or_path == args.critic.model_name_or_path,
+        )
+        strategy.print(critic)
+        strategy.print(f"values are normalized: {args.reward.normalize_enable}, {critic.mean}, {critic.std}")
+        # A tokenizer is only saved with the critic's weights.
+        self.tokenizer = tokenizer_of(pretrain, critic, strategy) if args.critic.save_value_network else None
+        checkpoint_gradients(critic, args)
+        optimizer = optimizer_of(args.critic, max_steps + pretraining_steps(args))
+        self.critic, self.critic_optim, self.critic_scheduler = strategy.prepare((critic, optimizer))
+        load_checkpoint(strategy, self.critic, "_critic")
+        if args.ds.enable_sleep:
+            self.offload_states()
+        restore_frequencies(self.critic)
+        self.trainer = self.trainer_class(
+            strategy,
+            critic=self.critic,
+            critic_optim=self.critic_optim,
+            critic_scheduler=self.critic_scheduler,
+            micro_train_batch_size=args.train.micro_batch_size,
+            value_clip=args.critic.value_clip,
+        )
+
+
+def shared_by_models(strategy: Any) -> dict[str, Any]:
+    """The arguments of OpenRLHF's constructors of models that are the same for all models."""
+    ds = strategy.args.ds
+    return {
+        "attn_implementation": ds.attn_implementation,
+        "experts_implementation": ds.experts_implementation,
+        "param_dtype": ds.param_dtype,
+        "load_in_4bit": ds.load_in_4bit,
+        "packing_samples": ds.packing_samples,
+    }
+
+
+def trained(strategy: Any) -> dict[str, Any]:
+    """The arguments of OpenRLHF's constructors of models that only a trained model gets."""
+    lora = strategy.args.ds.lora
+    adapter = {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+    return adapter | {"target_modules": lora.target_modules, "ds_config": strategy.get_ds_train_config()}
+
+
+def optimizer_of(model: Any, steps: int | None) -> dict[str, Any]:
+    """The optimizer and the schedule of a model, as `DeepspeedStrategy.prepare` takes them.
+
+    Args:
+        model: The arguments of the model, such as `args.actor`.
+        steps: Optimizer steps that the learning-rate schedule spans.
+    """
+    names = ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
+    optimizers = {"muon": vars(model.muon), "adam": vars(model.adam)}
+    return {name: getattr(model, name) for name in names} | optimizers | {"scheduler_steps": steps}
+
+
+def tokenizer_of(pretrain: str, model: Any, strategy: Any) -> Any:
+    """The tokenizer of a model, which is saved with it. It also gives the model's config the id of the padding."""
+    return get_tokenizer(pretrain, model, "left", strategy, use_fast=not strategy.args.data.disable_fast_tokenizer)
+
+
+def checkpoint_gradients(model: Any, args: Any) -> None:
+    """Let a model compute activations again in the backward pass if the run asks for it. The actor's flag counts."""
+    if args.actor.gradient_checkpointing_enable:
+        reentrant = {"use_reentrant": args.actor.gradient_checkpointing_reentrant}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
+
+
+def load_checkpoint(strategy: Any, engine: Any, name: str) -> dict[str, Any]:
+    """Load the last checkpoint of a model if the run continues one. Returns the states that were saved with it."""
+    args = strategy.args
+    folder = os.path.join(args.ckpt.path, name)
+    if not (args.ckpt.load_enable and os.path.exists(folder)):
+        return {}
+    strategy.print(f"Loading the checkpoint: {folder}")
+    _, states = strategy.load_ckpt(engine, folder)
+    return states
+
+
+class PolicyWorker(_TrainingWorker, _Policy):
+    """OpenRLHF's actor worker on batches of any size."""
+
+    trainer_class = WholeBatchActorTrainer
 
     def probe_gradients(self, **parts: Any) -> dict[Hashable, tuple[float, float]]:
         """See `probe.probe_gradients`."""
@@ -107,47 +259,60 @@ class PolicyWorker(_TrainingWorker, POLICY):
         self.trainer.rate_factor = factor
 
 
-class CriticWorker(_TrainingWorker, CRITIC):
+class CriticWorker(_TrainingWorker, _Critic):
     """OpenRLHF's critic worker on batches of any size."""
 
-    @extends(CRITIC)
-    def init_model_from_pretrained(self, strategy: Any, pretrain: str, max_steps: int) -> None:
-        """Load the model. The learning-rate schedule also spans the steps of the critic's pretraining."""
-        max_steps += pretraining_steps(strategy.args)
-        with rebound(ppo_critic, CriticPPOTrainer=WholeBatchCriticTrainer, NaiveReplayBuffer=WholeBatchReplayBuffer):
-            super().init_model_from_pretrained(strategy, pretrain, max_steps)
-        self._require_trainer(WholeBatchCriticTrainer)
+    trainer_class = WholeBatchCriticTrainer
 
 
 class ReferenceWorker(_Worker, REFERENCE):
     """OpenRLHF's reference worker."""
 
     @extends(REFERENCE)
-    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        with rebound(launcher, Actor=SlicedActor):
-            super().init_model_from_pretrained(*args, **kwargs)
+    def init_model_from_pretrained(self, strategy: Any, pretrain: str) -> None:
+        """Load the model.
+
+        Args:
+            strategy: OpenRLHF's strategy, with the arguments of the run.
+            pretrain: Name or folder of the model.
+        """
+        args = strategy.args
+        self._setup_distributed(strategy)
+        model = SlicedActor(
+            pretrain,
+            **shared_by_models(strategy),
+            ds_config=strategy.get_ds_eval_config(offload=args.ref.offload),
+            temperature=args.rollout.temperature,
+            use_liger_kernel=args.ds.use_liger_kernel,
+        )
+        strategy.print(model)
+        if args.ref.offload:
+            model._offload = True
+        self.model = strategy.prepare(model)
+        self.model.eval()
+        restore_frequencies(self.model)
 
 
 class RewardWorker(_Worker, REWARD):
     """OpenRLHF's reward worker."""
 
+    @extends(REWARD)
+    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model as OpenRLHF does."""
+        super().init_model_from_pretrained(*args, **kwargs)
+        restore_frequencies(self.model)
 
-class PlainPolicyWorker(_Worker, POLICY):
+
+class PlainPolicyWorker(_Policy):
     """OpenRLHF's actor worker, for a run without batch adaptation."""
 
-    @extends(POLICY)
-    def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        with rebound(ppo_actor, Actor=SlicedActor, ActorPPOTrainer=ParcelActorTrainer):
-            super().init_model_from_pretrained(*args, **kwargs)
 
-
-class PlainCriticWorker(_Worker, CRITIC):
+class PlainCriticWorker(_Critic):
     """OpenRLHF's critic worker, for a run without batch adaptation."""
 
 
 # The decorated classes have other names, so that Ray's workers import the classes above from this module. If the name
-# of a class led to another object, Ray would send the class by value, with copies of OpenRLHF's globals, and rebinding
-# a name in OpenRLHF's module would have no effect on it.
+# of a class led to another object, Ray would send the class by value.
 AdaptedPolicyActor = ray.remote(num_gpus=1)(PolicyWorker)
 AdaptedCriticActor = ray.remote(num_gpus=1)(CriticWorker)
 ReferenceActor = ray.remote(num_gpus=1)(ReferenceWorker)

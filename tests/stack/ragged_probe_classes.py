@@ -12,7 +12,6 @@ from deepspeed.utils import safe_get_full_fp32_param
 from waits import Waits
 
 from bapo_openrlhf.training import workers
-from bapo_openrlhf.training.contract import rebound
 from bapo_openrlhf.training.updates import READ
 
 LOGGED_BY_SAMPLE = ("response_length", "truncated", "total_length")  # and what is in `info`
@@ -80,15 +79,11 @@ class WatchedCriticTrainer(Watched, workers.WholeBatchCriticTrainer):
 
 
 class WatchedPolicyWorker(workers.PolicyWorker):
-    def init_model_from_pretrained(self, *args, **kwargs):
-        with rebound(workers, WholeBatchActorTrainer=WatchedActorTrainer):
-            super().init_model_from_pretrained(*args, **kwargs)
+    trainer_class = WatchedActorTrainer
 
 
 class WatchedCriticWorker(workers.CriticWorker):
-    def init_model_from_pretrained(self, *args, **kwargs):
-        with rebound(workers, WholeBatchCriticTrainer=WatchedCriticTrainer):
-            super().init_model_from_pretrained(*args, **kwargs)
+    trainer_class = WatchedCriticTrainer
 
 
 WatchedPolicyActor = ray.remote(num_gpus=1)(WatchedPolicyWorker)

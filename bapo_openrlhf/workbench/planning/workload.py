@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.workbench.planning.constants import Constants
 
@@ -116,8 +117,7 @@ class Workload:
     @property
     def reference(self) -> bool:
         """Whether the flags ask for a reference model."""
-        adapt = self.args.adapt
-        return self.args.algo.kl.init_coef > 0 and not (adapt.enabled and adapt.kl_target == "behaviour")
+        return has_reference(self.args)
 
     def has_reference(self, algorithm: Algorithm) -> bool:
         """Whether a reference model is loaded."""

@@ -55,7 +55,7 @@ def start(tmp_path, monkeypatch):
 
         monkeypatch.setattr(launch, "_train", train)
         args = arguments.parse(argv)
-        launch.launch(args, Checked(batch_arithmetic(args), prompts=prompts, candidates=candidates, kl_coef=0.25))
+        launch.launch(args, Checked(batch_arithmetic(args), prompts=prompts, candidates=candidates))
         return found[-1][0], record.read_summary(tmp_path / "runs" / "mine")
 
     run.found = found
@@ -88,7 +88,7 @@ def test_the_run_gets_what_the_checks_worked_out(start, tmp_path):
     """The checkpoint is chosen last, because that may delete what a crash left unfinished."""
     about, _ = start(prompts=10, candidates=3)
     assert about["total_steps"] == 1  # a step takes 4 x 3 prompts from the data
-    assert (start.checked.candidates, start.checked.kl_coef, start.checked.resume_tag) == (3, 0.25, None)
+    assert (start.checked.candidates, start.checked.resume_tag) == (3, None)
     assert "checked" not in " ".join(about["config"])
     store, model = CheckpointStore(tmp_path / "checkpoints", critic=False), tmp_path / "checkpoints/_actor/global_step2"
     save_state(store.begin("global_step2"), {})
@@ -96,7 +96,7 @@ def test_the_run_gets_what_the_checks_worked_out(start, tmp_path):
     (model / "model.pt").write_text("weights")
     store.complete("global_step2", 2)
     start(ckpt__load_enable=True)
-    assert (start.checked.resume_tag, start.checked.kl_coef) == ("global_step2", 0.25)
+    assert start.checked.resume_tag == "global_step2"
 
 
 def test_steps_that_nobody_knows(start):
@@ -105,10 +105,11 @@ def test_steps_that_nobody_knows(start):
 
 def test_every_flag_is_in_it_as_it_was_given(start):
     about, _ = start(
-        adapt__kl_target="behaviour", algo__kl__init_coef=0.02, data__prompt_dataset="data.jsonl", adapt__c1="0.1"
+        adapt__ratio="decoupled", algo__kl__init_coef=0.02, data__prompt_dataset="data.jsonl", adapt__c1="0.1"
     )
     flags = about["config"]
-    assert flags["algo.kl.init_coef"] == 0.02  # OpenRLHF is given 0
+    assert flags["algo.advantage.is_correction_level"] == "off"  # OpenRLHF is given "token"
+    assert flags["algo.kl.init_coef"] == 0.02
     assert flags["data.prompt_dataset"] == "data.jsonl" and flags["adapt.c1"] == "0.1" and flags["adapt.c2"] is None
     assert flags["actor.adam.lr"] > 0 and flags["verifier.timeout"] == 60.0 and flags["algorithm"] == "bapo_grpo"
     known = {action.dest for action in arguments.build_parser("prog")._actions} - {"help"}

@@ -643,19 +643,6 @@ class TestCombinations:
         with pytest.raises(ConfigError, match=r"^reward\.remote_url is not set"):
             check_inputs(args)
 
-    def test_kl_to_the_reference_changes_nothing(self, run):
-        args = run.parse(algo__kl__init_coef=0.02)
-        assert check_inputs(args).kl_coef == 0.0
-        set_openrlhf_flags(args)
-        assert args.algo.kl.init_coef == 0.02
-
-    def test_kl_to_the_behaviour_policy_moves_the_coefficient(self, run):
-        # OpenRLHF builds a reference model when its own is above 0
-        args = run.parse(algo__kl__init_coef=0.02, adapt__kl_target="behaviour")
-        assert (check_inputs(args).kl_coef, args.algo.kl.init_coef) == (0.02, 0.02)
-        set_openrlhf_flags(args)
-        assert args.algo.kl.init_coef == 0.0
-
     def test_behaviour_ratio_leaves_openrlhfs_correction_alone(self, run):
         correction = {"level": "seq", "mode": "mask", "gating": "tv", "threshold": "0.4"}
         args = run.parse(**{f"algo__advantage__is_correction_{key}": value for key, value in correction.items()})

@@ -29,7 +29,7 @@ from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import VERSIONS  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.config import Checked  # noqa: E402
-from bapo_openrlhf.flags.openrlhf_flags import behaviour_kl, set_openrlhf_flags  # noqa: E402
+from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engines import request_seed  # noqa: E402
@@ -343,7 +343,7 @@ class World:
             model: Group(self, model, getattr(self.args, model).num_gpus_per_node)
             for model in ("actor", "critic")[: 1 + critic]
         }
-        with_reference = self.args.algo.kl.init_coef > 0
+        with_reference = has_reference(self.args)
         self.reference = Group(self, "reference", self.args.ref.num_gpus_per_node) if with_reference else None
         rows = [("data", f"prompt {n}", str(n), None) for n in range(prompts)]
         self.data = lambda: StatefulDataLoader(rows, batch_size=1, shuffle=True, drop_last=True, collate_fn=columns)
@@ -383,7 +383,7 @@ class World:
             many = [*map(str, value)] if isinstance(value, (list, tuple)) else None
             argv += [f"--{name}", *many] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
         args = arguments.parse(argv)
-        args.checked = Checked(batch_arithmetic(args), kl_coef=behaviour_kl(args))
+        args.checked = Checked(batch_arithmetic(args))
         set_openrlhf_flags(args)
         return args
 

@@ -26,7 +26,6 @@ import ray  # noqa: E402
 
 from bapo_openrlhf.errors import ConfigError  # noqa: E402
 from bapo_openrlhf.launch import openrlhf_cli  # noqa: E402
-from bapo_openrlhf.training import rebind  # noqa: E402
 from bapo_openrlhf.training.contract import EXTENDED, OPENRLHF_VERSION, extends, rebound, require_version  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -179,11 +178,9 @@ def test_a_signature_that_changed(another_version):
 
 
 def test_a_name_that_is_no_longer_read(another_version):
-    (message,) = another_version(
-        "trainer/ray/ppo_actor.py", "self.replay_buffer = NaiveReplayBuffer(", "self.replay_buffer = make_buffer("
-    )
-    assert "ActorPPOTrainer.__init__ was changed (" in message
-    assert ", and no longer reads NaiveReplayBuffer. Look" in message
+    (message,) = another_version("cli/train_sft.py", "trainer = SFTTrainer(", "trainer = make_trainer(")
+    assert "train_sft:train was changed (" in message
+    assert ", and no longer reads SFTTrainer. Look" in message
 
 
 def test_a_module_that_moved(tmp_path, installed):
@@ -226,42 +223,12 @@ def test_the_command(tmp_path, installed):
 
 
 class TestRebound:
-    def test_engines_return_log_probs_of_the_sampling_distribution(self):
-        calls = []
-
-        def create_vllm_engines(num_engines, seed, max_len=1, logprobs_mode=None, *, name="x"):
-            calls.append((num_engines, seed, max_len, logprobs_mode, name))
-            return "engines"
-
-        create = rebind.with_rollout_log_probs(create_vllm_engines)
-        assert create(1, 2) == "engines"
-        create(1, 2, 3, "raw_logprobs", name="y")
-        create(1, seed=2, logprobs_mode="raw_logprobs")
-        create(num_engines=1, seed=2, logprobs_mode=None, max_len=3)
-        assert calls == [
-            (1, 2, 1, "processed_logprobs", "x"),
-            (1, 2, 3, "processed_logprobs", "y"),
-            (1, 2, 1, "processed_logprobs", "x"),
-            (1, 2, 3, "processed_logprobs", "x"),
-        ]
-
-    def test_engines_that_take_no_mode(self):
-        with pytest.raises(RuntimeError, match="create_vllm_engines should take logprobs_mode"):
-            rebind.with_rollout_log_probs(lambda num_engines: None)
-
-    def test_openrlhfs_own_takes_it(self):
-        from openrlhf.trainer.ray.vllm_engine import create_vllm_engines
-
-        rebind.with_rollout_log_probs(create_vllm_engines)
-
     @pytest.mark.parametrize("found", ["0.11.1", "0.11.3", "0.11.20", "1.0"])
     def test_another_version(self, monkeypatch, found):
         require_version()
         monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
         with pytest.raises(RuntimeError, match=f"openrlhf {found} is installed; .* extends openrlhf 0.11.2"):
             require_version()
-        with pytest.raises(RuntimeError), rebind.openrlhf_for_a_run(True):
-            pass
 
     def test_no_openrlhf(self, monkeypatch):
         def version(name):
@@ -284,47 +251,6 @@ class TestRebound:
         with pytest.raises(RuntimeError, match=r"should have module\.Trainer"), rebound(module, Trainer="ours"):
             pass
         assert not hasattr(module, "Trainer")
-
-    @pytest.mark.parametrize("adapted", [False, True])
-    def test_names_of_openrlhf_during_a_run_and_after(self, adapted):
-        import openrlhf.cli.train_ppo_ray as cli
-        import openrlhf.trainer.ppo_trainer as ppo_trainer
-        import openrlhf.trainer.ray.vllm_engine as vllm_engine
-
-        from bapo_openrlhf.training import dealing, engines, plain_trainer, trainer, workers
-
-        def names():
-            return (
-                ppo_trainer.PPOTrainer,
-                vllm_engine.RolloutRayActor,
-                cli.PolicyModelActor,
-                cli.CriticModelActor,
-                cli.ReferenceModelActor,
-                cli.RewardModelActor,
-                cli.RayActorGroup,
-                cli.create_vllm_engines,
-            )
-
-        before = names()
-        with rebind.openrlhf_for_a_run(adapted) as module:
-            assert module is cli
-            during = names()
-        assert names() == before
-        either = (workers.ReferenceActor, workers.RewardActor)
-        if adapted:
-            assert during[:7] == (
-                trainer.AdaptedPPOTrainerActor,
-                engines.RolloutActor,
-                workers.AdaptedPolicyActor,
-                workers.AdaptedCriticActor,
-                *either,
-                dealing.DealtActorGroup,
-            )
-            assert during[7] is not before[7]
-        else:
-            plain = (workers.PlainPolicyActor, workers.PlainCriticActor)
-            ours = (plain_trainer.RecordedPPOTrainerActor, engines.RolloutActor)
-            assert during == (*ours, *plain, *either, *before[6:])
 
     def test_nothing_here_started_ray(self):
         assert not ray.is_initialized()

@@ -226,16 +226,16 @@ def group_of(kind: type, ranks: int, copies: int = 1) -> tuple[Any, Calls]:
 
 
 def appended(experiences: list[Experience], ranks: int, copies: int = 1) -> list[dict[str, Any]]:
-    """What `append` gets in each process."""
+    """What `take` gets in each process."""
     group, calls = group_of(DealtActorGroup, ranks, copies)
     refs = group.async_run_method_batch(method_name="append", experience=experiences)
-    assert refs == list(range(ranks * copies)) and {method for method, _ in calls} == {"append"}
+    assert refs == list(range(ranks * copies)) and {method for method, _ in calls} == {"take"}
     assert all(len(values) == 1 for _, inputs in calls for values in inputs.values())
     return [{name: value for name, (value,) in inputs.items()} for _, inputs in calls]
 
 
 def taken(call: dict[str, Any]) -> WholeBatchReplayBuffer:
-    """The buffer of a process after its `append`."""
+    """The buffer of a process after its `take`."""
     buffer = WholeBatchReplayBuffer(1)
     buffer.take(call["experience"], call["filler"], call["samples"])
     return buffer

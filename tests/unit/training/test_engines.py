@@ -1,17 +1,19 @@
 """What this project asks of vLLM in each request."""
 
 import asyncio
+import os
+from types import SimpleNamespace
 
 import pytest
-from openrlhf.trainer.ray import vllm_engine
+import vllm
 from openrlhf.utils.agent import AgentExecutorBase
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training import engines
 from bapo_openrlhf.training.engines import RolloutEngine
 from bapo_openrlhf.training.single_turn import SingleTurn
-from bapo_openrlhf.training.user_agent import load_agent
 
 
 class Stream:
@@ -63,18 +65,47 @@ def test_vllm_gets_the_prompt_that_openrlhf_gives_it(images, pads):
     assert len(set(names)) == 4  # a name for each request
 
 
-def test_openrlhf_loads_user_files_with_this_projects_functions(monkeypatch):
-    """While its `__init__` makes the executor. What they do has tests of its own."""
-    bound, before = {}, vars(vllm_engine).copy()
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_gpus": 1, "remote_rm_url": "http://judge", "seed": 5, "distributed_executor_backend": "uni"},
+        {"num_gpus": 0.2, "bundle_indices": [2, 3], "full_determinism": True, "distributed_executor_backend": "ray"},
+        {"num_gpus": 1, "mm_pad_token_ids": {4}, "max_logprobs": 1},
+    ],
+)
+def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given):
+    """But for the class of the executor, and for statistics that nobody reads."""
+    ours, theirs = (made_by(kind, monkeypatch, given) for kind in (RolloutEngine, engines.Engine))
+    executors = [found.pop("executor") for found, _ in (ours, theirs)]
+    assert type(executors[0]) is SingleTurn and executors[0].reward_endpoints == executors[1].reward_endpoints
+    for settings in (ours[0]["kwargs"], ours[0]["llm"]):
+        assert settings.pop("disable_log_stats") is True
+    assert ours[0].pop("rewards") is None and ours[1].pop(engines.ENGINE)
+    assert ours == theirs
 
-    async def init(self, *args, **kwargs):
-        bound.update(vars(vllm_engine))
 
-    monkeypatch.setattr(engines.Engine, "__init__", init)
-    monkeypatch.setenv(engines.ENGINE, "")
-    asyncio.run(RolloutEngine.__init__(object.__new__(RolloutEngine)))
-    assert bound["SingleTurnAgentExecutor"] is SingleTurn and bound["_load_agent_executor"] is load_agent
-    assert vars(vllm_engine) == before
+def made_by(kind, monkeypatch, given):
+    """The attributes of an engine that a class made, and the environment that it left."""
+
+    class Llm(dict):
+        async def is_sleeping(self):
+            self["waited"] = True
+
+    with monkeypatch.context() as patched:
+        patched.setattr(vllm, "AsyncEngineArgs", lambda **settings: settings)
+        patched.setattr(vllm, "AsyncLLMEngine", SimpleNamespace(from_engine_args=lambda settings: Llm(settings)))
+        patched.setattr(cpu, "active", lambda: False)
+        patched.setattr(os, "environ", {"RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "0,1"})
+        engine = object.__new__(kind)
+        asyncio.run(kind.__init__(engine, **given))
+        return vars(engine), dict(os.environ)
+
+
+def test_an_engine_loads_the_users_agent_with_this_projects_function(monkeypatch):
+    monkeypatch.setattr(engines, "load_agent", lambda path: f"agent of {path}")
+    monkeypatch.setattr(engines, "SingleTurn", None)
+    found, _ = made_by(RolloutEngine, monkeypatch, {"num_gpus": 1, "agent_func_path": "agent.py", "remote_rm_url": "x"})
+    assert found["executor"] == "agent of agent.py"
 
 
 def test_only_tokens_and_their_log_probs_are_made_for_openrlhfs_executor():

@@ -19,6 +19,7 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
+from openrlhf.trainer.ppo_utils import NaiveReplayBuffer  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
@@ -146,7 +147,9 @@ class TestPlanByNumber:
         samples = [Experience(sequences=torch.tensor([n]), attention_mask=torch.tensor([1])) for n in range(count)]
         (buffer,) = planned([samples], arguments(8))
         buffer.filler = samples[0]
-        theirs = DataLoader(buffer, batch_size=4, shuffle=True, drop_last=True, collate_fn=buffer.collate_fn)
+        openrlhf = NaiveReplayBuffer(4)
+        openrlhf.items = samples
+        theirs = DataLoader(openrlhf, batch_size=4, shuffle=True, drop_last=True, collate_fn=openrlhf.collate_fn)
         found = []
         for loader in (lambda: buffer.loader(shuffle=True, pin_memory=False), lambda: theirs):
             torch.manual_seed(3)

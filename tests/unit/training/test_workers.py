@@ -1,8 +1,6 @@
-"""The workers' own part: generators of random numbers, and the critic's schedule."""
+"""The workers: what they load and build, generators of random numbers, and the critic's schedule."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +10,9 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
+from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic  # noqa: E402
 
+from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.training import workers  # noqa: E402
 
 
@@ -31,20 +31,160 @@ class TestWorkerGenerators:
         assert len(saved) == 1 or torch.cuda.is_available()
 
 
+class Strategy:
+    """Writes down what a worker asks of OpenRLHF's strategy."""
+
+    def __init__(self, args, calls):
+        self.args, self.calls = args, calls
+
+    def __eq__(self, other):
+        return self.args is other.args
+
+    def setup_distributed(self):
+        self.calls.append(("setup_distributed",))
+
+    def get_ds_train_config(self):
+        return "config for training"
+
+    def get_ds_eval_config(self, offload):
+        return f"config, offload {offload}"
+
+    def prepare(self, model):
+        self.calls.append(("prepare", getattr(model, "_offload", None), model))
+        return (model[0], "optimizer", "scheduler") if isinstance(model, tuple) else model
+
+    def load_ckpt(self, engine, folder):
+        self.calls.append(("load_ckpt", engine, folder))
+        return folder, {"global_step": 3}
+
+    def print(self, *_):
+        """Nothing is compared."""
+
+
+class Loaded:
+    """A model, equal to another one that was built from the same arguments."""
+
+    mean = std = 0.0
+
+    def __init__(self, calls, *args, **kwargs):
+        self.calls, self.model, self.given = calls, "engine", (args, kwargs)
+
+    def __eq__(self, other):
+        return self.given == other.given
+
+    def eval(self):
+        self.calls.append(("eval",))
+
+    def gradient_checkpointing_enable(self, **kwargs):
+        self.calls.append(("gradient_checkpointing_enable", kwargs))
+
+
+FLAGS = {
+    "actor.model_name_or_path": "model", "critic.model_name_or_path": "critic", "reward.remote_url": "reward.py",
+    "data.prompt_dataset": "data.jsonl", "train.micro_batch_size": 3, "train.batch_size": 12,
+    "rollout.temperature": 0.7, "actor.lr_scheduler": "linear", "critic.lr_scheduler": "cosine", "actor.max_norm": 0.3,
+    "critic.max_norm": 0.4, "actor.lr_warmup_ratio": 0.05, "critic.lr_warmup_ratio": 0.06, "actor.min_lr_ratio": 0.2,
+    "critic.min_lr_ratio": 0.3, "actor.adam.lr": 1e-5, "critic.adam.lr": 2e-5, "critic.value_clip": 0.15,
+    "train.ema_beta": 0.9, "ds.attn_implementation": "sdpa", "ds.value_head_prefix": "head", "algorithm": "ppo",
+    "vllm.num_engines": 1,
+}  # fmt: skip
+VARIANTS = (
+    "",
+    "train.enable_ema",
+    "ds.lora.rank=8 ds.lora.alpha=16 ds.lora.dropout=0.1 ds.lora.target_modules=q_proj",
+    "actor.gradient_checkpointing_enable",
+    "actor.gradient_checkpointing_enable actor.gradient_checkpointing_reentrant",
+    "ckpt.load_enable",
+    "ds.enable_sleep ref.offload train.enable_ema",
+    "critic.save_value_network data.disable_fast_tokenizer reward.normalize_enable",
+    "ds.use_liger_kernel ds.packing_samples ds.attn_implementation=flash_attention_2",
+    "actor.freeze_visual_encoder ds.experts_implementation=eager ds.load_in_4bit",
+    "actor.optim=muon actor.muon.lr=0.01 critic.optim=muon critic.muon.momentum=0.8",
+    "critic.model_name_or_path=model ckpt.save_hf ckpt.disable_ds",
+)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kind", ["PlainPolicyWorker", "PlainCriticWorker", "ReferenceWorker"])
+def test_models_and_trainers_are_built_as_openrlhf_builds_them(monkeypatch, tmp_path, kind, variant):
+    """The calls of OpenRLHF's `init_model_from_pretrained` and of ours, with other objects in the place of models."""
+    words = {word.split("=")[0]: word for word in variant.split()}
+    words = {name: f"{name}={value}" for name, value in FLAGS.items()} | words | {"path": f"ckpt.path={tmp_path}"}
+    args = arguments.parse([f"--{word}" for word in words.values()])
+    for name in ("_actor", "_critic"):
+        (tmp_path / name).mkdir()
+    ours = getattr(workers, kind)
+    theirs = next(base for base in ours.__mro__ if base.__module__.startswith("openrlhf."))
+    more = {"PlainPolicyWorker": (100, ["engine"]), "PlainCriticWorker": (100,), "ReferenceWorker": ()}[kind]
+    (calls, attributes), (wanted, as_theirs) = (calls_of(own, args, more, monkeypatch) for own in (ours, theirs))
+    assert len(calls) == len(wanted)
+    for call, other in zip(calls, wanted, strict=True):
+        assert call == other
+    assert attributes == as_theirs
+
+
+def calls_of(kind, args, more, monkeypatch):
+    """What a worker calls while it loads, and the attributes that it has then."""
+    calls = []
+    strategy = Strategy(args, calls)
+
+    def noted(name, kwargs_of=lambda kwargs: kwargs):
+        return lambda *args, **kwargs: calls.append((name, args, kwargs_of(kwargs))) or name
+
+    def without_unused(kwargs):
+        return {name: value for name, value in kwargs.items() if name != "eps_clip"}  # OpenRLHF's trainer ignores it
+
+    def tokenizer(pretrain, model, side, strategy, use_fast):
+        calls.append(("tokenizer", pretrain, model, side, use_fast))
+        return "tokenizer"
+
+    def load(*args, **kwargs):
+        calls.append(("model", args, kwargs))
+        return Loaded(calls, *args, **kwargs)
+
+    for module, model in ((ppo_actor, "Actor"), (launcher, "Actor"), (workers, "SlicedActor"),
+                          (ppo_critic, "get_llm_for_sequence_regression"),
+                          (workers, "get_llm_for_sequence_regression")):  # fmt: skip
+        monkeypatch.setattr(module, model, load)
+    for module in (ppo_actor, ppo_critic, workers):
+        monkeypatch.setattr(module, "get_tokenizer", tokenizer)
+    for module, trainer in ((ppo_actor, "ActorPPOTrainer"), (ppo_critic, "CriticPPOTrainer")):
+        monkeypatch.setattr(module, trainer, noted("trainer", without_unused))
+        monkeypatch.setattr(module, "offload_deepspeed_states", noted("offload"))
+    monkeypatch.setattr(workers._Policy, "trainer_class", staticmethod(noted("trainer")))
+    monkeypatch.setattr(workers._Critic, "trainer_class", staticmethod(noted("trainer")))
+    monkeypatch.setattr(workers, "restore_frequencies", lambda model: None)
+    worker = object.__new__(kind)
+    worker.init_model_from_pretrained(strategy, "model", *more)
+    return calls, {name: value for name, value in vars(worker).items() if name != "strategy"}
+
+
+@pytest.mark.parametrize("kind", ["PolicyWorker", "CriticWorker", "ReferenceWorker", "RewardWorker"])
+def test_frequencies_are_restored_when_all_is_loaded(monkeypatch, kind):
+    args = arguments.parse([f"--{name}={value}" for name, value in FLAGS.items()] + ["--train.enable_ema"])
+    restored, strategy = [], Strategy(args, [])
+    with monkeypatch.context() as patched:
+        patched.setattr(workers.REWARD, "init_model_from_pretrained", lambda self, *_: setattr(self, "model", "reward"))
+        patched.setattr(workers, "SlicedActor", lambda *_, **__: Loaded([]))
+        patched.setattr(workers, "get_llm_for_sequence_regression", lambda *_, **__: Loaded([]))
+        patched.setattr(workers, "get_tokenizer", lambda *_, **__: None)
+        patched.setattr(workers, "restore_frequencies", restored.append)
+        worker = object.__new__(getattr(workers, kind))
+        patched.setattr(type(worker), "trainer_class", staticmethod(lambda *_, **__: None), raising=False)
+        worker.init_model_from_pretrained(strategy, "model", *{"Policy": (1, None), "Critic": (1,)}.get(kind[:-6], ()))
+    models = [value for name in ("actor", "ema_model", "critic", "model") if (value := getattr(worker, name, None))]
+    assert len(restored) == (2 if kind == "PolicyWorker" else 1)
+    assert all(one is other for one, other in zip(restored, models, strict=True))
+
+
 @pytest.mark.parametrize(
     ("passes", "frozen", "wanted"), [(0, -1, 100), (0, 3, 100), (2, -1, 112), (2, 0, 112), (2, 2, 136)]
 )
 def test_the_critics_schedule_spans_its_pretraining(monkeypatch, passes, frozen, wanted):
     """Each pass over 5 x 4 responses in optimizer steps of 8 has 3 of them, and there are 2 epochs."""
-    args = SimpleNamespace(
-        adapt=SimpleNamespace(value_pretraining=passes),
-        critic=SimpleNamespace(freezing_steps=frozen),
-        rollout=SimpleNamespace(batch_size=5, n_samples_per_prompt=4),
-        train=SimpleNamespace(batch_size=8, max_epochs=2),
-    )
-    seen = []
-    monkeypatch.setattr(workers.CRITIC, "init_model_from_pretrained", lambda self, *given: seen.append(given))
-    monkeypatch.setattr(workers.CriticWorker, "_require_trainer", lambda *_: None)
-    strategy = SimpleNamespace(args=args)
-    object.__new__(workers.CriticWorker).init_model_from_pretrained(strategy, "model", 100)
-    assert seen == [(strategy, "model", wanted)]
+    words = FLAGS | {"algorithm": "ba_ppo", "adapt.value_pretraining": passes, "critic.freezing_steps": frozen}
+    words |= {"rollout.batch_size": 5, "rollout.n_samples_per_prompt": 4, "train.batch_size": 8, "train.max_epochs": 2}
+    args = arguments.parse([f"--{name}={value}" for name, value in words.items()])
+    calls, _ = calls_of(workers.PlainCriticWorker, args, (100,), monkeypatch)
+    ((_, optimizer),) = [call[-1] for call in calls if call[0] == "prepare"]
+    assert optimizer["scheduler_steps"] == wanted

@@ -1,0 +1,305 @@
+"""The composition of a run, compared with OpenRLHF's `train`: Ray and the classes of all processes write down calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import ray  # noqa: E402
+import transformers  # noqa: E402
+from openrlhf.cli import train_ppo_ray  # noqa: E402
+from openrlhf.trainer import ppo_trainer, ppo_trainer_async  # noqa: E402
+from openrlhf.trainer.ray import launcher, vllm_engine  # noqa: E402
+
+from bapo_openrlhf.cli import arguments  # noqa: E402
+from bapo_openrlhf.training import build, contract, dealing, engines, plain_trainer, trainer, workers  # noqa: E402
+
+FLAGS = {
+    "algorithm": "grpo", "actor.model_name_or_path": "model", "reward.remote_url": "reward.py", "data.max_len": 77,
+    "data.prompt_dataset": "data.jsonl", "actor.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "train.seed": 9,
+    "critic.num_gpus_per_node": 2, "reward.num_gpus_per_node": 2, "vllm.num_engines": 2, "rollout.temperature": 0.7,
+    "rollout.max_new_tokens": 33, "rollout.top_p": 0.9, "rollout.n_samples_per_prompt": 4,
+    "vllm.gpu_memory_utilization": 0.55,
+}  # fmt: skip
+PPO = "algorithm=ppo critic.model_name_or_path=critic"
+TOGETHER = "train.colocate_all vllm.enable_sleep ds.enable_sleep"
+VARIANTS = (
+    "",
+    "algo.kl.init_coef=0",
+    "actor.num_nodes=3 ref.num_nodes=3",
+    "train.colocate_actor_ref",
+    "train.colocate_all",
+    TOGETHER,
+    f"{PPO} {TOGETHER}",
+    PPO,
+    f"{PPO} critic.save_value_network critic.num_nodes=2",
+    f"{PPO} train.colocate_critic_reward",
+    f"{PPO} {TOGETHER} train.colocate_critic_reward",
+    f"{PPO} reward.remote_url= reward.model_name_or_path=rewards",
+    f"{PPO} reward.remote_url= reward.model_name_or_path=rewards train.colocate_critic_reward train.colocate_actor_ref",
+    "train.async_enable",
+    "train.async_enable train.colocate_all",
+    "vllm.tensor_parallel_size=2 vllm.num_engines=3",
+    f"vllm.tensor_parallel_size=2 vllm.num_engines=1 {TOGETHER}",
+    "ds.tensor_parallel_size=2",
+    "vllm.enable_sleep vllm.enforce_eager vllm.enable_prefix_caching train.full_determinism_enable",
+    "data.max_images_per_prompt=3",
+    "algo.advantage.is_correction_level=token",
+    "train.agent_func_path=agent.py",
+)
+
+
+class Calls:
+    """What a run asks for, in order. A reference of Ray is the call that it stands for."""
+
+    def __init__(self):
+        self.events = []
+
+    def __call__(self, *event):
+        self.events.append(event)
+        return event
+
+    def made(self):
+        return [event for event in self.events if event[0] not in ("call", "wait")]
+
+    def called(self):
+        return Counter(map(repr, (event for event in self.events if event[0] == "call")))
+
+
+class Process:
+    """An actor of Ray, of any class."""
+
+    def __init__(self, calls, name):
+        self._calls, self._name = calls, name
+
+    def __repr__(self):
+        return self._name
+
+    def __eq__(self, other):
+        return repr(self) == repr(other)
+
+    def __getattr__(self, method):
+        return SimpleNamespace(remote=lambda *args, **kwargs: self._calls("call", self._name, method, args, kwargs))
+
+
+class Kind:
+    """A class of actors."""
+
+    def __init__(self, calls, name, **options):
+        self.calls, self.name, self.given = calls, name, options
+
+    def options(self, **options):
+        where = options["scheduling_strategy"]
+        return Kind(self.calls, self.name, **options | {"scheduling_strategy": vars(where)})
+
+    def remote(self, *args, **kwargs):
+        number = sum(event[0] == self.name for event in self.calls.events)
+        self.calls(self.name, args, kwargs, self.given)
+        return Process(self.calls, f"{self.name} {number}")
+
+
+class Workers:
+    """The processes of a model."""
+
+    def __init__(self, calls, name, *sizes, **where):
+        self.calls, self.name = calls, name
+        calls(name, sizes, where)
+
+    def __repr__(self):
+        return self.name
+
+    def __eq__(self, other):
+        return repr(self) == repr(other)
+
+    def __getattr__(self, method):
+        return lambda *args, **kwargs: [self.calls("call", self.name, method, args, kwargs)]
+
+
+class Place:
+    """GPUs that are reserved together."""
+
+    def __init__(self, calls, bundles, strategy):
+        self.given = calls("reserved", bundles, strategy)
+
+    def __eq__(self, other):
+        return self.given == other.given
+
+    def ready(self):
+        return "ready"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls that are noted from now on. Both sides get the same classes."""
+    calls = Calls()
+    strategy = SimpleNamespace(print=lambda *_: None)
+
+    def workers_of(nodes, gpus, kind, **where):
+        return Workers(calls, kind, nodes, gpus, **where)
+
+    processor = SimpleNamespace(from_pretrained=lambda *args, **kwargs: SimpleNamespace(image_token_id=5))
+    parts = build.Parts("policy", "critic", None, workers_of, "reference", "reward", Kind(calls, "engine"))
+
+    def parts_of(args):
+        return parts._replace(trainer=Kind(calls, "asynchronous" if args.train.async_enable else "trainer"))
+
+    for module, name, value in (
+        (ray, "get", lambda refs: (calls("wait", refs), 50)[1]),
+        (ray, "is_initialized", lambda: True),
+        (train_ppo_ray, "placement_group", lambda bundles, strategy: Place(calls, bundles, strategy)),
+        (vllm_engine, "placement_group", lambda bundles, strategy: Place(calls, bundles, strategy)),
+        (build, "placement_group", lambda bundles, strategy: Place(calls, bundles, strategy)),
+        (train_ppo_ray, "get_strategy", lambda args: strategy),
+        (build, "get_strategy", lambda args: strategy),
+        (train_ppo_ray, "RayActorGroup", workers_of),
+        (train_ppo_ray, "PolicyModelActor", "policy"),
+        (train_ppo_ray, "CriticModelActor", "critic"),
+        (train_ppo_ray, "ReferenceModelActor", "reference"),
+        (train_ppo_ray, "RewardModelActor", "reward"),
+        (vllm_engine, "RolloutRayActor", Kind(calls, "engine")),
+        (ppo_trainer, "PPOTrainer", Kind(calls, "trainer")),
+        (ppo_trainer_async, "PPOTrainerAsync", Kind(calls, "asynchronous")),
+        (vllm_engine, "get_bundle_indices", lambda place, number, size: [number * size, number * size + 1]),
+        (build, "get_bundle_indices", lambda place, number, size: [number * size, number * size + 1]),
+        (transformers, "AutoProcessor", processor),
+        (build, "AutoProcessor", processor),
+        (build, "parts_of", parts_of),
+    ):
+        monkeypatch.setattr(module, name, value)
+    return calls
+
+
+def arguments_of(variant):
+    words = {name: f"{name}={value}" for name, value in FLAGS.items()}
+    return arguments.parse([f"--{word}" for word in (words | {w.split("=")[0]: w for w in variant.split()}).values()])
+
+
+def of_run(calls, train, variant):
+    """What a run asks for, once it is over."""
+    calls.events = []
+    train(arguments_of(variant))
+    return calls.made(), calls.called()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_plain_run_asks_for_what_openrlhf_asks_for(calls, variant):
+    """The same processes with the same arguments in the same order, and the same calls; but see the next tests."""
+    made, called = of_run(calls, train_ppo_ray.train, variant)
+    ours, of_ours = of_run(calls, build.train, variant)
+    assert ours == made
+    if "train.colocate_all" in variant and "sleep" not in variant and "async" not in variant:
+        of_ours = Counter({call: n for call, n in of_ours.items() if "get_num_unfinished" not in call})
+    assert of_ours == called
+
+
+def place(calls, *event):
+    """The place of an event in the order of all."""
+    return next(n for n, other in enumerate(calls.events) if other[: len(event)] == event)
+
+
+def waited_before(calls, model, process, method):
+    """Whether a call is answered before a model begins to load."""
+    loads = place(calls, "call", model, "async_init_model_from_pretrained")
+    waits = [event[1] for event in calls.events[:loads] if event[0] == "wait"]
+    answered = [ref for refs in waits if isinstance(refs, list) for ref in refs]
+    return any(ref[:3] == ("call", process, method) for ref in answered)
+
+
+@pytest.mark.parametrize(
+    ("variant", "method"), [(TOGETHER, "sleep"), ("train.colocate_all", "get_num_unfinished_requests")]
+)
+def test_models_on_the_gpus_of_engines_wait_for_their_cache(calls, variant, method):
+    of_run(calls, build.train, variant)
+    for model in ("policy", "reference"):
+        assert all(waited_before(calls, model, f"engine {n}", method) for n in (0, 1))
+
+
+def test_all_processes_are_there_before_anyone_waits_for_an_engine(calls):
+    of_run(calls, build.train, f"{PPO} {TOGETHER}")
+    asleep = place(calls, "call", "engine 0", "sleep")
+    assert all(place(calls, name) < asleep for name in ("engine", "policy", "reference", "critic", "trainer"))
+
+
+@pytest.mark.parametrize(
+    ("variant", "waits"),
+    [
+        (PPO, False),
+        (f"{PPO} train.colocate_actor_ref", False),
+        (f"{PPO} train.colocate_all", True),
+        (f"{PPO} train.colocate_critic_reward reward.remote_url= reward.model_name_or_path=rewards", True),
+    ],
+)
+def test_a_critic_waits_for_the_models_that_share_its_gpus(calls, variant, waits):
+    of_run(calls, build.train, variant)
+    assert waited_before(calls, "critic", "policy", "async_init_model_from_pretrained") is waits
+    assert not waited_before(calls, "critic", "trainer 0", "fit")
+
+
+@pytest.mark.parametrize(
+    ("variant", "wanted"),
+    [
+        ("", True),
+        ("algo.kl.init_coef=0", False),
+        ("adapt.kl_target=behaviour", False),
+        ("algorithm=grpo adapt.kl_target=behaviour", True),  # batch adaptation is off, and with it its flags
+    ],
+)
+def test_a_kl_penalty_to_the_behaviour_policy_has_no_reference_model(calls, variant, wanted):
+    made, _ = of_run(calls, build.train, f"algorithm=bapo_grpo {variant}")
+    (asked,) = [event for event in made if event[0] == "trainer"]
+    assert any(event[0] == "reference" for event in made) is wanted
+    assert str(asked[1][5]) == ("reference" if wanted else "None")
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
+def test_engines_return_log_probs_of_the_sampling_distribution_if_batches_are_adapted(algorithm):
+    found = build.settings_of_engines(arguments_of(f"algorithm={algorithm}"))
+    wanted = {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
+    assert {name: found[name] for name in wanted if name in found} == (wanted if algorithm == "bapo_grpo" else {})
+
+
+@pytest.mark.parametrize("initialized", [False, True])
+def test_ray_starts_as_openrlhf_starts_it(calls, monkeypatch, initialized):
+    started = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(ray, "init", lambda **given: started.append(given))
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    of_run(calls, train_ppo_ray.train, "")
+    theirs, started[:] = list(started), []
+    of_run(calls, build.train, "")
+    assert started == theirs and len(started) == (not initialized)
+
+
+@pytest.mark.parametrize("variant", ["algorithm=bapo_grpo", "algorithm=bapo_grpo train.async_enable"])
+def test_classes_of_an_adapted_run(variant):
+    assert build.parts_of(arguments_of(variant)) == (
+        workers.AdaptedPolicyActor,
+        workers.AdaptedCriticActor,
+        trainer.AdaptedPPOTrainerActor,
+        dealing.DealtActorGroup,
+        workers.ReferenceActor,
+        workers.RewardActor,
+        engines.RolloutActor,
+    )
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_classes_of_a_plain_run(ahead):
+    found = build.parts_of(arguments_of("train.async_enable" * ahead))
+    plain = ppo_trainer_async.PPOTrainerAsync if ahead else plain_trainer.RecordedPPOTrainerActor
+    assert found[:4] == (workers.PlainPolicyActor, workers.PlainCriticActor, plain, launcher.RayActorGroup)
+    assert found[4:] == (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
+
+
+def test_another_version_of_openrlhf(calls, monkeypatch):
+    monkeypatch.setattr(contract.importlib.metadata, "version", lambda name: "0.11.3")
+    with pytest.raises(RuntimeError, match=r"openrlhf 0\.11\.3 is installed; .* extends openrlhf 0\.11\.2"):
+        build.train(arguments_of(""))
+    assert not calls.events
