@@ -27,7 +27,7 @@ from vllm.sampling_params import RequestOutputKind
 from bapo_openrlhf.adapt.vocabulary import VERSIONS
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.flags.config import VerifierConfig
-from bapo_openrlhf.training.adapters import is_adapter, merge_adapters
+from bapo_openrlhf.training.adapters import merge_adapters
 from bapo_openrlhf.training.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.engine_core import ENGINE
@@ -169,13 +169,6 @@ class RolloutEngine(Engine):
     async def merge_adapters(self, scale: float) -> None:
         """Merge the actor's LoRA adapters into the weights of each sync from now on, times alpha / r."""
         await self.llm.collective_rpc(merge_adapters, args=(scale,))
-
-    @extends(Engine)
-    async def update_weight_cuda_ipc(self, name: str, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
-        """Take a tensor of an actor on the same GPU. An adapter may have another dtype than vLLM's model."""
-        if is_adapter(name):  # OpenRLHF only compares the dtype; the tensor's own is in its handle
-            dtype = getattr(torch, self.kwargs["dtype"])
-        return await super().update_weight_cuda_ipc(name, dtype, *args, **kwargs)
 
     @extends(Engine)
     async def generate_responses(
