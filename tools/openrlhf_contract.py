@@ -48,7 +48,7 @@ CALLED = {
     "openrlhf.datasets.prompts_dataset:preprocess_data": "data/prompts.py calls it",
     "openrlhf.datasets.sft_dataset:preprocess_data": "launch/warmup.py calls it",
     "openrlhf.datasets.utils:blending_datasets": "data/reading.py calls it",
-    "openrlhf.utils.utils:get_tokenizer": "data/prompts.py calls it",
+    "openrlhf.utils.utils:get_tokenizer": "data/tokenizer.py loads what it loads",
     "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",
     "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/patches_openrlhf.py calls it",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key": "the trainer calls it",

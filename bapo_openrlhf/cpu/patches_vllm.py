@@ -76,7 +76,8 @@ def drawn(log_probs: Any, numbers: Any) -> Any:
         numbers: Uniform random numbers from [0, 1), float64 of shape (n, 1).
 
     Returns:
-        int64 of shape (n,). No token of probability 0 is drawn.
+        int64 of shape (n,). No token of probability 0 is drawn. If log-probs of a row are not numbers, it is any token,
+        so that the engine goes on and the run says what is wrong.
     """
     import torch
 
@@ -86,7 +87,7 @@ def drawn(log_probs: Any, numbers: Any) -> Any:
         passed = log_probs[rows : rows + ROWS].exp().cumsum(-1, dtype=torch.float64)
         total = passed[:, -1:]
         at = torch.minimum(numbers[rows : rows + ROWS] * total, torch.nextafter(total, torch.zeros_like(total)))
-        tokens.append(torch.searchsorted(passed, at, right=True).squeeze(-1))
+        tokens.append(torch.searchsorted(passed, at, right=True).squeeze(-1).clamp(max=log_probs.shape[1] - 1))
     return torch.cat(tokens)
 
 

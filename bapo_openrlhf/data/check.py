@@ -80,7 +80,8 @@ def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
     data, name = args.data, args.actor.model_name_or_path
     here = local_tokenizer(name) if ahead or Path(name).is_dir() else name
     fast = not data.disable_fast_tokenizer
-    return Renderer(MODEL, here, template=data.input_template, chat=data.apply_chat_template, fast=fast)
+    form = {"template": data.input_template, "chat": data.apply_chat_template}
+    return Renderer(MODEL, here, **form, fast=fast, quick=ahead)
 
 
 def _elsewhere(flag: str, name: str) -> str:

@@ -1,10 +1,11 @@
 """Make prompts of rows with OpenRLHF's own functions: input template, chat template and tokenizer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.data.tokenizer import Tokenizer, apart
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.training.contract import module_of
 
@@ -42,10 +43,12 @@ class Renderer:
     """Makes prompts and counts their tokens, as a run does with the same model and flags.
 
     Attributes:
-        tokenizer: OpenRLHF's: a tokenizer, or the processor of a model with vision. None if it is not on this machine.
+        tokenizer: That of the run; None if it is not on this machine.
     """
 
-    def __init__(self, flag: str, model: str | None, *, template: str | None, chat: bool, fast: bool = True) -> None:
+    def __init__(
+        self, flag: str, model: str | None, *, template: str | None, chat: bool, fast: bool = True, quick: bool = False
+    ) -> None:
         """Load the tokenizer.
 
         Args:
@@ -54,20 +57,23 @@ class Renderer:
             template: Input template, or None.
             chat: Whether to apply the tokenizer's chat template.
             fast: Whether the tokenizer may be the one that is written in Rust.
+            quick: Whether to load it in a process of its own (see `tokenizer.apart`), because this one may not need
+                torch.
 
         Raises:
             ConfigError: The tokenizer cannot be loaded, or it has no chat template and one is asked for.
         """
-        self.tokenizer: Any = None
+        self.tokenizer: Tokenizer | None = None
         self._template, self._chat = template, chat
         if model is None:
             return
         cpu.prepare_environment()
         try:
-            self.tokenizer = module_of("utils/utils.py").get_tokenizer(model, None, "left", use_fast=fast)
+            self.tokenizer = (apart if quick else Tokenizer)(model, fast)
+            missing = chat and not self.tokenizer.has_chat_template()
         except Exception as error:  # transformers raises many kinds of errors for a bad folder
             raise ConfigError(f"{flag} is {model}; its tokenizer cannot be loaded: {one_line(error)}") from error
-        if chat and not self.tokenizer.chat_template:
+        if missing:
             raise ConfigError(f"data.apply_chat_template is set, and {flag} is {model}, whose tokenizer has none")
 
     @property
@@ -81,10 +87,12 @@ class Renderer:
         Raises:
             Exception: The chat template refuses it.
         """
-        return fill(content, self._template, self.tokenizer.apply_chat_template if self._chat else None)
+        chat = self.tokenizer.apply_chat_template if self._chat and self.tokenizer is not None else None
+        if chat is None and self._template is None and isinstance(content, str):
+            return content
+        return fill(content, self._template, chat)
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:
         """The number of tokens of each prompt; those of images do not count."""
-        tokenizer = getattr(self.tokenizer, "tokenizer", self.tokenizer)
-        found: Mapping[str, Any] = tokenizer(list(prompts), add_special_tokens=False, return_attention_mask=False)
-        return [len(tokens) for tokens in found["input_ids"]]
+        assert self.tokenizer is not None
+        return self.tokenizer.lengths(list(prompts))

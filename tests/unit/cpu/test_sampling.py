@@ -45,3 +45,11 @@ def test_sampling_uses_the_generator_of_a_request_and_returns_log_probs_after_to
     kept = logits.masked_fill(log_probs == -torch.inf, -torch.inf)
     np.testing.assert_allclose(log_probs, kept.log_softmax(-1), rtol=1e-6)
     assert log_probs.gather(-1, first[:, None]).isfinite().all()
+
+
+def test_rows_that_are_not_numbers_draw_a_token_that_exists():
+    """The engine goes on after an update to weights that are not finite; the run then says so (test_faults.py)."""
+    log_probs = torch.log(torch.tensor([[0.25, 0.75], [torch.nan, torch.nan], [0.25, torch.nan]]))
+    numbers = torch.tensor([[0.5], [0.5], [0.5]], dtype=torch.float64)
+    found = patches_vllm.drawn(log_probs, numbers).tolist()
+    assert found[0] == 1 and {*found} <= {0, 1}

@@ -129,7 +129,7 @@ class TestRepeated:
 def with_tokenizer(check, tokenizer_folder, keep_environment):
     """Checks whose model has a tokenizer of one token a byte, and a chat template: <user>TEXT<ai>."""
     model = {"actor__model_name_or_path": str(tokenizer_folder)}
-    return lambda rows, **changed: check(check.write(".jsonl", rows), **model, **changed)
+    return lambda rows, **changed: check(check.write(".jsonl", rows), ahead=False, **model, **changed)
 
 
 class TestLengths:

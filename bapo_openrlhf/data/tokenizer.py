@@ -1,0 +1,111 @@
+"""The tokenizer of a run's model: here, or in a process of its own that starts in a third of the time."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from multiprocessing import get_context, parent_process
+from multiprocessing.managers import BaseManager
+from pathlib import Path
+from threading import Thread
+from typing import Any, cast
+
+
+class Tokenizer:
+    """The tokenizer that OpenRLHF loads (`get_tokenizer`); of a model with vision, that of its processor."""
+
+    def __init__(self, model: str, fast: bool) -> None:
+        """Load it.
+
+        Args:
+            model: Folder or hub name of the model.
+            fast: Whether it may be the one that is written in Rust.
+
+        Raises:
+            Exception: The folder has none, or a damaged one.
+        """
+        import transformers
+
+        kind = transformers.AutoProcessor if has_vision(model) else transformers.AutoTokenizer
+        self._loaded: Any = kind.from_pretrained(model, trust_remote_code=True, use_fast=fast)
+        self._tokenizer: Any = getattr(self._loaded, "tokenizer", self._loaded)
+
+    def has_chat_template(self) -> bool:
+        """Whether it has a chat template."""
+        return bool(self._loaded.chat_template)
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        """The text of messages.
+
+        Raises:
+            Exception: The template refuses them.
+        """
+        text: str = self._loaded.apply_chat_template(messages, **options)
+        return text
+
+    def lengths(self, texts: list[str]) -> list[int]:
+        """The number of tokens of each text."""
+        found: Mapping[str, Any] = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+        return [len(tokens) for tokens in found["input_ids"]]
+
+
+def has_vision(model: str) -> bool:
+    """Whether a model reads images, by its config.json. A hub name is looked up as OpenRLHF does."""
+    config = Path(model) / "config.json"
+    if config.is_file():
+        return "vision_config" in json.loads(config.read_text())
+    if Path(model).is_dir():
+        return False
+    from transformers import AutoConfig
+
+    try:
+        return hasattr(AutoConfig.from_pretrained(model, trust_remote_code=True), "vision_config")
+    except Exception:  # as OpenRLHF: what has no config that can be read has no vision
+        return False
+
+
+class _Server(BaseManager):
+    """A process that holds a tokenizer."""
+
+
+_Server.register("Tokenizer", Tokenizer)
+
+
+def apart(model: str, fast: bool) -> Tokenizer:
+    """A tokenizer in a process of its own, without torch if it can be loaded so.
+
+    transformers imports torch if there is one, and its parts for training with it. No tokenizer needs them but that of
+    a processor, and one that brings code of its own.
+
+    Raises:
+        Exception: As `Tokenizer`.
+    """
+    if not has_vision(model):
+        try:
+            return _served(model, fast, with_torch=False)
+        except Exception:  # the error of the second try is the one that a run would see
+            pass
+    return _served(model, fast, with_torch=True)
+
+
+def _served(model: str, fast: bool, *, with_torch: bool) -> Tokenizer:
+    server: Any = _Server(ctx=get_context("spawn"))
+    server.start(_prepare, (with_torch,))
+    proxy = server.Tokenizer(model, fast)
+    proxy.server = server  # which ends when it is no longer referred to
+    return cast(Tokenizer, proxy)
+
+
+def _prepare(with_torch: bool) -> None:
+    """Let this process end with its parent. Without torch, `import torch` fails in it."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    if not with_torch:
+        cast(dict[str, Any], sys.modules)["torch"] = None
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # which advise one to install it
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
