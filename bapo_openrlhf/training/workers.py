@@ -101,12 +101,12 @@ class _Policy(_Worker, POLICY):
         self.save_hf_ckpt, self.disable_ds_ckpt = args.ckpt.save_hf, args.ckpt.disable_ds
         self.max_steps, self.vllm_engines = max_steps, vllm_engines
         self._setup_distributed(strategy)
-        samples = {"temperature": args.rollout.temperature, "use_liger_kernel": args.ds.use_liger_kernel}
         actor = SlicedActor(
             pretrain,
-            **shared_by_models(strategy),
-            **trained(strategy),
-            **samples,
+            **model_arguments(strategy),
+            **training_arguments(strategy),
+            temperature=args.rollout.temperature,
+            use_liger_kernel=args.ds.use_liger_kernel,
             freeze_visual_encoder=args.actor.freeze_visual_encoder,
         )
         strategy.print(actor)
@@ -114,7 +114,7 @@ class _Policy(_Worker, POLICY):
         average = None
         if args.train.enable_ema:
             average = SlicedActor(
-                pretrain, **shared_by_models(strategy), ds_config=strategy.get_ds_eval_config(offload=True)
+                pretrain, **model_arguments(strategy), ds_config=strategy.get_ds_eval_config(offload=True)
             )
             average._offload = True
         checkpoint_gradients(actor, args)
@@ -165,8 +165,8 @@ class _Critic(_Worker, CRITIC):
             pretrain,
             "critic",
             normalize_reward=args.reward.normalize_enable,
-            **shared_by_models(strategy),
-            **trained(strategy),
+            **model_arguments(strategy),
+            **training_arguments(strategy),
             value_head_prefix=args.ds.value_head_prefix,
             init_value_head=args.actor.model_name_or_path == args.critic.model_name_or_path,
         )
@@ -191,7 +191,7 @@ class _Critic(_Worker, CRITIC):
         )
 
 
-def shared_by_models(strategy: Any) -> dict[str, Any]:
+def model_arguments(strategy: Any) -> dict[str, Any]:
     """The arguments of OpenRLHF's constructors of models that are the same for all models."""
     ds = strategy.args.ds
     return {
@@ -203,7 +203,7 @@ def shared_by_models(strategy: Any) -> dict[str, Any]:
     }
 
 
-def trained(strategy: Any) -> dict[str, Any]:
+def training_arguments(strategy: Any) -> dict[str, Any]:
     """The arguments of OpenRLHF's constructors of models that only a trained model gets."""
     lora = strategy.args.ds.lora
     adapter = {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
@@ -280,7 +280,7 @@ class ReferenceWorker(_Worker, REFERENCE):
         self._setup_distributed(strategy)
         model = SlicedActor(
             pretrain,
-            **shared_by_models(strategy),
+            **model_arguments(strategy),
             ds_config=strategy.get_ds_eval_config(offload=args.ref.offload),
             temperature=args.rollout.temperature,
             use_liger_kernel=args.ds.use_liger_kernel,
