@@ -120,16 +120,22 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
         "looked at"
         for name, flag in elsewhere.items()
     ]
-    flag, name = names[0]
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        return warnings
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except ValueError:
-        raise ConfigError(f"{flag} is {name}; its config.json is not valid JSON") from None
-    vision.check_model(f"{flag} is {name}", folder, config, args)
-    _check_shape(f"{flag} {name}", config.get("text_config", config), args)
+    for flag, name in names:
+        folder = Path(name).expanduser()
+        if flag == "reward.model_name_or_path" or not folder.is_dir():
+            continue
+        try:
+            config = json.loads((folder / "config.json").read_bytes())
+        except ValueError:
+            raise ConfigError(f"{flag} is {name}; its config.json is not valid JSON") from None
+        if args.actor.aux_loss_coef and "output_router_logits" not in config:
+            raise ConfigError(
+                f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {name}; it must be 0 then, because "
+                "the model is no mixture of experts with a loss of its router (no output_router_logits in config.json)"
+            )
+        if flag == "actor.model_name_or_path":
+            vision.check_model(f"{flag} is {name}", folder, config, args)
+            _check_shape(f"{flag} {name}", config.get("text_config", config), args)
     return warnings
 
 

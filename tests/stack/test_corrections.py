@@ -24,6 +24,8 @@ def test_trains_with_old_rollouts(train, path):
     name = f"correction_{path.stem}"
     words = ("-m", "bapo_openrlhf.cli", "train", "--config", str(path))
     more = {"algorithm": "bapo_grpo", "run__name": name, "actor__adam__lr": 2e-2, "adapt__rollout_delay": 3}
+    if path.stem == "truncated_weights":
+        more["algo__advantage__is_correction_threshold"] = ["0", "1.05"]  # few steps have a token with a weight above 5
     result = succeeded(train(name, *words, switches=("train.async_enable",), adapt__c3=["2/8", "7/8"], **more))
     rows = [row for row in result.metrics if not row.get("skipped_update")]
     found = [row[SHOWS[path.stem]] for row in rows]

@@ -157,6 +157,20 @@ class TestData:
         assert text.endswith("with data.max_samples 7") == (limit is not None)
 
 
+@pytest.mark.parametrize("flag", ["actor.model_name_or_path", "critic.model_name_or_path"])
+def test_a_dense_model_has_no_loss_of_a_router(run, flag):
+    """OpenRLHF would look for it in the first optimizer step."""
+    experts = run.folder / "experts"
+    experts.mkdir()
+    (experts / "config.json").write_text('{"output_router_logits": false}')
+    models = {"actor__model_name_or_path": experts, "critic__model_name_or_path": experts}
+    assert run.check(actor__aux_loss_coef=0.5, **models).prompts == 8
+    models[flag.replace(".", "__")] = run.model
+    text = run.refusal(actor__aux_loss_coef=0.5, **models)
+    assert text.startswith(f"actor.aux_loss_coef is 0.5, and {flag} is {run.model}; it must be 0 then")
+    assert run.check(**models).prompts == 8
+
+
 class Pictures:
     """A run whose rows have images; the model has vision."""
 
