@@ -1,6 +1,6 @@
 """Trains GRPO with TRL for benchmarks/steps.py, and writes a line of JSON for each step.
 
-    PYTHON benchmarks/trl_grpo.py SETTINGS.json        # in an environment that has TRL
+    PYTHON benchmarks/trl_grpo.py SETTINGS.json        # PYTHON: that of the environment in examples/trl/README.md
 
 SETTINGS has: model, data and held_out (JSON lines with input and label), out, steps, seed, the prompts and responses of
 a step, the learning rate, micro (samples in a forward pass), the dtype of the weights, threads, evaluate_every (steps),

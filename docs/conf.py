@@ -38,6 +38,7 @@ CONTENTS = {
     "Extend": [
         "docs/architecture",
         "docs/add_a_method",
+        "examples/trl/README",
         "CONTRIBUTING",
         "docs/upgrade_openrlhf",
         "docs/dependencies",
@@ -69,7 +70,9 @@ CONTENTS = {
 }
 
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "benchmarks/results/*.md", "research/*.md", "research/results/*.md"]
+include_patterns = [
+    "*.md", "docs/*.md", "examples/*/*.md", "benchmarks/results/*.md", "research/*.md", "research/results/*.md"
+]  # fmt: skip
 exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "data"]
 extensions = ["myst_parser"]
 myst_heading_anchors = 4  # the same anchors as on the forge, so that links to headings are checked

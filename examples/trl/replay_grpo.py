@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -27,14 +26,14 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.tasks import countdown
 
-FILLER = -1  # in the place of a source: a row without a completion
+FILLER = -1  # in the place of a source: a row whose tokens are all masked
 
 
 class ReplayGRPOTrainer(GRPOTrainer):
     """GRPOTrainer that trains on fresh groups with signal (X1) and, in the room that is left, on replayed ones (X3).
 
     A batch has as many rows as TRL generated, so TRL makes its micro-batches as ever. Rows that neither source needs
-    are *fillers*: they have no completion and change no gradient. A replayed group keeps the advantages that TRL gave
+    are *fillers*: their tokens are masked and change no gradient. A replayed group keeps the advantages that TRL gave
     it and the log-probs of the policy that generated it.
 
     Args:
@@ -107,16 +106,15 @@ class ReplayGRPOTrainer(GRPOTrainer):
             groups.append(Group(first + number, prompt, tuple(own), self.rollouts, self.state.global_step))
         return groups
 
-    def _rows(self, batch: Batch, example: Response) -> dict[str, torch.Tensor]:
+    def _rows(self, batch: Batch, filler: Response) -> dict[str, torch.Tensor]:
         """What TRL's loss takes: a row for each response of the batch, then fillers."""
         rows = [(SOURCES.index(source), one) for source, group in batch.with_sources() for one in group.responses]
-        start = example.action_spans[0][0]
-        filler = replace(example, token_ids=example.token_ids[:start], action_spans=((start, start),), log_probs=[])
         rows += [(FILLER, filler)] * (self.args.generation_batch_size - len(rows))
         sources, responses = zip(*rows, strict=True)
         parts = [np.split(one.token_ids.astype(np.int64), one.action_spans[0][:1]) for one in responses]
         prompts, completions = zip(*parts, strict=True)
-        pad, mask = self._tokenizer.pad_token_id, padded(map(np.ones_like, completions))
+        counts = [np.full_like(one, source != FILLER) for source, one in zip(sources, completions, strict=True)]
+        pad, mask = self._tokenizer.pad_token_id, padded(counts)
         found = {
             "prompt_ids": padded(prompts, "left", pad),
             "prompt_mask": padded(map(np.ones_like, prompts), "left"),

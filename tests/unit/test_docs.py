@@ -24,7 +24,7 @@ from bapo_openrlhf.record.state_file import save_state
 from bapo_openrlhf.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [path for folder in (".", "docs", "examples/trl") for path in sorted((ROOT / folder).glob("*.md"))]
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
 

@@ -26,7 +26,10 @@ from bapo_openrlhf.workbench.study.definition import read_study
 from bapo_openrlhf.workbench.study.runner import plan
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/trl/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # What a fence may hold. Commands are only in bash; a shell block under another name would pass unseen.
 LANGUAGES = {"bash", "python", "text", "bibtex", ""}
 PROGRAMS = (
@@ -188,6 +191,22 @@ def is_a_pinned_package(words, here):
     assert f"{package}==" in (ROOT / "requirements" / "cpu-no-deps.txt").read_text()
 
 
+def is_the_benchmarks_version(words, here):
+    """The environment that the page makes has the version of TRL that was measured."""
+    assert words[:2] == ["install", "."]
+    [series] = [word.removeprefix("trl==").removesuffix("*") for word in words if word.startswith("trl==")]
+    assert f"TRL {series}" in (ROOT / "benchmarks" / "results" / "steps.md").read_text()
+
+
+def is_a_script(words, here):
+    assert (here / words[0]).is_file()
+
+
+def is_an_environment(words, here):
+    """Its folder is one that git ignores."""
+    assert f"{words[-1]}/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
 def is_a_known_model(words, here):
     """Or a file, which the page's reader has."""
     name, _ = words
@@ -220,6 +239,7 @@ EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_all_of_it"
 FLOOR = "unit/test_benchmark_floor.py::test_rounds_are_interleaved_and_continued"
+TRL = "unit/examples/test_trl.py::test_every_group_is_in_one_counted_state"
 CONTRACT = "unit/training/test_contract.py::test_the_command"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
 SLURM = "unit/test_several_machines.py::test_the_slurm_script_starts_one_ray_over_what_slurm_gives"
@@ -272,6 +292,9 @@ RULES = [
     Rule("kubectl apply", names_what_is_there, RAY_JOB, "takes Kubernetes; there, the file is read"),
     Rule("kubectl logs", names_what_is_there, None, "takes Kubernetes"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
+    Rule("python -m venv", is_an_environment, None, "makes a folder"),
+    Rule("pip install .", is_the_benchmarks_version, None, "downloads packages"),
+    Rule("python examples/trl", is_a_script, TRL, "takes TRL"),
     Rule("pip install --no-deps --target", is_a_pinned_package, None, "downloads a package"),
     Rule("python tools/openrlhf_contract.py", parse_contract, CONTRACT, "reads or records another version"),
     Rule("pre-commit install", is_configured, None, "changes the clone's hooks; they are compared in test_package.py"),
@@ -317,7 +340,7 @@ def shell(script, folder):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(note)
         path.chmod(0o755)
-    for name in (".venv", ".venv-gpu"):
+    for name in (".venv", ".venv-gpu", ".venv-trl"):
         (folder / name / "bin").mkdir(parents=True)
         (folder / name / "bin" / "activate").write_text("")
     environment = {"PATH": str(stubs), "CALLS": str(calls)}

@@ -46,7 +46,7 @@ def run(tmp_path_factory):
     ]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
-    subprocess.run([PYTHON, PROBE, model, "data.jsonl", str(STEPS)], check=True, cwd=folder, env=environment)
+    subprocess.run([Path(PYTHON).absolute(), PROBE, model, "data.jsonl", str(STEPS)], check=True, cwd=folder, env=environment)
     return json.loads((folder / "steps.json").read_text())
 
 
@@ -80,6 +80,11 @@ class TestTraining:
             assert row["groups/generated"] == 16 == row["groups/fresh"] + row["groups/filtered"]
             assert row["groups/fresh"] + row["groups/replayed"] <= 16
         assert run["counts"]["generated"] == 16 * STEPS == sum(run["counts"][name] for name in STATES)
+
+    def test_a_rollout_without_signal_changes_nothing(self, run):
+        logged = run["without_signal"]
+        assert (logged["groups/filtered"], logged["groups/fresh"], logged["groups/replayed"]) == (16, 0, 0)
+        assert (logged["loss"], logged["grad_norm"]) == (0, 0)
 
     def test_what_it_does_not_support_is_refused(self, run):
         assert run["refused"] == "beta is 0.1; it must be 0.0"

@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.func import functional_call
@@ -76,11 +77,19 @@ def refused():
         return str(error)
 
 
+def always_right(prompts, **_others):
+    """A reward without signal."""
+    return [1.0] * len(prompts)
+
+
 if __name__ == "__main__":
     model, data, steps = sys.argv[1:]
+    words = ["--model", model, "--data", data, "--steps"]
     report = {"refused": refused()}
+    with patch.object(replay_grpo, "rewards", always_right):
+        report["without_signal"] = replay_grpo.main([*words, "1"]).state.log_history[0]
     replay_grpo.ReplayGRPOTrainer = Probe
-    trainer = replay_grpo.main(["--model", model, "--data", data, "--steps", steps])
+    trainer = replay_grpo.main([*words, steps])
     logged = [row for row in trainer.state.log_history if "groups/generated" in row]
     report["steps"] = [
         {"logged": row, "loss_of_trl": loss, **recomputed(trainer, step)}
