@@ -46,7 +46,8 @@ def run(tmp_path_factory):
     ]
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
-    subprocess.run([Path(PYTHON).absolute(), PROBE, model, "data.jsonl", str(STEPS)], check=True, cwd=folder, env=environment)
+    words = [Path(PYTHON).absolute(), PROBE, model, "data.jsonl", str(STEPS)]
+    subprocess.run(words, check=True, cwd=folder, env=environment)
     return json.loads((folder / "steps.json").read_text())
 
 
