@@ -57,18 +57,18 @@ class ReplayGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, *args: Any, **words: Any) -> torch.Tensor:
         """Also remember the reward of each row. It is NaN if no reward function gave one."""
-        found = super()._calculate_rewards(*args, **words)
-        total = (found * self.reward_weights.to(found.device)).nansum(1)
-        self.rewards = torch.where(found.isnan().all(1), torch.nan, total).tolist()
-        return found
+        parts = super()._calculate_rewards(*args, **words)
+        total = (parts * self.reward_weights.to(parts.device)).nansum(1)
+        self.rewards = torch.where(parts.isnan().all(1), torch.nan, total).tolist()
+        return parts
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Turn the rows that TRL generated into groups, and return the rows of the batch that is made of these."""
         output = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return output
-        if found := {"pixel_values", "tool_mask"} & set(output):
-            raise ValueError(f"the rows have {', '.join(found)}; they must be text without images and tools")
+        if unsupported := {"pixel_values", "tool_mask"} & set(output):
+            raise ValueError(f"the rows have {', '.join(unsupported)}; they must be text without images and tools")
         responses = self._responses(output)
         fresh = self._groups(inputs, responses)
         self.method.begin_step(self.rollouts)  # groups that are too old leave
@@ -89,21 +89,21 @@ class ReplayGRPOTrainer(GRPOTrainer):
                 log_probs, _, _ = self._get_per_token_logps_and_entropies(
                     self.model, torch.cat(ids, 1), torch.cat(masks, 1), ids[1].size(1), self.args.train_batch_size
                 )
-        found = []
+        responses = []
         for row, reward in enumerate(self.rewards):
             prompt, completion = (part[row][mask[row].bool()].cpu() for part, mask in zip(ids, masks, strict=True))
             span = (len(prompt), len(prompt) + len(completion))
-            own = log_probs[row][masks[1][row].bool()].float().cpu()
+            kept = log_probs[row][masks[1][row].bool()].float().cpu()
             extras = {"advantage": output["advantages"][row].item()}
-            found.append(Response(torch.cat([prompt, completion]).numpy(), (span,), own.numpy(), reward, extras))
-        return found
+            responses.append(Response(torch.cat([prompt, completion]).numpy(), (span,), kept.numpy(), reward, extras))
+        return responses
 
     def _groups(self, inputs: Sequence[dict[str, Any]], responses: list[Response]) -> list[Group]:
         """The groups of this rollout. A row without a reward is an error."""
         first, size, groups = self.ledger.counts["generated"], self.num_generations, []
         for number, start in enumerate(range(0, len(responses), size)):
-            prompt, own = Prompt(str(inputs[start]["prompt"]), str(inputs[start])), responses[start : start + size]
-            groups.append(Group(first + number, prompt, tuple(own), self.rollouts, self.state.global_step))
+            prompt, members = Prompt(str(inputs[start]["prompt"]), str(inputs[start])), responses[start : start + size]
+            groups.append(Group(first + number, prompt, tuple(members), self.rollouts, self.state.global_step))
         return groups
 
     def _rows(self, batch: Batch, filler: Response) -> dict[str, torch.Tensor]:
@@ -115,7 +115,7 @@ class ReplayGRPOTrainer(GRPOTrainer):
         prompts, completions = zip(*parts, strict=True)
         counts = [np.full_like(one, source != FILLER) for source, one in zip(sources, completions, strict=True)]
         pad, mask = self._tokenizer.pad_token_id, padded(counts)
-        found = {
+        columns = {
             "prompt_ids": padded(prompts, "left", pad),
             "prompt_mask": padded(map(np.ones_like, prompts), "left"),
             "completion_ids": padded(completions, "right", pad),
@@ -126,13 +126,13 @@ class ReplayGRPOTrainer(GRPOTrainer):
             "old_per_token_logps": padded(one.log_probs for one in responses),
             "source": torch.tensor(sources),
         }
-        return {name: column.to(self.accelerator.device) for name, column in found.items()}
+        return {name: column.to(self.accelerator.device) for name, column in columns.items()}
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **words: Any) -> tuple[torch.Tensor, ...]:
         """Also remember the log-probs."""
-        found = super()._get_per_token_logps_and_entropies(*args, **words)
-        self.log_probs = found[0].detach()
-        return found
+        result = super()._get_per_token_logps_and_entropies(*args, **words)
+        self.log_probs = result[0].detach()
+        return result
 
     def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         """Also log rho of Eq. 3, pi(y|x) / alpha(y|x), of the responses of each source."""

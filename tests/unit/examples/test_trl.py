@@ -55,15 +55,15 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 class TestTraining:
     def test_replayed_rows_keep_the_log_probs_of_the_policy_that_generated_them(self, run):
-        found = []
+        replayed = []
         for step in run["steps"]:
             ratios, logged = step["ratios"]["replayed"], step["logged"]
             assert len(ratios) == 8 * logged["groups/replayed"]
             if ratios:
                 assert logged["importance/replayed_mean"] == pytest.approx(statistics.mean(ratios), rel=1e-3)
-            found += ratios
-        assert len(found) >= 80
-        assert statistics.median(abs(ratio - 1) for ratio in found) > 0.01
+            replayed += ratios
+        assert len(replayed) >= 80
+        assert statistics.median(abs(ratio - 1) for ratio in replayed) > 0.01
 
     def test_fresh_rows_have_the_ratio_1(self, run):
         """In this run there is one update for each rollout."""

@@ -57,7 +57,7 @@ def log_probs(model, weights, response):
 
 def recomputed(trainer, step):
     """Ratios of whole responses and advantages by source, and the loss: the mean over tokens of min(w A, clip(w) A)."""
-    found, terms = {"fresh": [], "replayed": []}, []
+    ratios_of, terms = {"fresh": [], "replayed": []}, []
     for source, group in trainer.batches[step].with_sources():
         rewards = [response.reward for response in group.responses]
         for response in group.responses:
@@ -65,8 +65,8 @@ def recomputed(trainer, step):
             advantage = (response.reward - statistics.mean(rewards)) / (statistics.stdev(rewards) + 1e-4)
             ratios = (today - then).exp()
             terms.append(torch.minimum(ratios * advantage, ratios.clamp(LOW, HIGH) * advantage))
-            found[source].append(ratios.prod().item())
-    return {"ratios": found, "loss": -torch.cat(terms).mean().item()}
+            ratios_of[source].append(ratios.prod().item())
+    return {"ratios": ratios_of, "loss": -torch.cat(terms).mean().item()}
 
 
 def refused():
