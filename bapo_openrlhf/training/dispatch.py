@@ -8,6 +8,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from vllm import SamplingParams
 
 from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.failures import Failures
 
 CALLS = 8  # of each engine and rollout at most, so that the progress bar moves and samples are made meanwhile
 OWN = ("prompt", "label", "images")  # what a request does not share with the others of its rollout
@@ -20,6 +21,16 @@ class DispatchingGenerator(SamplesGenerator):
     prompt is a call of its own, because OpenRLHF replaces a filtered prompt as soon as its responses are there. So it
     is for an agent, whose responses may take very different times.
     """
+
+    def set_up_engines(self) -> None:
+        """Give each engine the tokenizer and the limits of the reward function, before anything is generated."""
+        about = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
+        ray.get([engine.set_up.remote(*about) for engine in self.vllm_engines])
+
+    def failed_calls(self) -> str:
+        """What the engines say of failed calls of the reward function or the agent, to go on a sentence."""
+        failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.vllm_engines]))
+        return f". {failures}" if failures.kinds else ""
 
     @property
     def log_probs(self) -> bool:

@@ -117,21 +117,17 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
 
     Args:
         reference: Name of the reference model, see `ReferenceLogProbs`.
-
-    Attributes:
-        critic_lambd: Lambda of the returns; None if it is that of the advantages.
     """
 
     def __init__(self, *args: Any, reference: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.reference = reference
-        self.critic_lambd: float | None = self.args.adapt.critic_lambd
-        self._token_log_ratios: list[np.ndarray] = []  # shape (B, A) of each experience, for the V-trace returns
-        self._groups: list[Group] = []  # of each sample that is made experience now
 
     @torch.no_grad()
     def forward(self, batch: BatchToTrain) -> ForwardPass:
-        """Pass a batch through today's models."""
+        """Pass a batch through today's models. An empty one passes none."""
+        if not batch.origins:
+            return ForwardPass([], [], np.zeros(0), TokenSums(*np.zeros((len(TokenSums._fields), 0))), 0)
         known = ReferenceLogProbs(self.reference, batch.responses)
         experiences = self._pass(self._deal(batch.samples), known)
         log_ratios = np.zeros(len(batch.origins))
@@ -145,24 +141,33 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         return ForwardPass(experiences, batch.origins, log_ratios, sums, kept)
 
     @torch.no_grad()
-    def finish(self, passed: ForwardPass, kept: Sequence[int]) -> MadeExperience:
+    def finish(self, passed: ForwardPass, kept: Sequence[int], *, monte_carlo: bool = False) -> MadeExperience:
         """Make the experience of the samples that stay: old log-probs, KL target, advantages and weights.
 
         Args:
             passed: What today's models say of the batch.
             kept: Positions of the samples that stay, in order; at least one.
+            monte_carlo: Whether the returns are Monte Carlo returns, whatever --adapt.critic_lambd is.
         """
         origins, experiences = [passed.origins[place] for place in kept], passed.experiences
         if len(kept) < len(passed.origins):
             rows = {place: (e, row) for e in experiences for row, place in enumerate(e.index)}
             experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
-        self._token_log_ratios, loss_log_ratios = [], []
+        corrections, loss_log_ratios = [], []
         for experience in experiences:
-            today = experience.action_log_probs
-            self._set_policies(experience, [origins[place] for place in experience.index])
+            today, on_policy = experience.action_log_probs, [origins[place].on_policy for place in experience.index]
+            if self.args.adapt.returns == "vtrace":
+                corrections.append(off_policy_log_ratios(experience, on_policy))
+            self._set_policies(experience, on_policy)
             loss_log_ratios.append(self._loss_log_ratio(today, experience))
-        self._groups = [origin.group for origin in origins]
-        experiences = self.compute_advantages_and_returns(experiences)
+        set_advantages(
+            experiences,
+            [origin.group for origin in origins],
+            self.args,
+            kl_coefficient=self.kl_ctl.value,
+            critic_lambd=1.0 if monte_carlo else self.args.adapt.critic_lambd,
+            log_ratios=corrections,
+        )
         log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
         self._weigh(experiences, origins)
         masked = self._mask_moved(experiences, loss_log_ratios)
@@ -218,24 +223,18 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         batch.info["kl"] = masked_mean(batch.kl, mask, dim=-1)
         batch.info["logprobs_diff"] = masked_mean(moved, mask, dim=-1)
 
-    def _set_policies(self, experience: Experience, origins: Sequence[SampleOrigin]) -> None:
-        """Set the old log-probs and the KL target of an experience as configured, and note its V-trace ratios.
+    def _set_policies(self, experience: Experience, on_policy: Sequence[bool]) -> None:
+        """Set the old log-probs and the KL target of an experience as configured.
 
         Args:
             experience: Forward-pass batch. Its `action_log_probs` are today's.
-            origins: Where each of its samples comes from.
+            on_policy: Whether today's weights generated each of its samples.
         """
-        adapt = self.args.adapt
-        on_policy = torch.tensor([origin.on_policy for origin in origins])
-        if adapt.returns == "vtrace":
-            # The log ratio of an on-policy sample is only the rounding of the engine. V-trace must not correct for it.
-            off_policy = token_log_ratios(experience).masked_fill(on_policy.unsqueeze(-1), 0.0)
-            self._token_log_ratios.append(off_policy.numpy())
-        if adapt.kl_target == "behaviour":
+        if self.args.adapt.kl_target == "behaviour":
             self._pull_towards_behaviour(experience)
-        if adapt.ratio == "behaviour":
+        if self.args.adapt.ratio == "behaviour":
             today, behaviour = experience.action_log_probs, experience.rollout_log_probs
-            experience.action_log_probs = old_log_probs(today, behaviour, on_policy)
+            experience.action_log_probs = old_log_probs(today, behaviour, torch.tensor(on_policy))
 
     def _pull_towards_behaviour(self, experience: Experience) -> None:
         """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3 in a forward-pass batch."""
@@ -284,25 +283,24 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             experience.advantages = experience.advantages.masked_scatter(mask, part)
         return 1 - float(stays.double().mean())
 
-    @torch.no_grad()
-    @extends(RemoteExperienceMaker)
-    def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Set advantages and returns of the samples that `finish` makes experience of (`advantages`)."""
-        set_advantages(
-            experiences,
-            self._groups,
-            self.args,
-            kl_coefficient=self.kl_ctl.value,
-            critic_lambd=self.critic_lambd,
-            log_ratios=self._token_log_ratios,
-        )
-        return experiences
-
 
 def token_log_ratios(experience: Experience) -> torch.Tensor:
     """log pi_today - log alpha of each generated token, and 0 elsewhere; float64, shape (B, A)."""
     difference = experience.action_log_probs.double() - experience.rollout_log_probs.double()
     return torch.where(experience.action_mask.bool(), difference, 0.0)
+
+
+def off_policy_log_ratios(experience: Experience, on_policy: Sequence[bool]) -> np.ndarray:
+    """The same for V-trace, shape (B, A): 0 for a sample that today's weights generated.
+
+    The log ratio of such a sample is only the rounding of the engine. V-trace must not correct for it.
+
+    Args:
+        experience: Forward-pass batch. Its `action_log_probs` are today's.
+        on_policy: Whether today's weights generated each of its samples.
+    """
+    ratios: np.ndarray = token_log_ratios(experience).masked_fill(torch.tensor(on_policy).unsqueeze(-1), 0.0).numpy()
+    return ratios
 
 
 def source_tokens(

@@ -1,7 +1,7 @@
-"""Failed calls of the user's reward function or agent: how many of each kind, and what was wrong most often."""
+"""Failed calls of the user's reward function or agent: how many, what was wrong most often, when a run stops."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -47,3 +47,41 @@ class Failures:
             f"Failed calls of the reward function or agent so far: {calls}. "
             f"The commonest cause, {count} of {self.kinds.total()}: {self.first[cause]}{where}"
         )
+
+
+class UnusableGroups:
+    """Warns of groups that cannot be used, and stops a run that has so many that something must be broken.
+
+    Args:
+        max_share: Largest share of such groups (`--adapt.max_failed_share`).
+        warn: Writes down a warning: step, kind and text.
+        failed_calls: What the rollout engines say of failed calls, to go on a sentence.
+    """
+
+    def __init__(
+        self, *, max_share: float, warn: Callable[[int, str, str], None], failed_calls: Callable[[], str]
+    ) -> None:
+        self.max_share, self.warn, self.failed_calls = max_share, warn, failed_calls
+
+    def check(self, step: int, kind: str, unusable: int, total: int, what: str) -> None:
+        """Warn of the unusable groups of a step.
+
+        Args:
+            step: The step, counted from 1.
+            kind: The state of such groups.
+            unusable: Number of groups that cannot be used.
+            total: Number of all groups.
+            what: What is wrong with them.
+
+        Raises:
+            RuntimeError: Their share is larger than --adapt.max_failed_share.
+        """
+        if not unusable:
+            return
+        found = f"{unusable} of {total} groups {what}"
+        if unusable > self.max_share * total:
+            raise RuntimeError(
+                f"{found}; adapt.max_failed_share is {self.max_share}. The log of the rollout engine has each error"
+                f"{self.failed_calls()}"
+            )
+        self.warn(step, kind, f"{found}, and are left out{self.failed_calls()}")

@@ -1,27 +1,52 @@
 """OpenRLHF's PPO trainer without batch adaptation. It trains as OpenRLHF does, and keeps this project's record."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
+import torch
+from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.flags.sizes import batch_arithmetic
-from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
-from bapo_openrlhf.training.recorder import Base, RecordedTrainer
+from bapo_openrlhf.training.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
 from bapo_openrlhf.training.samples import in_groups
 
+Base = plain_class(PPOTrainer)
 
-class RecordedPPOTrainer(RecordedTrainer):
+
+class RecordedPPOTrainer(Base):
     """OpenRLHF's trainer, which also records what each step generated."""
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
+        torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
+        run = self.args.run
+        self.recorder = StepRecorder(
+            folder=Path(run.dir) / run.name, tokenizer=self.tokenizer, answer_chars=run.answer_chars
+        )
         self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
-        self.samples_generator = self.generator_of(RecordedSamplesGenerator, filtered=self.filtered)
+        self.samples_generator = RecordedSamplesGenerator(
+            strategy=self.strategy,
+            prompts_dataloader=self.prompts_dataloader,
+            eval_dataloader=self.eval_dataloader,
+            tokenizer=self.tokenizer,
+            vllm_engines=self.vllm_engines,
+            filtered=self.filtered,
+        )
+
+    @extends(Base)
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Restore OpenRLHF's state, and continue the record at the checkpoint."""
+        states: dict[str, Any] = super().init_checkpoint_states()
+        self.recorder.resume(states["global_step"])
+        return states
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> None:
@@ -29,6 +54,7 @@ class RecordedPPOTrainer(RecordedTrainer):
 
         OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
         """
+        self.samples_generator.set_up_engines()
         super().fit(global_step)
         if self.filtered:
             step = self.recorder.step + 1
@@ -45,13 +71,33 @@ class RecordedPPOTrainer(RecordedTrainer):
         if missing and self.experience_maker.reward_model_group is None:
             raise RuntimeError(
                 f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs "
-                f"one. The log of the rollout engine has each error{self.failed_calls()}"
+                f"one. The log of the rollout engine has each error{self.samples_generator.failed_calls()}"
             )
         status, next_step = super().train_step(rollout_samples, global_step)
         status |= self._counts(rollout_samples, next_step)
         if status["reward/fresh_mean"] is None:  # only OpenRLHF knows the rewards of a reward model
             status["reward/fresh_mean"] = status["rollout/reward_mean"]
         return status, next_step
+
+    @extends(Base)
+    def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
+        """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
+        return super()._compute_rollout_stats(experiences) | explained_variance(experiences)
+
+    @extends(Base)
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
+        """Evaluate as OpenRLHF does, and record the result."""
+        numbers = super().evaluate(global_step, **generate_kwargs)
+        self.recorder.add_evaluation(global_step, numbers)
+        return numbers
+
+    @extends(Base)
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
+    ) -> None:
+        """Record the step's metrics, then log and save as OpenRLHF does."""
+        self.recorder.add_metrics(global_step, logs_dict)
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
 
     def _counts(self, trained: Sequence[Any], step: int) -> dict[str, Any]:
         """Record what was generated since the last step. Returns its metrics.

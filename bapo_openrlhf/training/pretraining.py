@@ -1,20 +1,48 @@
 """VC-PPO's value pretraining (arXiv 2503.01491): the critic learns before the actor listens to it."""
 
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ray
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.training.checkpoints import WholeCheckpoints
+from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain
 from bapo_openrlhf.training.recorder import explained_variance
+from bapo_openrlhf.training.reviewer import Reviewer
+from bapo_openrlhf.training.run_state import RunState
 
 
-class PretrainedCritic(WholeCheckpoints):
-    """OpenRLHF's trainer with a critic that is pretrained. `AdaptedPPOTrainer` extends it, and makes the experience."""
+class CriticPretraining:
+    """Trains the critic on fresh responses before the first update of the actor.
 
-    def pretrain_critic(self, fresh: list[Group]) -> dict[str, Any]:
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is.
+        maker: Makes the experience.
+        reviewer: Takes out groups whose log-probs are not finite or that are too far from today's policy.
+        critic: OpenRLHF's group of the critic's processes; None without a critic.
+        train: Trains the critic, and only the critic, on what was sent to it. Returns OpenRLHF's metrics.
+    """
+
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        *,
+        state: RunState,
+        maker: AdaptedExperienceMaker,
+        reviewer: Reviewer,
+        critic: Any,
+        train: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.passes = args.adapt.value_pretraining
+        self.steps = max(args.critic.freezing_steps, 0) + 1  # the actor is frozen in all of them but the last
+        self.state, self.maker, self.reviewer = state, maker, reviewer
+        self.critic, self.train_critic = critic, train
+
+    def train(self, fresh: list[Group]) -> dict[str, Any]:
         """Train the critic on all fresh responses, also on those that the filter drops afterwards.
 
         Together they are what the policy does. Their targets are Monte Carlo returns. The batch of the step is made
@@ -26,21 +54,20 @@ class PretrainedCritic(WholeCheckpoints):
         Returns:
             Its metrics; none in a step without it.
         """
-        passes, steps = self.args.adapt.value_pretraining, max(self.args.critic.freezing_steps, 0) + 1
-        if not passes or self.step >= steps:
+        step = self.state.step
+        if not self.passes or step >= self.steps:
             return {}
-        self.phase, maker, start = "pretraining the critic", self.experience_maker, time.perf_counter()
-        maker.critic_lambd = 1.0
-        _, made, _ = self._make_experience(Batch(fresh=fresh))
-        maker.critic_lambd = self.args.adapt.critic_lambd
-        if made is None:
+        self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
+        passed = self.maker.forward(BatchToTrain.of(batch, step))
+        kept = self.reviewer.review(batch, passed).kept
+        if not kept:
             return {}
-        before = explained_variance(made.experiences)
-        for experience in made.experiences:
+        experiences = self.maker.finish(passed, kept, monte_carlo=True).experiences
+        before = explained_variance(experiences)
+        for experience in experiences:
             experience.values = experience.returns  # around these, OpenRLHF's loss clips no error
-        for _ in range(passes):
-            sent = {"method_name": "append", "experience": made.experiences}
-            ray.get(self.critic_model_group.async_run_method_batch(**sent))
-            loss = self.ppo_train(-1)["critic_loss"]  # OpenRLHF never trains the actor in step -1
+        for _ in range(self.passes):
+            ray.get(self.critic.async_run_method_batch(method_name="append", experience=experiences))
+            loss = self.train_critic()["critic_loss"]
         status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
         return status | {f"{name}_before": value for name, value in before.items()}

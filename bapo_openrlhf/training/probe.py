@@ -7,7 +7,9 @@ cosine with it can be expected to be higher than about that.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import ray
@@ -15,65 +17,103 @@ import ray
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record.run_record import PROBES
-from bapo_openrlhf.training.experience import BatchToTrain, MadeExperience, SampleOrigin, row_of
+from bapo_openrlhf.training.experience import (
+    AdaptedExperienceMaker,
+    BatchToTrain,
+    MadeExperience,
+    SampleOrigin,
+    row_of,
+)
 from bapo_openrlhf.training.generated import GeneratedStep
 from bapo_openrlhf.training.gradients import Rows
-from bapo_openrlhf.training.pretraining import PretrainedCritic
+from bapo_openrlhf.training.recorder import StepRecorder
+from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.run_state import RunState
 from bapo_openrlhf.training.samples import by_request
 
 # Groups. In a model of 2M parameters, the cosine of the halves was 0.00 with 64 groups, and 0.09 with 512.
 REFERENCE = 512
 
 
-class ProbedTrainer(PretrainedCritic):
-    """OpenRLHF's trainer with a probe of gradients (`--run.gradient_probe`). It changes nothing of the run."""
+class GradientProbe:
+    """Probes gradients in some steps (`--run.gradient_probe`). It changes nothing of the run.
 
-    def probe(self, batch: Batch, experience: MadeExperience) -> dict[str, float]:
-        """Write a line of probes.jsonl for each group of a batch before its update. Returns metrics of the step.
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is.
+        recorder: Keeps the record, to which the probe adds.
+        generator: Generates the responses of the reference.
+        generate_kwargs: OpenRLHF's arguments of the generation.
+        rollout_weights: The weights in the engines. Its schedule has the steps of the probe.
+        maker: Makes the experience of the reference.
+        data: The data set with the prompts.
+        actor: OpenRLHF's group of the actor's processes.
+    """
+
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        *,
+        state: RunState,
+        recorder: StepRecorder,
+        generator: AdaptedSamplesGenerator,
+        generate_kwargs: Mapping[str, Any],
+        rollout_weights: RolloutWeights,
+        maker: AdaptedExperienceMaker,
+        data: Any,
+        actor: Any,
+    ) -> None:
+        self.args, self.state, self.recorder, self.maker, self.actor = args, state, recorder, maker, actor
+        self.generator, self.generate_kwargs, self.data = generator, generate_kwargs, data
+        self.rollout_weights = rollout_weights
+
+    def measure(self, made: MadeExperience) -> dict[str, float]:
+        """Write a line of probes.jsonl for each group of the reviewed batch. Returns metrics of the step.
 
         Args:
-            batch: The groups that are trained on.
-            experience: Their experience.
+            made: The experience of the batch, before the update.
         """
-        if not self.rollout_weights.schedule.probe_due(self.step):
+        step, reviewed = self.state.step, self.state.reviewed
+        if not self.rollout_weights.schedule.probe_due(step):
             return {}
-        self.phase, start = "probing gradients", time.perf_counter()
-        groups = {group.uid: (source, group) for source, group in batch.with_sources()}
-        [found] = ray.get(self.actor_model_group.async_run_method(
+        self.state.phase, start = "probing gradients", time.perf_counter()
+        groups = {group.uid: (source, group) for source, group in reviewed.batch.with_sources()}
+        [found] = ray.get(self.actor.async_run_method(
             method_name="probe_gradients",
-            reference=self._reference_rows(),
-            groups=rows_by(experience, lambda origin: origin.group.uid),
+            reference=self._reference_rows(step),
+            groups=rows_by(made, lambda origin: origin.group.uid),
             sources={uid: source for uid, (source, _) in groups.items()},
         ))  # fmt: skip
         rows = [
             {
                 "uid": uid,
                 "source": source,
-                "age": self.step - group.policy_step,
-                "tv": self.reviewed.distances[group],
-                "shift": self.reviewed.shifts[group],
+                "age": step - group.policy_step,
+                "tv": reviewed.distances[group],
+                "shift": reviewed.shifts[group],
                 "mean": float(group.mean),
                 "cosine": found[uid][0],
                 "norm": found[uid][1],
             }
             for uid, (source, group) in groups.items()
         ]
-        self.recorder.record.append_rows(PROBES, self.step + 1, rows)
+        self.recorder.record.append_rows(PROBES, step + 1, rows)
         cosines = {f"probe/{name}": value[0] for name, value in found.items() if isinstance(name, str)}
         return cosines | {"timing/probe": time.perf_counter() - start}
 
-    def _reference_rows(self) -> Rows:
+    def _reference_rows(self, step: int) -> Rows:
         """The experience of the reference, in halves 0 and 1."""
-        data, maker = self.prompts_dataloader.dataset, self.experience_maker
-        size = self.args.rollout.n_samples_per_prompt
-        rng = np.random.default_rng([self.args.train.seed, self.step])
-        places = rng.choice(len(data), size=min(REFERENCE, len(data)), replace=False).tolist()
-        prompts = [Prompt(text, label) for _, text, label, _ in map(data.__getitem__, places)]
-        with self.rollout_weights.of_today(self.step, next_rollout=self.step + 1):
-            samples = self.samples_generator.reevaluate(prompts, kind="probe", **self.generate_kwargs)
-        made = GeneratedStep.of([("fresh", by_request(samples, size), self.step)], first_uid=0, step=self.step)
-        to_train = BatchToTrain.of(Batch(fresh=made.fresh), self.step)
-        reference = maker.finish(maker.forward(to_train), range(len(to_train.origins)))
+        rng = np.random.default_rng([self.args.train.seed, step])
+        places = rng.choice(len(self.data), size=min(REFERENCE, len(self.data)), replace=False).tolist()
+        prompts = [Prompt(text, label) for _, text, label, _ in map(self.data.__getitem__, places)]
+        with self.rollout_weights.of_today(step, next_rollout=step + 1):
+            samples = self.generator.reevaluate(prompts, kind="probe", **self.generate_kwargs)
+        made = GeneratedStep.of(
+            [("fresh", by_request(samples, self.args.rollout.n_samples_per_prompt), step)], first_uid=0, step=step
+        )
+        to_train = BatchToTrain.of(Batch(fresh=made.fresh), step)
+        reference = self.maker.finish(self.maker.forward(to_train), range(len(to_train.origins)))
         return rows_by(reference, lambda origin: origin.group.uid % 2)
 
 

@@ -5,12 +5,9 @@ The rows come from OpenRLHF's samples, so every group has one, also a group that
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import ray
 import torch
-from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
@@ -28,37 +25,42 @@ from bapo_openrlhf.record.run_record import (
     read_metrics,
     read_warnings,
 )
-from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.failures import Failures
 from bapo_openrlhf.training.generated import GeneratedGroup, reward_numbers, rewards_of
 
 logger = init_logger(__name__)
 
-Base = plain_class(PPOTrainer)
-
 
 class StepRecorder:
-    """Writes down every step of a run in the folder DIR/NAME, and counts over the whole run.
+    """Writes down every step and every evaluation of a run, and counts over the whole run.
+
+    Args:
+        folder: Folder of the record.
+        tokenizer: Tokenizer of the model.
+        answer_chars: Largest number of characters of a response in answers.jsonl; 0 for no such file.
 
     Attributes:
-        folder: Folder of the record.
         record: The files of the record.
         step: Last step whose groups are in the record. Steps count from 1, as OpenRLHF counts them.
         rollouts: Number of responses generated so far.
         tokens: Number of tokens so far, by kind: "generated" or "trained".
     """
 
-    def __init__(self, args: SimpleNamespace, tokenizer: Any) -> None:
-        self.folder = Path(args.run.dir) / args.run.name
+    def __init__(self, *, folder: Path, tokenizer: Any, answer_chars: int) -> None:
+        self.folder = folder
         self.record = RunRecord(self.folder)
         self.step = self.rollouts = 0
         self.tokens = {"generated": 0, "trained": 0}
-        self._answer_chars, self._tokenizer = args.run.answer_chars, tokenizer
+        self._answer_chars, self._tokenizer = answer_chars, tokenizer
         self._prompt_states = PromptStates()
         self._warned: set[str] = set()  # kinds of warnings
 
     def resume(self, step: int) -> None:
-        """Continue the record after this step. Lines of later steps are dropped, because the run repeats them."""
+        """Continue the record after this step; a run at step 0 has none to continue.
+
+        Lines of later steps are dropped, because the run repeats them.
+        """
+        if not step:
+            return
         self.step = step
         self.record = RunRecord(self.folder, resume_from=step + 1)
         self._prompt_states = PromptStates(read_answers(self.folder))
@@ -117,6 +119,10 @@ class StepRecorder:
         numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
         self.record.append(step, numbers)
 
+    def add_evaluation(self, step: int, numbers: Mapping[str, Any]) -> None:
+        """Write down the result of an evaluation after a step."""
+        self.record.append_rows(EVALUATIONS, step, [numbers])
+
 
 def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """How many groups have rewards that differ. It is missing if no reward is known, as with a reward model."""
@@ -167,82 +173,3 @@ def explained_variance(experiences: Sequence[Experience]) -> dict[str, float]:
     spread = float(returns.var(correction=0))
     left = float((returns - values).var(correction=0))
     return {"value/explained_variance": 1 - left / spread} if spread else {}
-
-
-class RecordedTrainer(Base):
-    """OpenRLHF's trainer, which writes down its steps and its evaluations."""
-
-    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
-        torch.manual_seed(strategy.args.train.seed)
-        super().__init__(pretrain, strategy, *args, **kwargs)
-        self.recorder = StepRecorder(self.args, self.tokenizer)
-
-    def generator_of(self, kind: type, **more: Any) -> Any:
-        """A generator of this class for the run's prompts, evaluations and engines."""
-        loaders = {"prompts_dataloader": self.prompts_dataloader, "eval_dataloader": self.eval_dataloader}
-        engines = {"tokenizer": self.tokenizer, "vllm_engines": self.vllm_engines}
-        return kind(strategy=self.strategy, **loaders, **engines, **more)
-
-    @extends(Base)
-    def init_checkpoint_states(self) -> dict[str, Any]:
-        """Restore OpenRLHF's state, and continue the record at the checkpoint."""
-        states = super().init_checkpoint_states()
-        if states["global_step"]:
-            self.recorder.resume(states["global_step"])
-        return states
-
-    @extends(Base)
-    def fit(self, global_step: int = 0) -> None:
-        """Train."""
-        about = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
-        ray.get([engine.set_up.remote(*about) for engine in self.vllm_engines])
-        super().fit(global_step)
-
-    def failed_calls(self) -> str:
-        """What the rollout engines say of failed calls of the reward function or the agent, to go on a sentence."""
-        failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.vllm_engines]))
-        return f". {failures}" if failures.kinds else ""
-
-    def check_share(self, step: int, kind: str, unusable: int, total: int, what: str) -> None:
-        """Warn of groups that cannot be used, and stop the run if there are so many that something must be broken.
-
-        Args:
-            step: The step, counted from 1.
-            kind: The state of such groups.
-            unusable: Number of groups that cannot be used.
-            total: Number of all groups.
-            what: What is wrong with them.
-
-        Raises:
-            RuntimeError: Their share is larger than --adapt.max_failed_share.
-        """
-        if not unusable:
-            return
-        share, found = self.args.adapt.max_failed_share, f"{unusable} of {total} groups {what}"
-        if unusable > share * total:
-            raise RuntimeError(
-                f"{found}; adapt.max_failed_share is {share}. The log of the rollout engine has each error"
-                f"{self.failed_calls()}"
-            )
-        self.recorder.warn(step, kind, f"{found}, and are left out{self.failed_calls()}")
-
-    @extends(Base)
-    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
-        """Evaluate as OpenRLHF does, and record the result."""
-        numbers = super().evaluate(global_step, **generate_kwargs)
-        self.recorder.record.append_rows(EVALUATIONS, global_step, [numbers])
-        return numbers
-
-    @extends(Base)
-    def _compute_rollout_stats(self, experiences: list[Experience]) -> dict:
-        """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
-        return super()._compute_rollout_stats(experiences) | explained_variance(experiences)
-
-    @extends(Base)
-    def save_logs_and_checkpoints(
-        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
-    ) -> None:
-        """Record the step's metrics, then log and save as OpenRLHF does."""
-        self.recorder.add_metrics(global_step, logs_dict)
-        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)

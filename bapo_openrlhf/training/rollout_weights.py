@@ -1,5 +1,6 @@
 """The weights that the rollout engines hold: when they follow the actor's, and how older ones come back."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,23 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 
 DEATH_NOTICE = 10.0  # seconds within which Ray reports that a process has died
+
+
+def schedule_of(args: SimpleNamespace, *, evaluates: bool) -> RolloutSchedule:
+    """When the engines of a run need which weights.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        evaluates: Whether there are held-out prompts.
+    """
+    evaluate_every = int(args.eval.steps) if evaluates and math.isfinite(args.eval.steps) else 0
+    return RolloutSchedule(
+        args.adapt.rollout_delay,
+        args.adapt.reevaluate_every,
+        evaluate_every,
+        args.run.gradient_probe,
+        args.adapt.steps_ahead(args.train),
+    )
 
 
 class RolloutWeights:
@@ -48,6 +66,17 @@ class RolloutWeights:
         if lora.rank:
             batch_vllm_engine_call(self.engines, "merge_adapters", lora.alpha / lora.rank)
         self._alive = [engine.live.remote() for engine in self.engines]
+
+    def follow(self, step: int, *, early: bool = False) -> None:
+        """Sync at multiples of v (Algorithm 1, lines 3-5), or if the actor is too far from the rollout policy.
+
+        Args:
+            step: Trainer step of the actor's weights.
+            early: Whether the engines get them although it is no multiple of v (`--adapt.max_shift_rollout`).
+        """
+        if self.schedule.sync_due(step) or early:
+            self.sync(step)
+            self.keep_if_needed()
 
     def keep_if_needed(self) -> None:
         """Let the engines keep a copy of their weights if they will need them again after holding others."""

@@ -1,92 +1,195 @@
 """OpenRLHF's PPO trainer with batch adaptation.
 
-The trip of a group through one step: generated -> group -> filtered or stored -> batch -> log-probs -> review ->
-experience -> advantage -> loss. OpenRLHF's trainer generates, and it updates the models. `train_step` does what lies
-between.
+OpenRLHF's `fit` generates (Algorithm 1, line 6), calls `train_step`, and saves. `train_step` reads from top to bottom:
+hard prompts generated again -> groups -> batch -> log-probs -> review -> experience -> update -> account. The hooks of
+OpenRLHF stand below it. They call the parts of a run, which have files of their own: record, checkpoints, the critic's
+pretraining and the probe of gradients.
 """
 
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
+import torch
+from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
-from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.group import Prompt
-from bapo_openrlhf.adapt.ledger import Ledger, states_of
-from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
-from bapo_openrlhf.adapt.review import Review, review
+from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import exact_rewards
-from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.adapt.shift import Gap
-from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
+from bapo_openrlhf.training.accounts import StepAccounts
 from bapo_openrlhf.training.ahead import AheadSamplesGenerator, SharedLoader
-from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.checkpoints import WholeCheckpoints
+from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
-from bapo_openrlhf.training.generated import GeneratedStep
-from bapo_openrlhf.training.probe import ProbedTrainer
-from bapo_openrlhf.training.recorder import Base
+from bapo_openrlhf.training.failures import UnusableGroups
+from bapo_openrlhf.training.pretraining import CriticPretraining
+from bapo_openrlhf.training.probe import GradientProbe
+from bapo_openrlhf.training.recorder import StepRecorder, explained_variance
+from bapo_openrlhf.training.reviewer import Reviewer
 from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
-from bapo_openrlhf.training.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.samples import by_request
+from bapo_openrlhf.training.rollout_weights import RolloutWeights, schedule_of
+from bapo_openrlhf.training.run_state import RunState
+
+Base = plain_class(PPOTrainer)
 
 
-class AdaptedPPOTrainer(ProbedTrainer):
+class AdaptedPPOTrainer(Base):
     """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
 
     Attributes:
+        state: Where the run is.
         ahead: Number of steps that generation is ahead of training; 0 in synchronous mode.
-        step: Number of updates so far. The actor holds the weights of this step.
-        generated: Number of groups generated so far.
-        phase: What the trainer does now. The error of a run that fails names it.
-        reviewed: The review of this step's batch, and with it the gap of engine and actor that was measured last.
     """
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
+        torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        adapt = self.args.adapt
+        adapt, self.state, self.ledger = self.args.adapt, RunState(), Ledger()
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
-        evaluates = self.eval_dataloader is not None and math.isfinite(self.args.eval.steps)
-        evaluate_every = int(self.args.eval.steps) if evaluates else 0
         self.ahead = adapt.steps_ahead(self.args.train)
         self.prompts_dataloader = SharedLoader(self.prompts_dataloader) if self.ahead else self.prompts_dataloader
-        schedule = RolloutSchedule(
-            adapt.rollout_delay, adapt.reevaluate_every, evaluate_every, self.args.run.gradient_probe, self.ahead
-        )
+        schedule = schedule_of(self.args, evaluates=self.eval_dataloader is not None)
         about = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **about)
-        self.ledger = Ledger()
-        self.step = self.generated = 0
-        self.phase = "starting"
-        self.reviewed = Review.empty(Batch(), Gap())
-        self.prompts_after_fresh: list[Prompt] = []  # hard prompts of this step that wait for today's weights
-        self.samples_generator = self.generator_of(
-            AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator,
+        self.samples_generator = (AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator)(
+            strategy=strategy,
+            prompts_dataloader=self.prompts_dataloader,
+            eval_dataloader=self.eval_dataloader,
+            tokenizer=self.tokenizer,
+            vllm_engines=self.vllm_engines,
             begin_step=self._begin_step,
-            step=lambda: self.step,
+            step=lambda: self.state.step,
             policy_step=lambda: self.rollout_weights.step,
             candidates=self.method.candidates,
-            choose=lambda prompts, count: self.method.choose_prompts(self.step, prompts, count),
+            choose=lambda prompts, count: self.method.choose_prompts(self.state.step, prompts, count),
             first=self.method.first_responses,
             more=lambda rewards: self.method.more_responses([exact_rewards(own, adapt.rewards()) for own in rewards]),
         )
-        self.experience_maker = AdaptedExperienceMaker(
-            self.actor_model_group,
-            self.critic_model_group,
-            self.reward_model_group,
-            self.reference_model_group,
-            self.kl_ctl,
-            strategy,
-            self.tokenizer,
-            reference=f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}",
+        models = self.actor_model_group, self.critic_model_group, self.reward_model_group, self.reference_model_group
+        name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
+        self.experience_maker = AdaptedExperienceMaker(*models, self.kl_ctl, strategy, self.tokenizer, reference=name)
+        self._make_parts()
+
+    def _make_parts(self) -> None:
+        """Make what the hooks and `train_step` call. Each part gets what it needs, and knows no trainer."""
+        args, actor, critic = self.args, self.actor_model_group, self.critic_model_group
+        generator, maker = self.samples_generator, self.experience_maker
+        folder, data, kwargs = Path(args.run.dir) / args.run.name, self.prompts_dataloader, self.generate_kwargs
+        self.recorder = StepRecorder(folder=folder, tokenizer=self.tokenizer, answer_chars=args.run.answer_chars)
+        unusable = UnusableGroups(
+            max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=generator.failed_calls
         )
+        run = {"state": self.state, "recorder": self.recorder}
+        layer = {"method": self.method, "ledger": self.ledger}
+        engines = {"generator": generator, "rollout_weights": self.rollout_weights}
+        workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
+        self.reviewer = Reviewer(args, state=self.state, unusable=unusable)
+        self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, capacity=self.arithmetic.most_samples)
+        self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
+        self.probe = GradientProbe(
+            args, **run, **engines, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
+        )
+        self.pretraining = CriticPretraining(
+            args, state=self.state, maker=maker, reviewer=self.reviewer, critic=critic, train=lambda: self.ppo_train(-1)
+        )
+
+    # ── One step of Algorithm 1 ──
+
+    @extends(Base)
+    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
+        """Lines 7 to 19 of Algorithm 1, on the samples that line 6 generated.
+
+        Lines 3 to 5 are `broadcast_to_vllm`, which OpenRLHF calls after the update.
+
+        Raises:
+            ValueError: The method made a batch that is larger than its capacity.
+        """
+        state, step, rollout, timing = self.state, self.state.step, self.samples_generator.rollout, dict[str, float]()
+        # Lines 12-15: generate hard prompts again with today's weights, unless the rollout took them along.
+        along = self._begin_step() if self.ahead else []
+        hard = self._reevaluate(timing)
+        if self.ahead:
+            self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
+        # Line 7: groups of responses with rewards and log-probs.
+        generated = self.accounts.enter(rollout, rollout_samples, hard)
+        pretrained = self.pretraining.train(generated.fresh)
+        # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
+        state.phase = "making the batch"
+        with timed(timing, "timing/adapt"):
+            self.method.unanswered([group.prompt for group in generated.failed if group.source == "reevaluated"])
+            batch = self.method.build_batch(step, generated.fresh, generated.reevaluated)
+        self.accounts.require_room(batch)
+        # Today's log-probs and values. Groups leave whose log-probs are not finite or too far from today's.
+        state.phase, start = "making experience", time.perf_counter()
+        passed = self.experience_maker.forward(BatchToTrain.of(batch, step))
+        reviewed = self.reviewer.review(batch, passed)
+        # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
+        made = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
+        seconds = time.perf_counter() - start
+        self.method.observe_distances(step, reviewed.distances)
+        # Line 18: the update.
+        status, next_step = self._update(made, global_step)
+        if made:
+            timing["timing/make_experience"] = seconds
+        # Every group that was generated ends in exactly one counted state.
+        status |= pretrained | timing | self.accounts.settle(step, generated, rollout)
+        status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
+        return status | self.samples_generator.metrics(), next_step
+
+    def _begin_step(self) -> list[Prompt]:
+        """The hard prompts to re-evaluate together with the fresh prompts that are generated in this step.
+
+        If the engines do not hold today's weights, there are none: all are re-evaluated by themselves.
+        """
+        self.state.phase = "generating"
+        prompts = self.method.begin_step(self.state.step)
+        if self.rollout_weights.step == self.state.step:
+            return prompts
+        self.state.waiting += prompts
+        return []
+
+    def _reevaluate(self, timing: dict[str, float]) -> list[Any]:
+        """Samples from today's weights of the hard prompts that no rollout takes along."""
+        state, weights = self.state, self.rollout_weights
+        prompts, state.waiting = state.waiting, []
+        if not prompts:
+            return []
+        state.phase = "generating hard prompts again"
+        next_rollout = state.step if self.ahead else state.step + 1
+        with timed(timing, "timing/reevaluation"), weights.of_today(state.step, next_rollout=next_rollout):
+            return self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
+
+    def _update(self, made: MadeExperience | None, global_step: int) -> tuple[dict, int]:
+        """OpenRLHF's update on the experience of the batch; no update if no group is left."""
+        if made is None:
+            # The step counts nevertheless, so that the multiples of v and m stay where they are.
+            self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
+            self.broadcast_to_vllm()
+            return {"skipped_update": 1}, global_step + 1
+        own = self.accounts.before_update(made) | self.probe.measure(made) | self._scale_learning_rate(made)
+        status, next_step = super().train_step(made.experiences, global_step)
+        return status | own, next_step
+
+    def _scale_learning_rate(self, made: MadeExperience) -> dict[str, float]:
+        """Send the factor of this step to the actor (`--adapt.scale_learning_rate`). Returns its metric."""
+        if not self.args.adapt.scale_learning_rate:
+            return {}
+        on_policy = [origin.on_policy for origin in made.origins]  # their ratio starts at 1
+        full = self.arithmetic.full_samples(len(on_policy))
+        factor = learning_rate_factor(np.where(on_policy, 0.0, made.log_ratios), full)
+        ray.get(self.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
+        return {"importance/learning_rate_factor": factor}
+
+    # ── OpenRLHF's hooks ──
 
     @extends(Base)
     def get_max_steps(self) -> int:
@@ -105,171 +208,12 @@ class AdaptedPPOTrainer(ProbedTrainer):
         Raises:
             RuntimeError: The run failed. The message names the step and the phase.
         """
-        try:
+        with self.state.named_in_errors():
             self.rollout_weights.set_up(self.args.ds.lora)
             if self.args.checked.resume_tag is None:
                 self.rollout_weights.keep_if_needed()
+            self.samples_generator.set_up_engines()
             super().fit(global_step)
-        except Exception as error:
-            raise RuntimeError(f"step {self.step}, {self.phase}: {brief(error)}") from error
-
-    @extends(Base)
-    def broadcast_to_vllm(self) -> None:
-        """Count the update, and sync the engines at multiples of v (Algorithm 1, lines 3-5).
-
-        They are also synced if the actor's shift from the rollout policy was above --adapt.max_shift_rollout.
-        OpenRLHF calls this after each update, and once when a run is resumed.
-        """
-        self.phase = "syncing weights"
-        if self.resumed_engine_step is not None:
-            self.resume_engines()
-        else:
-            self.step += 1
-            limit = self.args.adapt.max_shift_rollout
-            far = limit is not None and self.reviewed.rollout_shift > limit
-            if self.rollout_weights.schedule.sync_due(self.step) or far:
-                self.rollout_weights.sync(self.step)
-                self.rollout_weights.keep_if_needed()
-        self.phase = "finishing the step"
-
-    @extends(Base)
-    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
-        """Evaluate today's policy as OpenRLHF does, and record the result."""
-        self.phase = "evaluating"
-        with self.rollout_weights.of_today(self.step, next_rollout=self.step):
-            return super().evaluate(global_step, **generate_kwargs)
-
-    def _begin_step(self) -> list[Prompt]:
-        """The hard prompts to re-evaluate together with the fresh prompts that are generated in this step.
-
-        If the engines do not hold today's weights, there are none: all are re-evaluated by themselves.
-        """
-        self.phase = "generating"
-        prompts = self.method.begin_step(self.step)
-        if self.rollout_weights.step == self.step:
-            return prompts
-        self.prompts_after_fresh += prompts
-        return []
-
-    @extends(Base)
-    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
-        """Algorithm 1, lines 7-18, on the samples that line 6 generated."""
-        step, rollout, capacity = self.step, self.samples_generator.rollout, self.arithmetic.most_samples
-        timing: dict[str, float] = {}
-        along = self._begin_step() if self.ahead else []
-        today = self._reevaluate(timing)
-        if self.ahead:
-            self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
-        parts = [("fresh", rollout_samples, rollout.policy_step)]
-        parts += [("reevaluated", rollout.hard_samples, rollout.policy_step), ("reevaluated", today, step)]
-        size, staged = self.args.rollout.n_samples_per_prompt, self.method.first_responses
-        made = GeneratedStep.of(
-            [
-                (source, by_request(samples, size if staged is None or source != "fresh" else None), policy_step)
-                for source, samples, policy_step in parts
-            ],
-            first_uid=self.generated,
-            step=step,
-            reward_range=self.args.adapt.rewards(),
-        )
-        self.generated += len(made.recorded)
-        failed = [len(group.samples) for group in made.failed]
-        self.check_share(step + 1, "failed", len(failed), len(made.recorded), "gave no reward or no finite log-probs")
-
-        pretrained = self.pretrain_critic(made.fresh)
-        self.phase = "making the batch"
-        with timed(timing, "timing/adapt"):
-            self.method.unanswered([group.prompt for group in made.failed if group.source == "reevaluated"])
-            batch = self.method.build_batch(step, made.fresh, made.reevaluated)
-        if batch.responses > capacity:
-            raise ValueError(
-                f"{type(self.method).__name__} made a batch of {batch.responses} responses; it may hold at most "
-                f"{capacity} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
-            )
-        self.phase = "making experience"
-        batch, experience, seconds = self._make_experience(batch)
-        self.method.observe_distances(step, self.reviewed.distances)
-        status, next_step = self._update(batch, experience, seconds, global_step)
-        status |= pretrained
-
-        counts, responses = self.ledger.settle(made.fresh + made.reevaluated, batch, failed=failed)
-        if self.ledger.counts["generated"] != self.generated:
-            raise RuntimeError(
-                f"{self.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
-            )
-        status |= timing | self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
-        status["staleness/rollout_policy"] = step - rollout.policy_step
-        status |= replay_ages(batch, step, self.rollout_weights.schedule.delay)
-        status |= self.reviewed.gap.metrics(step)
-        status |= composition(batch, capacity, len(made.reevaluated))
-        status |= self.recorder.add_groups(next_step, made.recorded, states_of(batch), trained=status["tokens/trained"])
-        status |= self.recorder.rewards(next_step, made.fresh)
-        status |= {
-            "groups/replayed": len(batch.replayed),
-            "groups/unused": len(batch.unused),
-            "responses/trained": batch.responses,
-            "responses/replayed": sum(group.size for group in batch.replayed),
-            "responses/dropped": responses[DROPPED],
-            "reevaluation/added_seconds": rollout.added_seconds + timing.get("timing/reevaluation", 0.0),
-            **self.samples_generator.metrics(),
-        }
-        return status, next_step
-
-    def _reevaluate(self, timing: dict[str, float]) -> list[Any]:
-        """Lines 12-15: samples from today's weights of the hard prompts that no rollout takes along."""
-        prompts, self.prompts_after_fresh = self.prompts_after_fresh, []
-        if not prompts:
-            return []
-        self.phase = "generating hard prompts again"
-        next_rollout = self.step if self.ahead else self.step + 1
-        with timed(timing, "timing/reevaluation"), self.rollout_weights.of_today(self.step, next_rollout=next_rollout):
-            return self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
-
-    def _make_experience(self, batch: Batch) -> tuple[Batch, MadeExperience | None, float]:
-        """The batch after its review, its experience, and the seconds it took; no experience if no group is left."""
-        gap = self.reviewed.gap
-        if not len(batch):
-            self.reviewed = Review.empty(batch, gap)
-            return batch, None, 0.0
-        adapt, to_train = self.args.adapt, BatchToTrain.of(batch, self.step)
-        start = time.perf_counter()
-        passed = self.experience_maker.forward(to_train)
-        limits = {"max_shift_fresh": adapt.max_shift_fresh, "max_shift_replayed": adapt.max_shift_replayed}
-        found = self.reviewed = review(batch, passed.log_ratios, passed.sums, self.step, gap, **limits)
-        what = "have log-probs under today's policy that are not finite"
-        self.check_share(self.step + 1, "nonfinite", found.nonfinite, len(batch), what)
-        experience = self.experience_maker.finish(passed, found.kept) if found.kept else None
-        return found.batch, experience, time.perf_counter() - start
-
-    def _update(
-        self, batch: Batch, experience: MadeExperience | None, seconds: float, global_step: int
-    ) -> tuple[dict, int]:
-        """Line 18: OpenRLHF's update on the experience, which took so many seconds to make; no update without it."""
-        if experience is None:
-            # The step counts nevertheless, so that the multiples of v and m stay where they are.
-            self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
-            self.broadcast_to_vllm()
-            return {"skipped_update": 1}, global_step + 1
-        step, probed, corrected = self.step, self.probe(batch, experience), self._correct(experience)
-        status, next_step = super().train_step(experience.experiences, global_step)
-        status["timing/make_experience"] = seconds
-        status["tokens/reference_kept"] = experience.reference_kept
-        status |= off_policy(batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
-        status |= shifts(batch, experience.sums, step, self.reviewed.gap)
-        status |= probed | corrected
-        actor = self.args.actor
-        return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip)), next_step
-
-    def _correct(self, experience: MadeExperience) -> dict[str, float]:
-        """Send the factor on the learning rate to the actor. Returns metrics of the corrections."""
-        done = {} if experience.masked is None else {"importance/masked_share": experience.masked}
-        if self.args.adapt.scale_learning_rate:
-            on_policy = [origin.on_policy for origin in experience.origins]  # their ratio starts at 1
-            full = self.arithmetic.full_samples(len(on_policy))
-            factor = learning_rate_factor(np.where(on_policy, 0.0, experience.log_ratios), full)
-            ray.get(self.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
-            done["importance/learning_rate_factor"] = factor
-        return done
 
     @extends(Base)
     def ppo_train(self, global_steps: int) -> dict:
@@ -278,18 +222,68 @@ class AdaptedPPOTrainer(ProbedTrainer):
         Raises:
             FloatingPointError: A gradient is not finite. The weights are spoilt, the last checkpoint is not.
         """
-        self.phase = "training"
+        self.state.phase = "training"
         status = super().ppo_train(global_steps)
         for name in ("actor_grad_norm", "critic_grad_norm"):
             if not math.isfinite(status.get(name, 0.0)):
                 raise FloatingPointError(f"{name} is {status[name]}")
         return status
 
+    @extends(Base)
+    def broadcast_to_vllm(self) -> None:
+        """Count the update, and sync the engines at multiples of v (Algorithm 1, lines 3-5).
 
-def brief(error: Exception) -> str:
-    """The message of an error, without the remote traceback that Ray puts before it."""
-    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause else error
-    return f"{type(cause).__name__}: {str(cause).strip()}"
+        They are also synced if the actor's shift from the rollout policy was above --adapt.max_shift_rollout.
+        OpenRLHF calls this after each update, and once when a run is resumed.
+        """
+        self.state.phase = "syncing weights"
+        if self.checkpoints.resumed_engine_step is not None:
+            self.checkpoints.resume_engines()
+        else:
+            self.state.step += 1
+            limit = self.args.adapt.max_shift_rollout
+            early = limit is not None and self.state.reviewed.rollout_shift > limit
+            self.rollout_weights.follow(self.state.step, early=early)
+        self.state.phase = "finishing the step"
+
+    @extends(Base)
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
+        """Evaluate today's policy as OpenRLHF does, and record the result."""
+        self.state.phase = "evaluating"
+        with self.rollout_weights.of_today(self.state.step, next_rollout=self.state.step):
+            numbers = super().evaluate(global_step, **generate_kwargs)
+            self.recorder.add_evaluation(global_step, numbers)
+        return numbers
+
+    @extends(Base)
+    def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
+        """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
+        return super()._compute_rollout_stats(experiences) | explained_variance(experiences)
+
+    @extends(Base)
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Restore OpenRLHF's state and the state of the layer, and continue the record at the checkpoint."""
+        states: dict[str, Any] = super().init_checkpoint_states()
+        self.recorder.resume(states["global_step"])
+        self.checkpoints.resume(states)
+        return states
+
+    @extends(Base)
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
+    ) -> None:
+        """Record, log and save the step. A saved checkpoint is made whole."""
+        with self.checkpoints.of_step(global_step, client_states):
+            self.recorder.add_metrics(global_step, logs_dict)
+            super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+
+    @extends(Base)
+    def save_best_checkpoint(self, eval_metrics: dict, global_step: int, client_states: Any = None) -> None:
+        """Save as OpenRLHF does if the evaluation is the best so far. A saved checkpoint is made whole."""
+        key = self._detect_eval_metric_key(eval_metrics) if eval_metrics else None
+        best = key is not None and eval_metrics[key] > self.best_eval_metric_value
+        with self.checkpoints.whole(f"best_global_step{global_step}", client_states) if best else nullcontext():
+            super().save_best_checkpoint(eval_metrics, global_step, client_states)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import ray
 from rotary_workers import models_of, noted
 
 from bapo_openrlhf.training import trainer
+from bapo_openrlhf.training.run_state import RunState
 
 
 def node_of(actor):
@@ -36,6 +37,31 @@ def frequencies_of(worker):
 
 
 WORKERS = ("engine", "core", "actor", "critic", "reference")
+
+
+class FaultyState(RunState):
+    """A state that strikes when a phase begins."""
+
+    _phase = "starting"
+
+    @property
+    def phase(self):
+        return self._phase
+
+    @phase.setter
+    def phase(self, name):
+        self._phase = name
+        victim, step, phase, seconds = os.environ["FAULT"].split("/")
+        if name.startswith(phase) and self.step == int(step):
+            if victim in WORKERS and not phase.startswith("saving"):
+                os.kill(self.victims[victim], signal.SIGSTOP)
+            threading.Thread(target=self.strike, args=(victim, float(seconds)), daemon=True).start()
+            if float(seconds) == 0:
+                time.sleep(1)  # let it be dead before the phase begins
+
+    def strike(self, victim, seconds):
+        time.sleep(seconds)
+        os.kill(self.victims[victim], signal.SIGKILL)
 
 
 class FaultyTrainer(trainer.AdaptedPPOTrainer):
@@ -61,26 +87,8 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
             self.victims["node"] = int(os.environ["FAULT_NODE"])
             actors = {"engine": self.vllm_engines, "actor": self.actor_model_group._actor_handlers}
             print("nodes:", json.dumps({name: list(map(node_of, found)) for name, found in actors.items()}), flush=True)
+        self.state.__class__, self.state.victims = FaultyState, self.victims  # the parts have this state too
         super().fit(global_step)
-
-    @property
-    def phase(self):
-        return self._phase
-
-    @phase.setter
-    def phase(self, name):
-        self._phase = name
-        victim, step, phase, seconds = os.environ["FAULT"].split("/")
-        if name.startswith(phase) and self.step == int(step):
-            if victim in WORKERS and not phase.startswith("saving"):
-                os.kill(self.victims[victim], signal.SIGSTOP)
-            threading.Thread(target=self.strike, args=(victim, float(seconds)), daemon=True).start()
-            if float(seconds) == 0:
-                time.sleep(1)  # let it be dead before the phase begins
-
-    def strike(self, victim, seconds):
-        time.sleep(seconds)
-        os.kill(self.victims[victim], signal.SIGKILL)
 
 
 FaultyTrainerActor = ray.remote(FaultyTrainer)

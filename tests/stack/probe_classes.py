@@ -42,8 +42,13 @@ class ProbeAheadGenerator(Noting, AheadSamplesGenerator):
 class ProbeMaker(AdaptedExperienceMaker):
     """Saves what the loss is given, with the actor's weights of that step."""
 
-    def finish(self, passed, kept):
-        made = super().finish(passed, kept)
+    def forward(self, batch):
+        pairs = zip(batch.origins, batch.responses, strict=True)
+        self.policy_steps = [origin.group.policy_step_of(response) for origin, response in pairs]
+        return super().forward(batch)
+
+    def finish(self, passed, kept, **how):
+        made = super().finish(passed, kept, **how)
         self.note_experience(made, kept)
         return made
 
@@ -68,21 +73,16 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
 
     def note_actor(self):
         refs = self.actor_model_group.async_run_method(method_name="weight_checksums")
-        self.write(self.step, "actor", ray.get(refs)[:1])
+        self.write(self.state.step, "actor", ray.get(refs)[:1])
 
     def train_step(self, *args):
         self.note_actor()
         return super().train_step(*args)
 
-    def _make_experience(self, batch):
-        groups = [group for _, group in batch.with_sources()]
-        self.policy_steps = [group.policy_step_of(response) for group in groups for response in group.responses]
-        return super()._make_experience(batch)
-
     def note_experience(self, made, kept):
-        pretraining = self.phase == "pretraining the critic"
+        step, pretraining = self.state.step, self.state.phase == "pretraining the critic"
         ray.get(self.actor_model_group.async_save_model())
-        name = f"{'pretraining' if pretraining else 'actor'}{self.step}"
+        name = f"{'pretraining' if pretraining else 'actor'}{step}"
         shutil.copytree(self.args.ckpt.output_dir, self.folder / name)
         arrays = {}
         for experience in made.experiences:
@@ -91,11 +91,11 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
                     if (numbers := getattr(experience, name)) is not None:
                         arrays[f"{index}/{name}"] = numbers[row].numpy()
         np.savez(
-            self.folder / f"{'pretraining' if pretraining else 'experience'}{self.step}.npz",
+            self.folder / f"{'pretraining' if pretraining else 'experience'}{step}.npz",
             source=np.array([origin.source for origin in made.origins]),
             on_policy=np.array([origin.on_policy for origin in made.origins]),
             log_ratios=made.log_ratios,
-            policy_step=np.array([self.policy_steps[place] for place in kept]),
+            policy_step=np.array([self.experience_maker.policy_steps[place] for place in kept]),
             **arrays,
         )
 

@@ -16,7 +16,7 @@ class VisionProbeTrainer(probe_classes.ProbeTrainer):
             for experience in made.experiences
             for row, index in enumerate(experience.index)
         }
-        (self.folder / f"images{self.step}.json").write_text(json.dumps(images))
+        (self.folder / f"images{self.state.step}.json").write_text(json.dumps(images))
 
 
 VisionProbeTrainerActor = ray.remote(VisionProbeTrainer)

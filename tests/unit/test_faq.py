@@ -68,13 +68,14 @@ def sources(package):
 
 def test_every_quoted_message_is_in_the_code():
     assert len(QUOTED) > 30
-    phases = set(re.findall(r'self\.phase = "([^"]+)"', (ROOT / "bapo_openrlhf/training/trainer.py").read_text()))
+    files = (ROOT / "bapo_openrlhf/training").glob("*.py")
+    phases = {phase for file in files for phase in re.findall(r'\.phase[\w, ]* = "([^"]+)"', file.read_text())}
     own = tuple(sorted((ROOT / "bapo_openrlhf").rglob("*.py")))
     other = [sources(package) for package in OTHERS]
     unknown = []
     for message in QUOTED:
         text = message.removeprefix("error: ").removeprefix("warning: ").removeprefix("ckpt.load_enable: ")
-        if step := re.match(r"step \d+, ([^:]+): \w+: ", text):  # as AdaptedPPOTrainer puts it before what went wrong
+        if step := re.match(r"step \d+, ([^:]+): \w+: ", text):  # as RunState puts it before what went wrong
             assert step[1] in phases, message
             text = text[step.end() :]
         of_a_row = re.sub(r"^\S+ \S+, row \d+: ", "", text)  # as RowCheck puts the row before what is wrong with it

@@ -24,6 +24,7 @@ from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags  # noqa: E402
+from bapo_openrlhf.training import experience as experience_module  # noqa: E402
 from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.updates import Means, Part, WholeBatchActorTrainer  # noqa: E402
 
@@ -65,6 +66,7 @@ def trained(monkeypatch):
     Returns the loss, and its gradient in log pi.
     """
     monkeypatch.setattr(ppo_actor, "NaiveReplayBuffer", lambda *args: None)
+    monkeypatch.setattr(experience_module, "set_advantages", lambda *_, **__: None)
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
 
     def run(args: SimpleNamespace, policies: SimpleNamespace) -> tuple[float, np.ndarray]:
@@ -77,9 +79,8 @@ def trained(monkeypatch):
             rollout_log_probs=torch.tensor(policies.alpha),
             info={},
         )
-        maker = AdaptedExperienceMaker(None, None, None, None, None, strategy, None)
+        maker = AdaptedExperienceMaker(None, None, None, None, SimpleNamespace(value=0.0), strategy, None)
         maker._deal, maker._pass = lambda samples: None, lambda dealt, known: [experience]
-        maker.compute_advantages_and_returns = lambda experiences: experiences
         origins = [SampleOrigin("fresh" if on else "replayed", bool(on), SimpleNamespace(uid=0)) for on in ON_POLICY]
         experience.advantages = torch.tensor(policies.advantages)
         (experience,) = maker.finish(maker.forward(BatchToTrain([], [], origins)), range(len(MASK))).experiences

@@ -162,9 +162,7 @@ class Engine:
     ) -> list[dict]:
         self.world.fail_at("generate")
         self.world.requests.append(
-            SimpleNamespace(
-                prompt=prompt, weights=self.weights, step=getattr(self.world.trainer, "step", None), seed=seed
-            )
+            SimpleNamespace(prompt=prompt, weights=self.weights, step=self.world.step, seed=seed)
         )
         answers = []
         for sample in range(num_samples):
@@ -207,7 +205,7 @@ class Worker:
 
     def append(self, experience: list) -> None:
         given = self.world.trained if self.model == "actor" else self.world.taught
-        given.append((getattr(self.world.trainer, "step", None), experience))
+        given.append((self.world.step, experience))
 
     def fit(self, **_: Any) -> dict[str, float]:
         self.world.fail_at("fit")
@@ -288,7 +286,7 @@ class Group:
     def reference(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         pairs = zip(sequences.tolist(), mask, strict=True)
         real = [row[: int(on.nonzero().max()) + 2] for row, on in pairs if on.any()]  # not a filler
-        self.world.referred += [(self.world.trainer.step, row) for row in real]
+        self.world.referred += [(self.world.step, row) for row in real]
         return torch.tensor([self.world.log_probs(row, -1) for row in sequences.tolist()]) * mask
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
@@ -387,6 +385,12 @@ class World:
         set_openrlhf_flags(args)
         return args
 
+    @property
+    def step(self) -> int | None:
+        """The trainer's step; None without batch adaptation."""
+        state = getattr(self.trainer, "state", None)
+        return state and state.step
+
     def note(self, name: str, argument: Any = None) -> None:
         self.events.append((name, argument))
 
@@ -395,7 +399,7 @@ class World:
 
     def fail_at(self, what: str) -> None:
         step, error = self.faults.get(what, (-1, None))
-        if error and step == self.trainer.step:
+        if error and step == self.step:
             raise error
 
     def reward(self, prompt: str, weights: int, sample: int) -> Any:

@@ -168,8 +168,8 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case, 
     words |= {name: value for name, value in case.items() if "." in name or name == "algorithm"}
     made = world(prompts=case["prompts"], **words)
     made.trainer.fit()
-    tags = sorted(made.trainer.checkpoints.tags())
-    assert len(tags) == made.trainer.step
+    tags = sorted(made.trainer.checkpoints.store.tags())
+    assert len(tags) == made.trainer.state.step
     for tag in tags[:-1][::every]:
         step = int(tag.rpartition("step")[2])
         again = resumed(made, tmp_path / f"from {tag}", tag, **words)
@@ -270,9 +270,9 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
             assert "stopped" in str(error)
         made.trainer.samples_generator.wait()
         assert_each_in_flight_is_somewhere(made)
-        tag = (made.trainer.checkpoints.tags() or [None])[0]
+        tag = (made.trainer.checkpoints.store.tags() or [None])[0]
         done = int(tag.removeprefix("global_step")) if tag else 0
-    assert made.trainer.step == words["train.num_episodes"] * -(-prompts // 4)
+    assert made.trainer.state.step == words["train.num_episodes"] * -(-prompts // 4)
 
 
 def one(queue, **words):
@@ -322,7 +322,7 @@ def test_no_hard_prompt_is_left_behind_whatever_changes_at_a_resume(no_ray, prom
 
 
 def in_flight_of(made: World, tag: str) -> int:
-    saved = load_state(made.trainer.checkpoints.folder(tag))["ahead"]["rollouts"]
+    saved = load_state(made.trainer.checkpoints.store.folder(tag))["ahead"]["rollouts"]
     return sum(rollout["rollout"]["asked"] for rollout in saved)
 
 
@@ -387,7 +387,7 @@ def test_a_synchronous_run_takes_up_hard_prompts_that_no_rollout_took(world, tmp
     made = world(prompts=14, **words)
     made.reward = lambda *_: 0.0
     made.trainer.fit()
-    (tag, *_), hard = made.trainer.checkpoints.tags(), made.trainer.method.hard
+    (tag, *_), hard = made.trainer.checkpoints.store.tags(), made.trainer.method.hard
     flying = {hard._entries[name].prompt.text for name in hard._in_flight}
     assert flying
     words.pop("train.async_enable")

@@ -26,7 +26,7 @@ from bapo_openrlhf.training import checkpoints  # noqa: E402
 
 def watch_store(made: World) -> None:
     """Note what is asked of the store of checkpoints and when the state is written, among the other events."""
-    store = made.trainer.checkpoints
+    store = made.trainer.checkpoints.store
     for name in ("begin", "complete", "abandon", "forget_rotated"):
         method = getattr(store, name)
 
@@ -121,7 +121,7 @@ class TestSaving:
             ("complete", third),
             ("forget_rotated", None),
         ]
-        assert made.trainer.checkpoints.tags() == [third, first]
+        assert made.trainer.checkpoints.store.tags() == [third, first]
         assert not list(made.checkpoints.glob("*/best_global_step2"))
 
     def test_the_best_evaluations_checkpoint_has_the_weights_that_the_engines_got_back(self, world, watched_state):
@@ -169,7 +169,7 @@ class TestSaving:
         def fails(*_: Any) -> None:
             raise OSError(28, "No space left on device", "file")
 
-        setattr(made.trainer.checkpoints, name, fails)
+        setattr(made.trainer.checkpoints.store, name, fails)
         with pytest.raises(RuntimeError) as error:
             made.trainer.fit()
         text = "step 3, saving checkpoint global_step3: OSError: [Errno 28] No space left on device: 'file'"
@@ -188,7 +188,7 @@ class TestSaving:
             states = pickle.loads(path.read_bytes())["client_states"]
             assert states["global_step"] == step and states["total_consumed_prompts"]
             found.append(states["episode"])
-        assert found == ends and made.trainer.step == len(ends)
+        assert found == ends and made.trainer.state.step == len(ends)
 
 
 REPEATABLE = {"train.full_determinism_enable": True, "ckpt.save_steps": 1, "ckpt.max_num": 99}
@@ -254,7 +254,7 @@ class TestResume:
         made = world(**REPEATABLE, **case)
         made.trainer.fit()
         words = REPEATABLE | {name: value for name, value in case.items() if name not in ("prompts", "evaluation")}
-        tags = sorted(made.trainer.checkpoints.tags())
+        tags = sorted(made.trainer.checkpoints.store.tags())
         assert len(tags) >= 6
         if made.evaluation:
             assert any(tag.startswith("best") for tag in tags)
@@ -271,8 +271,8 @@ class TestResume:
             for name in ("groups.jsonl", "answers.jsonl"):
                 assert (again.record / name).read_text() == (made.record / name).read_text()
             assert again.updates == made.updates and again.engines[0].weights == made.engines[0].weights
-            if step < made.trainer.step:
-                assert repr(again.trainer.state_dict()) == repr(made.trainer.state_dict())
+            if step < made.trainer.state.step:
+                assert repr(again.trainer.checkpoints.state_dict()) == repr(made.trainer.checkpoints.state_dict())
 
     def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path):
         made = world(prompts=6, **REPEATABLE)
@@ -292,7 +292,7 @@ class TestResume:
     def test_the_first_start_is_not_told_to_load(self, world):
         made = world(**REPEATABLE)
         made.trainer.fit()
-        assert made.noted("load") == [] and made.trainer.resumed_engine_step is None
+        assert made.noted("load") == [] and made.trainer.checkpoints.resumed_engine_step is None
 
     def test_the_weights_of_a_resumed_run_are_kept_where_they_are_needed(self, world, tmp_path):
         words = REPEATABLE | {"adapt.rollout_delay": 4, "train.num_episodes": 1}
@@ -324,7 +324,7 @@ class TestResume:
             assert [row["step"] for row in rows] == list(range(1, 9))
             assert numbers(rows[:step]) == numbers(made.metrics()[:step])
             assert all(row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES) for row in rows)
-            assert again.trainer.generated == again.trainer.ledger.counts["generated"]
+            assert again.trainer.state.generated == again.trainer.ledger.counts["generated"]
             delay = again.args.adapt.rollout_delay
             for at in range(delay * (step // delay + 1), 8):  # from the next sync on as if it had always been so
                 assert {request.weights for request in again.of_step(at)[0]} == {at - at % delay}
@@ -356,7 +356,7 @@ class TestState:
         return made
 
     def test_says_all_that_the_next_step_depends_on(self, run):
-        state = run.trainer.state_dict()
+        state = run.trainer.checkpoints.state_dict()
         assert (state["step"], state["engine_step"], state["group_size"]) == (8, 6, 4)
         assert state["generated"] == len(run.requests) and state["rollouts"] == 4 * len(run.requests)
         assert state["ledger"]["groups"]["generated"] == state["generated"]
@@ -366,18 +366,18 @@ class TestState:
         assert len(state["method"]["hard"]["entries"]) == len(run.trainer.method.hard) > 0
 
     def test_load_is_the_inverse(self, run, world):
-        state = run.trainer.state_dict()
+        state = run.trainer.checkpoints.state_dict()
         other = world(algorithm="ba_ppo")
-        other.trainer.load_state_dict(state)
+        other.trainer.checkpoints.load_state_dict(state)
         other.trainer.rollout_weights.step = state["engine_step"]  # the engines get these weights later
         other.trainer._epoch_done = state["epoch_done"]
         torch.set_rng_state(state["torch_rng"])
-        assert repr(other.trainer.state_dict()) == repr(state)
+        assert repr(other.trainer.checkpoints.state_dict()) == repr(state)
 
     def test_is_of_a_run_without_a_critic_too(self, world):
-        state = world().trainer.state_dict()
+        state = world().trainer.checkpoints.state_dict()
         assert list(state["worker_rng"]) == ["actor"]
-        world().trainer.load_state_dict(state)
+        world().trainer.checkpoints.load_state_dict(state)
 
     @pytest.mark.parametrize(
         ("changed", "text"),
@@ -389,19 +389,23 @@ class TestState:
         ],
     )
     def test_of_something_else_is_refused(self, run, world, changed, text):
-        state = run.trainer.state_dict() | changed
+        state = run.trainer.checkpoints.state_dict() | changed
         other = world(algorithm="ba_ppo")
         with pytest.raises(ValueError, match=text):
-            other.trainer.load_state_dict(state)
-        assert (other.trainer.step, other.trainer.generated, other.trainer.ledger.counts["generated"]) == (0, 0, 0)
+            other.trainer.checkpoints.load_state_dict(state)
+        assert (other.trainer.state.step, other.trainer.state.generated, other.trainer.ledger.counts["generated"]) == (
+            0,
+            0,
+            0,
+        )
 
     @pytest.mark.parametrize("epoch_done", [False, True])
     def test_this_processs_generator_goes_on_where_it_was(self, run, world, epoch_done):
-        state = run.trainer.state_dict() | {"epoch_done": epoch_done}
+        state = run.trainer.checkpoints.state_dict() | {"epoch_done": epoch_done}
         other = world(algorithm="ba_ppo")
         torch.manual_seed(99)
         before = torch.get_rng_state()
-        other.trainer.load_state_dict(state)
+        other.trainer.checkpoints.load_state_dict(state)
         waiting = other.trainer.samples_generator.rng_after_first_draw
         if epoch_done:  # the next thing drawn is another epoch
             assert torch.equal(torch.get_rng_state(), state["torch_rng"]) and waiting is None
@@ -411,26 +415,26 @@ class TestState:
     def test_each_ranks_generator_goes_on_where_it_was(self, world):
         made = world()
         ranks = Group(made, "actor", ranks=3)
-        made.trainer.actor_model_group = ranks
+        made.trainer.checkpoints.workers["actor"] = ranks
         for number, worker in enumerate(ranks.workers):
             worker.rng = torch.tensor([number, 7])
-        state = made.trainer.state_dict()
+        state = made.trainer.checkpoints.state_dict()
         for worker in ranks.workers:
             worker.rng = torch.zeros(2)
-        made.trainer.load_state_dict(state)
+        made.trainer.checkpoints.load_state_dict(state)
         assert [worker.rng.tolist() for worker in ranks.workers] == [[0, 7], [1, 7], [2, 7]]
 
     @pytest.mark.parametrize(("saved", "now"), [(2, 1), (1, 2)])
     def test_another_number_of_ranks_shuffles_otherwise(self, world, saved, now):
         made = world()
-        made.trainer.actor_model_group = Group(made, "actor", ranks=saved)
-        state = made.trainer.state_dict()
+        made.trainer.checkpoints.workers["actor"] = Group(made, "actor", ranks=saved)
+        state = made.trainer.checkpoints.state_dict()
         other = world()
-        other.trainer.actor_model_group = ranks = Group(other, "actor", ranks=now)
+        other.trainer.checkpoints.workers["actor"] = ranks = Group(other, "actor", ranks=now)
         before = [worker.rng.tolist() for worker in ranks.workers]
         for worker in ranks.workers:
             worker.rng = worker.rng.clone()
-        other.trainer.load_state_dict(state)
+        other.trainer.checkpoints.load_state_dict(state)
         (said,) = read_warnings(other.record)
         assert said["text"] == f"step 0: {saved} actor ranks wrote the checkpoint, {now} resume: other shuffles"
         assert [worker.rng.tolist() for worker in ranks.workers] == before

@@ -535,7 +535,7 @@ def maker(
     args = SimpleNamespace(
         train=SimpleNamespace(dynamic_batch_enable=tokens is not None),
         rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=tokens),
-        adapt=SimpleNamespace(critic_lambd=None, micro_batch_tokens=None),
+        adapt=SimpleNamespace(micro_batch_tokens=None),
         ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor, packing_samples=tokens is not None),
         algo=SimpleNamespace(advantage=SimpleNamespace(estimator="gae")),
     )

@@ -91,14 +91,6 @@ def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
     assert sorted(numbers) == [(place, place) for place in range(prompts)]
 
 
-def test_engines_come_back_after_an_error(monkeypatch):
-    monkeypatch.setattr(ray, "get", lambda refs: 1 / 0)
-    generator = DispatchingGenerator(SimpleNamespace(args=None), [], [], "t", ["engine"])
-    with pytest.raises(AttributeError):
-        generator._dispatch_prompts_to_vllm(["p"], ["l"])
-    assert generator.vllm_engines == ["engine"]
-
-
 def test_only_an_evaluation_asks_for_all_prompts_at_once(monkeypatch):
     asked = []
 

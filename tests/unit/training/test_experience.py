@@ -29,7 +29,7 @@ from openrlhf.trainer.ray import launcher  # noqa: E402
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import SOURCES  # noqa: E402
 from bapo_openrlhf.training import experience as experience_module  # noqa: E402
-from bapo_openrlhf.training.advantages import Discounts, corrected_returns, discounted_sums, gae  # noqa: E402
+from bapo_openrlhf.training.advantages import Discounts, corrected_returns, discounted_sums, gae, set_advantages  # noqa: E402
 from bapo_openrlhf.training.dealing import DealtBatch  # noqa: E402
 from bapo_openrlhf.training.experience import (  # noqa: E402
     AdaptedExperienceMaker,
@@ -75,13 +75,22 @@ def whole_group(number: int) -> SimpleNamespace:
 
 
 class WholeGroups(AdaptedExperienceMaker):
-    """An experience maker that can be asked for the advantages of groups of G responses right away."""
+    """An experience maker that can be asked for the advantages of some samples right away.
 
-    def compute_advantages_and_returns(self, experiences):
+    Attributes:
+        groups: The group of each sample. Empty for groups of G responses in a row.
+        log_ratios: For V-trace, of each experience.
+    """
+
+    groups, log_ratios = (), ()
+
+    def with_advantages(self, experiences):
         count = sum(len(experience.index) for experience in experiences)
         size = self.args.rollout.n_samples_per_prompt
-        self._groups = self._groups or [whole_group(n // size) for n in range(count)]
-        return super().compute_advantages_and_returns(experiences)
+        groups = self.groups or [whole_group(n // size) for n in range(count)]
+        about = {"kl_coefficient": self.kl_ctl.value, "critic_lambd": self.args.adapt.critic_lambd}
+        set_advantages(experiences, groups, self.args, **about, log_ratios=self.log_ratios)
+        return experiences
 
 
 def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, **changed):
@@ -185,7 +194,7 @@ class TestGroupAdvantages:
         rewards = [1.0 if sample % size < sample // size else 0.0 for sample in range(size * (size + 1))]
         order = np.random.default_rng(0).permutation(len(rewards)).tolist()
         parts = [order[start : start + 3] for start in range(0, len(order), 3)]
-        experiences = maker(case=Case(size)).compute_advantages_and_returns(split(rewards, parts))
+        experiences = maker(case=Case(size)).with_advantages(split(rewards, parts))
         found = by_sample(experiences, "advantages")
         for sample, reward in enumerate(rewards):
             p = (sample // size) / size
@@ -203,7 +212,7 @@ class TestGroupAdvantages:
         given = split(rewards, parts, kl=0.8, seed=3)
         kls = {index: e.kl[row].tolist() for e in given for row, index in enumerate(e.index)}
         masks = {index: e.action_mask[row].tolist() for e in given for row, index in enumerate(e.index)}
-        experiences = maker(kl=coefficient).compute_advantages_and_returns(given)
+        experiences = maker(kl=coefficient).with_advantages(given)
         advantages, returns = by_sample(experiences, "advantages"), by_sample(experiences, "returns")
         sums = {index: float(e.info["return"][row]) for e in experiences for row, index in enumerate(e.index)}
         for sample, reward in enumerate(rewards):
@@ -220,13 +229,11 @@ class TestGroupAdvantages:
         assert all(experience.kl is None for experience in experiences)
 
     def test_groups_without_signal_have_no_advantage(self):
-        experiences = maker().compute_advantages_and_returns(split([0.1] * 4 + [1.0] * 4, [[0, 5, 2, 7], [4, 1, 6, 3]]))
+        experiences = maker().with_advantages(split([0.1] * 4 + [1.0] * 4, [[0, 5, 2, 7], [4, 1, 6, 3]]))
         assert all(value == 0 for values in by_sample(experiences, "advantages").values() for value in values)
 
     def test_spread_is_that_of_the_samples_own_group(self):
-        experiences = maker().compute_advantages_and_returns(
-            split([0.0, 1, 0, 1, 1, 1, 1, 1], [[7, 0], [4, 1, 2], [3, 5, 6]])
-        )
+        experiences = maker().with_advantages(split([0.0, 1, 0, 1, 1, 1, 1, 1], [[7, 0], [4, 1, 2], [3, 5, 6]]))
         spread = {i: float(e.info["group_reward_std"][row]) for e in experiences for row, i in enumerate(e.index)}
         assert spread == {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5, 4: 0.0, 5: 0.0, 6: 0.0, 7: 0.0}
 
@@ -234,13 +241,13 @@ class TestGroupAdvantages:
         # truncated responses get -1: the group is 1, 1, -1, -1 and not 1, 1, 1, 1
         (experience,) = split([1.0] * 4, [[0, 1, 2, 3]])
         experience.truncated = torch.tensor([False, False, True, True])
-        (experience,) = maker(reward__stop_properly_penalty_coef=-1.0).compute_advantages_and_returns([experience])
+        (experience,) = maker(reward__stop_properly_penalty_coef=-1.0).with_advantages([experience])
         assert by_sample([experience], "advantages")[0] == pytest.approx([1.0] * 5, rel=1e-5)
         assert by_sample([experience], "advantages")[2] == pytest.approx([-1.0] * 4, rel=1e-5)
 
     def test_openrlhfs_own_up_to_the_sample_standard_deviation(self):
         rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
-        ours = by_sample(maker().compute_advantages_and_returns(split(rewards, parts)), "advantages")
+        ours = by_sample(maker().with_advantages(split(rewards, parts)), "advantages")
         theirs = RemoteExperienceMaker.compute_advantages_and_returns(maker(), split(rewards, parts))
         assert set(ours) == set(range(8))
         for sample, values in by_sample(theirs, "advantages").items():
@@ -249,7 +256,7 @@ class TestGroupAdvantages:
     @pytest.mark.parametrize("estimator", ["rloo", "reinforce_baseline", "dr_grpo"])
     def test_other_group_estimators_are_openrlhfs(self, estimator):
         rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
-        ours = maker(estimator).compute_advantages_and_returns(split(rewards, parts))
+        ours = maker(estimator).with_advantages(split(rewards, parts))
         theirs = RemoteExperienceMaker.compute_advantages_and_returns(maker(estimator), split(rewards, parts))
         ours, theirs = by_sample(ours, "advantages"), by_sample(theirs, "advantages")
         assert all(ours[sample] == pytest.approx(theirs[sample], rel=1e-5, abs=1e-7) for sample in range(8))
@@ -279,8 +286,8 @@ class TestGroupsOfAnySize:
         """A response by itself has its advantage still, unless it is compared only with itself."""
         groups, rewards, parts = drawn
         made = maker(estimator)
-        made._groups = groups
-        experiences = made.compute_advantages_and_returns(split(rewards, parts))
+        made.groups = groups
+        experiences = made.with_advantages(split(rewards, parts))
         found = by_sample(experiences, "advantages")
         spread = {i: float(e.info["group_reward_std"][row]) for e in experiences for row, i in enumerate(e.index)}
         kept = [float(reward) for experience in experiences for reward in experience.rewards]
@@ -305,9 +312,9 @@ class TestGroupsOfAnySize:
         groups, rewards, parts = drawn
         changed = {"algo__advantage__lambd": 0.9, "kl": 0.1, "adapt__returns": returns}
         made = maker("gae", **changed)
-        made._groups = groups
-        made._token_log_ratios = [np.zeros((len(part), MASKS.shape[1])) for part in parts]
-        ours = made.compute_advantages_and_returns(split(rewards, parts, kl=0.5))
+        made.groups = groups
+        made.log_ratios = [np.zeros((len(part), MASKS.shape[1])) for part in parts]
+        ours = made.with_advantages(split(rewards, parts, kl=0.5))
         theirs = maker("gae", case=Case(1), **changed)
         theirs = RemoteExperienceMaker.compute_advantages_and_returns(theirs, split(rewards, parts, kl=0.5))
         for name in ("advantages", "returns"):
@@ -320,13 +327,13 @@ class TestGroupsOfAnySize:
         group = SimpleNamespace(uid=7, size=1, generated=[1.0, 0.0], relative_to="generated")
         for estimator, fails in (("group_norm", True), ("gae", False)):
             made = maker(estimator, reward__stop_properly_penalty_coef=-1.0)
-            made._groups = [group]
-            made._token_log_ratios = [np.zeros((1, MASKS.shape[1]))]
+            made.groups = [group]
+            made.log_ratios = [np.zeros((1, MASKS.shape[1]))]
             with pytest.raises(ValueError, match="group 7 holds only some") if fails else nullcontext():
-                made.compute_advantages_and_returns([copy.deepcopy(experience)])
+                made.with_advantages([copy.deepcopy(experience)])
         made = maker(reward__stop_properly_penalty_coef=-1.0)
-        made._groups = [SimpleNamespace(**vars(group) | {"relative_to": "kept"})]
-        made.compute_advantages_and_returns([experience])
+        made.groups = [SimpleNamespace(**vars(group) | {"relative_to": "kept"})]
+        made.with_advantages([experience])
         assert experience.rewards.tolist() == [-1.0] and experience.advantages.count_nonzero() == 0
 
 
@@ -336,8 +343,8 @@ class TestCritic:
         given = split(rewards, parts, seed=5)
         values = by_sample(given, "values")
         made = maker("gae")
-        made._token_log_ratios = off_policy(parts)
-        experiences = made.compute_advantages_and_returns(given)
+        made.log_ratios = off_policy(parts)
+        experiences = made.with_advantages(given)
         returns, advantages = by_sample(experiences, "returns"), by_sample(experiences, "advantages")
         raw = {sample: [rewards[sample] - value for value in values[sample]] for sample in values}
         tokens = [value for sample in raw for value in raw[sample]]
@@ -354,8 +361,8 @@ class TestCritic:
         rewards, parts = [1.0, 0.0, 0.5, 1.0], [[3, 1], [0, 2]]
         changed = {"algo__advantage__lambd": 0.9, "algo__advantage__gamma": 0.97, "kl": 0.1}
         made = maker("gae", **changed)
-        made._token_log_ratios = off_policy(parts)
-        ours = made.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
+        made.log_ratios = off_policy(parts)
+        ours = made.with_advantages(split(rewards, parts, kl=1.0))
         plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
         theirs = plain.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
         for name in ("advantages", "returns"):
@@ -419,9 +426,7 @@ def test_targets_of_vc_ppo_are_the_rewards():
     """With gamma = lambda_critic = 1 each token's target is its response's reward, whatever the advantages are."""
     rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0], [[6, 1], [0, 3, 7], [2, 4, 5]]
     plain, two = (
-        maker("gae", algo__advantage__lambd=0.95, adapt__critic_lambd=critic).compute_advantages_and_returns(
-            split(rewards, parts)
-        )
+        maker("gae", algo__advantage__lambd=0.95, adapt__critic_lambd=critic).with_advantages(split(rewards, parts))
         for critic in (None, 1.0)
     )
     assert by_sample(two, "advantages") == by_sample(plain, "advantages")
@@ -462,8 +467,13 @@ def made_by_openrlhf(monkeypatch):
 
 def whole(made: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(), kept=None) -> MadeExperience:
     """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
-    made.compute_advantages_and_returns = lambda experiences: experiences
+
+    def note(experiences, groups, args, *, log_ratios, **_):
+        """The advantages may be asked for afterwards."""
+        made.groups, made.log_ratios = groups, log_ratios
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experience_module, "set_advantages", note)
         patch.setattr(experience_module, "source_tokens", lambda *_: None)
         patch.setattr(AdaptedExperienceMaker, "_weigh", lambda *_: None)
         passed = made.forward(to_train(samples, origins))
@@ -846,7 +856,6 @@ def made_of(
     with without_ray() as patch:
         patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
         experience = whole(made, origins, copy.deepcopy(samples), kept)
-    del made.compute_advantages_and_returns
     return made, experience
 
 
@@ -884,8 +893,8 @@ class TestReview:
             assert reviewed.sums.tokens[place] == one.action_mask.sum()
             assert reviewed.sums.squares[place] == pytest.approx((difference**2).sum().item(), rel=1e-9)
         # and what follows is the same
-        made.compute_advantages_and_returns(found)
-        maker_of_kept.compute_advantages_and_returns(wanted)
+        made.with_advantages(found)
+        maker_of_kept.with_advantages(wanted)
         for name in ("advantages", "returns"):
             ours, theirs = by_sample(found, name), by_sample(wanted, name)
             assert list(ours) == list(theirs)
@@ -902,8 +911,8 @@ class TestReview:
         maker_of_kept, wanted = made_of(
             case, [samples[n] for n in kept], [origins_of(24)[n] for n in kept], estimator=estimator
         )
-        made.compute_advantages_and_returns(found)
-        maker_of_kept.compute_advantages_and_returns(wanted.experiences)
+        made.with_advantages(found)
+        maker_of_kept.with_advantages(wanted.experiences)
         ours, theirs = by_sample(found, "advantages"), by_sample(wanted.experiences, "advantages")
         assert sorted(ours) == sorted(theirs) == list(range(12))
         assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in theirs)
@@ -947,16 +956,15 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
     )
     kept = positions(groups_kept, case.size)
 
-    def set_advantages(experiences):
+    def from_values(experiences, *_, **__):
         for experience in experiences:
             experience.advantages, experience.returns = experience.values - 0.1, experience.values
-        return experiences
 
     results = []
     for bound in (None, limit):
         made = maker(case=case, adapt__max_second_moment=bound)
-        made.compute_advantages_and_returns = set_advantages
         with without_ray() as patch:
+            patch.setattr(experience_module, "set_advantages", from_values)
             patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
             results.append(made.finish(made.forward(to_train(copy.deepcopy(samples), origins)), kept))
     plain, masked = results
@@ -1022,7 +1030,7 @@ class TestVtrace:
         origins = origins_of(len(samples))
         made, found = made_of(case, samples, origins, kept, kl=coefficient, **VTRACE, **changed)
         found = found.experiences
-        made.compute_advantages_and_returns(found)
+        made.with_advantages(found)
         advantages, targets = {}, {}
         for place, n in enumerate(kept):
             (one,) = forward([copy.deepcopy(samples[n])])
@@ -1054,8 +1062,8 @@ class TestVtrace:
         rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0], [[6, 1], [0, 3, 7], [2, 4, 5]]
         changed = {"kl": 0.1, "algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
         made = maker(**VTRACE, **changed)
-        made._token_log_ratios = [np.zeros_like(part) for part in off_policy(parts)]
-        ours = made.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
+        made.log_ratios = [np.zeros_like(part) for part in off_policy(parts)]
+        ours = made.with_advantages(split(rewards, parts, kl=1.0))
         plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
         theirs = plain.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
         for name in ("advantages", "returns"):
@@ -1068,8 +1076,8 @@ class TestVtrace:
     def test_off_policy_it_is_not(self):
         rewards, parts = [1.0, 0.0, 0.5, 1.0], [[0, 1], [2, 3]]
         made = maker(**VTRACE)
-        made._token_log_ratios = off_policy(parts)
-        ours = by_sample(made.compute_advantages_and_returns(split(rewards, parts)), "returns")
+        made.log_ratios = off_policy(parts)
+        ours = by_sample(made.with_advantages(split(rewards, parts)), "returns")
         plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
         theirs = by_sample(plain.compute_advantages_and_returns(split(rewards, parts)), "returns")
         assert all(ours[sample] != pytest.approx(theirs[sample], abs=1e-3) for sample in theirs)
@@ -1079,8 +1087,8 @@ class TestVtrace:
         found = []
         for seed in (1, 2):
             made = maker("gae", kl=0.1, algo__advantage__lambd=0.9)
-            made._token_log_ratios = off_policy(parts, seed)
-            found.append(by_sample(made.compute_advantages_and_returns(split(rewards, parts, kl=1.0)), "advantages"))
+            made.log_ratios = off_policy(parts, seed)
+            found.append(by_sample(made.with_advantages(split(rewards, parts, kl=1.0)), "advantages"))
         assert found[0] == found[1]
 
     def test_another_batch_has_other_ratios(self):
@@ -1094,7 +1102,7 @@ class TestVtrace:
                 passed = made.forward(to_train(copy.deepcopy(samples), origins_of(count)))
                 found = made.finish(passed, range(count))
         maker_of_kept, wanted = made_of(case, samples, origins_of(4), **VTRACE)
-        maker_of_kept.compute_advantages_and_returns(wanted.experiences)
+        maker_of_kept.with_advantages(wanted.experiences)
         assert by_sample(found.experiences, "returns") == by_sample(wanted.experiences, "returns")
 
 

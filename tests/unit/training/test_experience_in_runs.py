@@ -19,6 +19,7 @@ from fake_stack import EXTRAS, SOURCES, STATES, Engine, digest, numbers, trained
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE  # noqa: E402
 from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
+from bapo_openrlhf.training import experience as experience_module  # noqa: E402
 
 
 class TestObserve:
@@ -172,15 +173,20 @@ class TestMixedGroups:
         monkeypatch.setattr(Engine, "generate_responses", rounded)
         made = world(algorithm=algorithm, prompts=8, **words)
         made.reward = self.reward
-        maker, seen = made.trainer.experience_maker, []
-        finish = maker.finish
+        maker, seen, corrections = made.trainer.experience_maker, [], []
+        finish, set_advantages = maker.finish, experience_module.set_advantages
 
         def spy(passed, kept):
             experience = finish(passed, kept)
-            seen.append((made.trainer.step, experience.origins, experience.experiences, maker._token_log_ratios))
+            seen.append((made.trainer.state.step, experience.origins, experience.experiences, corrections[-1]))
             return experience
 
+        def correct(*args, log_ratios, **kwargs):
+            corrections.append(log_ratios)
+            set_advantages(*args, log_ratios=log_ratios, **kwargs)
+
         monkeypatch.setattr(maker, "finish", spy)
+        monkeypatch.setattr(experience_module, "set_advantages", correct)
         made.trainer.fit()
         mixed: Counter = Counter()
         for step, origins, experiences, token_log_ratios in seen:
@@ -230,14 +236,13 @@ class TestReview:
     def test_in_a_run_what_is_dropped_is_counted_and_not_trained_on(self, world):
         limits = {"adapt.max_shift_replayed": 0.0025, "adapt.max_shift_fresh": 0.003}
         made = world(prompts=40, **limits, **{"adapt.batch_size": 6})
-        reviews, experience = [], made.trainer._make_experience
+        reviews, review = [], made.trainer.reviewer.review
 
-        def spy(batch):
-            made_of_it = experience(batch)
-            reviews.append(made.trainer.reviewed)
-            return made_of_it
+        def spy(batch, passed):
+            reviews.append(review(batch, passed))
+            return reviews[-1]
 
-        made.trainer._make_experience = spy
+        made.trainer.reviewer.review = spy
         made.trainer.fit()
         rows = made.metrics()
         assert sum(row["groups/too_far"] for row in rows) > 2 and sum(row["groups/unused"] for row in rows) > 2

@@ -24,8 +24,8 @@ class Outcomes:
         self.made, self.asked = made, Counter()
 
     def __call__(self, prompt: str, weights: int, sample: int) -> float:
-        self.asked[self.made.trainer.step, prompt] += 1
-        return float(self.asked[self.made.trainer.step, prompt] >= self.hardness(prompt))
+        self.asked[self.made.trainer.state.step, prompt] += 1
+        return float(self.asked[self.made.trainer.state.step, prompt] >= self.hardness(prompt))
 
     @staticmethod
     def hardness(prompt: str) -> int:
@@ -107,7 +107,7 @@ class Parts(Method):
 def test_parts_of_groups_are_trained_on_and_accounted_for(world, algorithm, ranks):
     """Every response is trained on once or dropped, and single ones of the step before come along."""
     made = world(algorithm=algorithm, prompts=8, **{"adapt.batch_size": 6, "actor.num_gpus_per_node": ranks})
-    made.trainer.method = Parts(6)
+    made.trainer.method = made.trainer.accounts.method = Parts(6)
     told = []
     made.trainer.method.observe_distances = lambda step, distances: told.append((step, len(distances)))
     if ranks == 3:

@@ -120,7 +120,7 @@ def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, 
             dynamic_batch_enable=dynamic, colocate_all=colocated, colocate_actor_ref=False, colocate_critic_reward=False
         ),
         rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=24),
-        adapt=SimpleNamespace(critic_lambd=None, micro_batch_tokens=None),
+        adapt=SimpleNamespace(micro_batch_tokens=None),
         ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1, packing_samples=dynamic),
         actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=ranks["actor"] * copies),
         algo=SimpleNamespace(

@@ -24,15 +24,15 @@ class TestBroadcast:
         for step in range(1, 13):
             made.updates["actor"] += 1
             made.trainer.broadcast_to_vllm()
-            assert made.trainer.step == step
+            assert made.trainer.state.step == step
             assert made.trainer.rollout_weights.step == made.engines[0].weights == step - step % delay
         assert made.noted("sync") == [step for step in range(1, 13) if step % delay == 0]
 
 
 def resuming(made: World, *, step: int, saved: int) -> World:
     """The world, at the start of a resumed run whose checkpoint of `step` has rollout weights of step `saved`."""
-    made.updates["actor"] = made.trainer.step = step
-    made.trainer.resumed_engine_step = saved
+    made.updates["actor"] = made.trainer.state.step = step
+    made.trainer.checkpoints.resumed_engine_step = saved
     made.args.checked = replace(made.args.checked, resume_tag=f"global_step{step}")
     if saved != step:
         folder = made.checkpoints / "_adapt" / f"global_step{step}"
@@ -69,18 +69,18 @@ class TestResumeEngines:
         made.trainer.broadcast_to_vllm()
         each = [(name, argument) for name, argument in events for _ in range(1 if name == "sync" else 2)]
         assert made.events == each
-        assert made.trainer.step == step and made.trainer.resumed_engine_step is None
+        assert made.trainer.state.step == step and made.trainer.checkpoints.resumed_engine_step is None
         wanted = events[0][1]
         assert made.trainer.rollout_weights.step == wanted and {engine.weights for engine in made.engines} == {wanted}
         # once: the next broadcast is after an update
         made.updates["actor"] += 1
         made.trainer.broadcast_to_vllm()
-        assert made.trainer.step == step + 1
+        assert made.trainer.state.step == step + 1
 
     def test_weights_of_step_0_are_weights(self, world):
         made = resuming(world(**{"adapt.rollout_delay": 5, "adapt.reevaluate_every": 0}), step=2, saved=0)
         made.trainer.broadcast_to_vllm()
-        assert made.noted("load") == [0] and made.trainer.rollout_weights.step == 0 and made.trainer.step == 2
+        assert made.noted("load") == [0] and made.trainer.rollout_weights.step == 0 and made.trainer.state.step == 2
 
     @pytest.mark.parametrize("before", [1, 2, 3, 5])
     @pytest.mark.parametrize("delay", [1, 2, 3, 4, 7])
@@ -111,7 +111,7 @@ class TestResumeEngines:
 
     @staticmethod
     def goes_on(made: World, *, delay: int, again: int, evaluation: int) -> None:
-        run, (engine,), start = made.trainer, made.engines, made.trainer.step
+        run, (engine,), start = made.trainer, made.engines, made.trainer.state.step
         first = start - start % delay
         run.broadcast_to_vllm()
         assert engine.weights == (first if made.noted("load") else start)

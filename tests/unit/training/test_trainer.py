@@ -20,7 +20,8 @@ from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numb
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
 from bapo_openrlhf.training import recorder, trainer  # noqa: E402
-from bapo_openrlhf.training.trainer import brief, timed  # noqa: E402
+from bapo_openrlhf.training.run_state import brief  # noqa: E402
+from bapo_openrlhf.training.trainer import timed  # noqa: E402
 
 
 class TestRun:
@@ -32,7 +33,7 @@ class TestRun:
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again, "train.num_episodes": 3}
         made = world(**words, **{"eval.steps": evaluation or -1}, evaluation=2 if evaluation else 0)
         made.trainer.fit()
-        assert made.trainer.step == 12 and len(made.metrics()) == 12
+        assert made.trainer.state.step == 12 and len(made.metrics()) == 12
         reevaluated = 0
         for step in range(12):
             fresh, hard = made.of_step(step)
@@ -92,7 +93,7 @@ class TestRun:
             trained = sum(len(experience.index) for experience in experiences)
             assert trained == 4 * sum(row[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed"))
             assert row["rollout/num_samples"] == trained
-        assert made.trainer.ledger.counts["generated"] == made.trainer.generated == len(made.requests)
+        assert made.trainer.ledger.counts["generated"] == made.trainer.state.generated == len(made.requests)
         assert any(row["groups/replayed"] for row in rows) and any(row["groups/reevaluated"] for row in rows)
         assert made.updates == {"actor": 10, "critic": 10 if algorithm == "ba_ppo" else 0}
 
@@ -340,7 +341,7 @@ class TestChoice:
     def test_prompts_are_generated_for_that_the_method_chose(self, world):
         made = world(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
         made.trainer.fit()
-        assert made.trainer.step == 6  # 8, 8 and 3 prompts are drawn, twice
+        assert made.trainer.state.step == 6  # 8, 8 and 3 prompts are drawn, twice
         asked = made.trainer.method.asked
         assert [(step, len(drawn), count) for step, drawn, count in asked] == [
             (step, 8, 4) for step in (0, 1, 3, 4)
@@ -371,7 +372,7 @@ class TestFailedGroups:
             assert row["groups/failed"] == sum(prompt in failing for prompt in asked)
             assert row["groups/generated"] == len(asked) == sum(row[f"groups/{state}"] for state in STATES)
         assert sum(row["groups/failed"] for row in rows) == 8
-        assert made.trainer.ledger.counts["generated"] == made.trainer.generated == len(made.requests)
+        assert made.trainer.ledger.counts["generated"] == made.trainer.state.generated == len(made.requests)
         # nothing of them was trained on or stored
         trained = {prompt for _, batch in made.trained for experience in batch for prompt in experience.prompts}
         assert trained and not trained & failing
@@ -396,8 +397,8 @@ class TestFailedGroups:
 
         made.trainer.method.build_batch = build_batch
         made.trainer.fit()
-        assert len(set(seen)) == len(seen) == made.trainer.generated - made.trainer.ledger.counts["failed"]
-        assert seen == sorted(seen) and max(seen) < made.trainer.generated
+        assert len(set(seen)) == len(seen) == made.trainer.state.generated - made.trainer.ledger.counts["failed"]
+        assert seen == sorted(seen) and max(seen) < made.trainer.state.generated
 
     def test_hard_prompts_that_fail_count_too(self, world):
         made = world(prompts=8, **{"adapt.max_failed_share": 1, "adapt.reevaluate_every": 1, "adapt.rollout_delay": 1})
@@ -462,7 +463,7 @@ class TestEmptyBatch:
         rows = made.metrics()
         assert [row["skipped_update"] for row in rows] == [1, 1, 1]
         assert [row["groups/filtered"] for row in rows] == [4, 4, 4]
-        assert made.trainer.step == 3 and made.trained == [] and made.updates["actor"] == 0
+        assert made.trainer.state.step == 3 and made.trained == [] and made.updates["actor"] == 0
         assert made.noted("sync") == [0]  # v = 3, before step 3
         (said,) = read_warnings(made.record)
         assert said == {"step": 1, "kind": "skipped", "text": "step 1: the batch is empty, so the update is skipped"}
@@ -481,7 +482,7 @@ class TestEmptyBatch:
         assert rows[1]["skipped_update"] == 1 and rows[1]["groups/too_far"] > 0
         assert rows[1]["groups/fresh"] == rows[1]["groups/reevaluated"] == rows[1]["groups/replayed"] == 0
         assert sum(rows[1][f"groups/{state}"] for state in STATES) == rows[1]["groups/generated"]
-        assert made.trainer.step == 3 and made.updates["actor"] == 2
+        assert made.trainer.state.step == 3 and made.updates["actor"] == 2
 
     def test_all_groups_failed(self, world):
         made = world(prompts=4, **{"train.num_episodes": 1, "adapt.max_failed_share": 1})

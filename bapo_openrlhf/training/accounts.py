@@ -1,0 +1,131 @@
+"""What becomes of the groups of a step, and the metrics that say so."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.first_update import Clip, first_update
+from bapo_openrlhf.adapt.ledger import Ledger, states_of
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.vocabulary import DROPPED
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.training.experience import MadeExperience
+from bapo_openrlhf.training.failures import UnusableGroups
+from bapo_openrlhf.training.generated import GeneratedStep
+from bapo_openrlhf.training.recorder import StepRecorder
+from bapo_openrlhf.training.rollout import Rollout
+from bapo_openrlhf.training.run_state import RunState
+from bapo_openrlhf.training.samples import by_request
+
+
+class StepAccounts:
+    """Accounts for every group that a run generates, and gives the metrics of its steps.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is.
+        method: Makes the batches.
+        ledger: Counts groups and responses by state.
+        recorder: Gets a line of each group.
+        unusable: Warns of groups without usable responses.
+        capacity: Responses that a batch holds at most.
+    """
+
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        *,
+        state: RunState,
+        method: Method,
+        ledger: Ledger,
+        recorder: StepRecorder,
+        unusable: UnusableGroups,
+        capacity: int,
+    ) -> None:
+        self.args, self.state, self.method, self.ledger = args, state, method, ledger
+        self.recorder, self.unusable, self.capacity = recorder, unusable, capacity
+
+    def enter(self, rollout: Rollout, fresh: Sequence[Experience], hard: Sequence[Experience]) -> GeneratedStep:
+        """The groups of a step. From here on each of them counts.
+
+        Args:
+            rollout: The rollout of the step, with the samples of hard prompts that it took along.
+            fresh: The samples of its fresh prompts.
+            hard: Samples of hard prompts that today's weights generated after it.
+
+        Raises:
+            RuntimeError: Too many groups cannot be used.
+        """
+        state, size = self.state, self.args.rollout.n_samples_per_prompt
+        made = GeneratedStep.of(
+            [
+                (
+                    "fresh",
+                    by_request(fresh, size if self.method.first_responses is None else None),
+                    rollout.policy_step,
+                ),
+                ("reevaluated", by_request(rollout.hard_samples, size), rollout.policy_step),
+                ("reevaluated", by_request(hard, size), state.step),
+            ],
+            first_uid=state.generated,
+            step=state.step,
+            reward_range=self.args.adapt.rewards(),
+        )
+        state.generated += len(made.recorded)
+        what = "gave no reward or no finite log-probs"
+        self.unusable.check(state.step + 1, "failed", len(made.failed), len(made.recorded), what)
+        return made
+
+    def require_room(self, batch: Batch) -> None:
+        """Raise ValueError if a batch is larger than its capacity."""
+        if batch.responses > self.capacity:
+            raise ValueError(
+                f"{type(self.method).__name__} made a batch of {batch.responses} responses; it may hold at most "
+                f"{self.capacity} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
+            )
+
+    def before_update(self, made: MadeExperience) -> dict[str, Any]:
+        """Metrics of the experience of the reviewed batch, before the step's first update."""
+        reviewed, actor = self.state.reviewed, self.args.actor
+        status: dict[str, Any] = {"tokens/reference_kept": made.reference_kept}
+        if made.masked is not None:
+            status["importance/masked_share"] = made.masked
+        status |= off_policy(reviewed.batch, made.log_ratios, self.method.constants(), self.args.adapt.eps)
+        status |= shifts(reviewed.batch, made.sums, self.state.step, reviewed.gap)
+        return status | first_update(made.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip))
+
+    def settle(self, step: int, generated: GeneratedStep, rollout: Rollout) -> dict[str, Any]:
+        """Enter what became of each group of a step, and record it. Returns the metrics.
+
+        Args:
+            step: Trainer step, counted from 0.
+            generated: What the step generated.
+            rollout: The rollout of the step.
+
+        Raises:
+            RuntimeError: A group is in no state or in several, or the counts of all steps do not add up.
+        """
+        reviewed = self.state.reviewed
+        batch, failed = reviewed.batch, [len(group.samples) for group in generated.failed]
+        counts, responses = self.ledger.settle(generated.fresh + generated.reevaluated, batch, failed=failed)
+        if self.ledger.counts["generated"] != self.state.generated:
+            raise RuntimeError(
+                f"{self.state.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
+            )
+        status: dict[str, Any] = self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
+        status["staleness/rollout_policy"] = step - rollout.policy_step
+        status |= replay_ages(batch, step, self.args.adapt.rollout_delay) | reviewed.gap.metrics(step)
+        status |= composition(batch, self.capacity, len(generated.reevaluated))
+        trained = status["tokens/trained"]
+        status |= self.recorder.add_groups(step + 1, generated.recorded, states_of(batch), trained=trained)
+        status |= self.recorder.rewards(step + 1, generated.fresh)
+        return status | {
+            "groups/replayed": len(batch.replayed),
+            "groups/unused": len(batch.unused),
+            "responses/trained": batch.responses,
+            "responses/replayed": sum(group.size for group in batch.replayed),
+            "responses/dropped": responses[DROPPED],
+        }

@@ -1,0 +1,49 @@
+"""Where a run is: its step, and what it does now. The trainer and its parts share it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import ray
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.review import Review
+from bapo_openrlhf.adapt.shift import Gap
+
+
+@dataclass
+class RunState:
+    """What changes from step to step, apart from the method, the ledger and the weights.
+
+    Attributes:
+        step: Number of updates so far. The actor holds the weights of this step.
+        phase: What the run does now. Whoever begins something else sets it. The error of a run that fails names it.
+        generated: Number of groups generated so far.
+        reviewed: The review of this step's batch, and with it the gap of engine and actor that was measured last.
+        waiting: Hard prompts of this step that are not generated with its rollout. They wait for today's weights.
+    """
+
+    step: int = 0
+    phase: str = "starting"
+    generated: int = 0
+    reviewed: Review = field(default_factory=lambda: Review.empty(Batch(), Gap()))
+    waiting: list[Prompt] = field(default_factory=list)
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Put step and phase before the message of an error in the block.
+
+        Raises:
+            RuntimeError: The block raised an error.
+        """
+        try:
+            yield
+        except Exception as error:
+            raise RuntimeError(f"step {self.step}, {self.phase}: {brief(error)}") from error
+
+
+def brief(error: Exception) -> str:
+    """The message of an error, without the remote traceback that Ray puts before it."""
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause else error
+    return f"{type(cause).__name__}: {str(cause).strip()}"
