@@ -70,7 +70,7 @@ class SerialTrainer(trainer.AdaptedPPOTrainer):
     """The alternative: hard prompts are generated after the fresh ones, also if both use the same weights."""
 
     def _begin_step(self):
-        self._prompts_after_fresh = super()._begin_step() or self._prompts_after_fresh
+        self.state.waiting += super()._begin_step()
         return []
 
 

@@ -83,11 +83,11 @@ class RecordingTrainer:
         return super().train_step(rollout_samples, global_step)
 
     def _reevaluate(self, timing: dict[str, float]) -> Any:
-        samples, seconds = super()._reevaluate(timing)
+        samples, calls = super()._reevaluate(timing), self.noted_steps[-1]["calls"]
+        calls[0].extend(self.samples_generator.rollout.hard_samples)
         if samples:
-            calls = self.noted_steps[-1]["calls"]
-            calls.append(samples) if "timing/reevaluation" in timing else calls[0].extend(samples)  # else: together
-        return samples, seconds
+            calls.append(samples)
+        return samples
 
     def save_logs_and_checkpoints(self, *args: Any, **kwargs: Any) -> None:
         self.noted_steps[-1]["end"] = time.time()

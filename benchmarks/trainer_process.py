@@ -200,8 +200,7 @@ class Trainer:
         config = AdaptConfig(method="bapo", rollout_delay=DELAY, reevaluate_every=DELAY)
         arithmetic = BatchArithmetic(SIZE, groups, groups, groups * SIZE, {"actor": ranks}, micro, micro)
         self.method, self.ledger = config.make_method(arithmetic, seed=0), Ledger()
-        run = SimpleNamespace(dir=folder, name=name, answer_chars=0)
-        self.recorder = StepRecorder(SimpleNamespace(run=run), None)
+        self.recorder = StepRecorder(folder=folder / name, tokenizer=None, answer_chars=0)
 
     def take_step(self) -> dict[str, float]:
         """One step. Returns what it handled."""
@@ -238,7 +237,7 @@ class Trainer:
             first_update(experience.tokens, Clip(0.2, 0.2))
             replay_ages(found.batch, step, DELAY)
             numbers = composition(found.batch, self.groups * SIZE, len(made.reevaluated)) | self.method.metrics()
-            reward_numbers(made.fresh, step)
+            reward_numbers(made.fresh)
         with clock.of("record"):
             self.ledger.settle(made.fresh + made.reevaluated, found.batch)
             self.recorder.add_groups(step + 1, made.recorded, states, trained=numbers["tokens/trained"])

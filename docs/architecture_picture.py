@@ -64,7 +64,7 @@ STATIONS = [
             "AdaptedSamplesGenerator._process_response_into_experience", "samples"),
     Station(1, "Re-evaluate hard prompts with today's weights", "training/trainer.py",
             "AdaptedPPOTrainer._reevaluate", "samples"),
-    Station(1, "Make groups of the samples", "training/generated.py", "GeneratedStep.of", "groups"),
+    Station(1, "Make groups of the samples", "training/accounts.py", "StepAccounts.enter", "groups"),
     Station(1, "X1, X2 and X3: filter, choose, store, replay", "methods/bapo.py", "BAPO.build_batch", "batch"),
     Station(1, "Get today's log-probs and values from the workers", "training/experience.py",
             "AdaptedExperienceMaker.forward", "log-probs, values"),
