@@ -157,7 +157,7 @@ class TestSaving:
         made = world(**{"ckpt.save_steps": -1})
         watched_state.append(made)
         watch_store(made)
-        with made.trainer._whole_checkpoint("global_step3", {}):
+        with made.trainer.checkpoints.whole("global_step3", {}):
             pass
         assert made.events == [("begin", "global_step3"), ("abandon", "global_step3")]
         assert not list(made.checkpoints.glob("*/global_step3"))

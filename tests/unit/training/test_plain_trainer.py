@@ -39,6 +39,7 @@ class TestRecord:
     def test_of_a_run_without_batch_adaptation(self, world, algorithm):
         made = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=10)
         made.trainer.fit()
+        assert made.noted("set_up") == [(made.trainer.tokenizer, made.args.verifier, False)]  # of the engines
         rows, metrics = read_groups(made.record), made.metrics()
         assert [row["uid"] for row in rows] == list(range(20)) and {row["state"] for row in rows} == {"fresh"}
         asked = [Prompt(request.prompt, request.prompt[7:]).id for request in made.requests]
