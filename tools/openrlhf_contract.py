@@ -56,6 +56,7 @@ CALLED = {
     "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "training/log_probs.py calls it",
     f"{MAKER}.make_experience": "training/experience.py does its work",
     f"{MAKER}.split_rollout_samples": "training/dealing.py does its work",
+    f"{MAKER}.compute_advantages_and_returns": "training/advantages.py does its work",
     f"{MAKER}.get_advantages_and_returns": "training/advantages.py does its work",
     f"{MAKER}.get_cumulative_returns": "training/advantages.py does its work",
     "openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors": "_actor_handlers is read",
