@@ -118,7 +118,7 @@ class AdaptedPPOTrainer(Base):
         along = self._begin_step() if self.ahead else []
         hard = self._reevaluate(timing)
         if self.ahead:
-            self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
+            self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)  # line 6 of a later step
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, rollout_samples, hard)
         pretrained = self.pretraining.train(generated.fresh)
