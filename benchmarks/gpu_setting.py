@@ -32,6 +32,7 @@ PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0, "H200": 989.0, "4090": 165.0}
 TRAINING_PASSES = 3.0  # training takes the operations of 3 forward passes: forward 1, backward 2
 G, PROMPT = 8, 256  # responses to a prompt; tokens of each prompt
 FLAGS = {
+    "run.faster": "all",
     "train.colocate_all": "",
     "train.micro_batch_size": 8,
     "train.num_episodes": 1,

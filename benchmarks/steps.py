@@ -41,6 +41,7 @@ SETTING = {
     "actor.lr_scheduler": "constant_with_warmup",
     "critic.lr_scheduler": "constant_with_warmup",
     "run.answer_chars": 0,
+    "run.faster": "all",
 }
 DAPO = {
     "algo.dynamic_filtering_enable": "",

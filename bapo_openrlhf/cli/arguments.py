@@ -127,6 +127,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     for prefix, kind in config.GROUPS.items():
         setattr(args, prefix, kind(**own[prefix]))
     check_algorithm(args)
+    args.run.faster = args.run.faster or ["all" if args.adapt.enabled else "none"]
     config.check_numbers("run", args.run)
     config.check_numbers("verifier", args.verifier)  # plain OpenRLHF's engines have these limits too
     if args.adapt.enabled:

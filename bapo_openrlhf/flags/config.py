@@ -35,6 +35,10 @@ ALGORITHMS = {
 }
 
 
+# What this project does in another way than OpenRLHF only because it takes less time (`--run.faster`).
+FASTER = ("requests", "weights", "log_probs")
+
+
 def _flag(
     default: Any, help: str, *, symbol: str = "", source: str = "", allowed: str | None = None, **argument: Any
 ) -> Any:
@@ -274,8 +278,17 @@ class RunConfig:
         "full: all of OpenRLHF's output; progress: one progress bar and each warning once, with the output in "
         "DIR/NAME/train.log",
         choices=["full", "progress"])
+    faster: list[str] | None = _flag(None,
+        "parts of a step that are done faster than OpenRLHF does them, with the same results: requests (few calls of "
+        "the engines, and all responses to a prompt in one request), weights (a sync in few large messages), log_probs "
+        "(of response tokens only, in tiles); all or none of them; default: all with batch adaptation, none without",
+        nargs="+", choices=[*FASTER, "all", "none"])
 
     # fmt: on
+
+    def does_faster(self, part: str) -> bool:
+        """Whether a part, one of FASTER, is done in this project's way."""
+        return self.faster is not None and (part in self.faster or "all" in self.faster)
 
 
 @dataclass

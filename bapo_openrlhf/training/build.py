@@ -194,6 +194,7 @@ def settings_of_engines(args: SimpleNamespace) -> dict[str, Any]:
         "enable_sleep_mode": vllm.enable_sleep,
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
         "full_determinism": args.train.full_determinism_enable,
+        "faster": args.run.does_faster("requests"),
         "agent_func_path": args.train.agent_func_path,
         "remote_rm_url": args.reward.remote_url,
         "mm_pad_token_ids": set(),

@@ -1,4 +1,8 @@
-"""How the prompts of a rollout reach the engines: in few calls, because each call costs both processes time."""
+"""How the prompts of a rollout reach the engines.
+
+With `requests` among `run.faster` they do so in few calls, because each call costs both processes time. Otherwise each
+prompt is a call, as in OpenRLHF.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +21,9 @@ OWN = ("prompt", "label", "images")  # what a request does not share with the ot
 class DispatchingGenerator(SamplesGenerator):
     """OpenRLHF's generator, which sends prompts together and without the tokenizer, which the engines already have.
 
-    OpenRLHF still gets a reference for each prompt. With dynamic filtering each
-    prompt is a call of its own, because OpenRLHF replaces a filtered prompt as soon as its responses are there. So it
-    is for an agent, whose responses may take very different times.
+    OpenRLHF still gets a reference for each prompt. With dynamic filtering each prompt is a call of its own, because
+    OpenRLHF replaces a filtered prompt as soon as its responses are there. So it is for an agent, whose responses may
+    take very different times.
     """
 
     def set_up_engines(self) -> None:
@@ -37,6 +41,11 @@ class DispatchingGenerator(SamplesGenerator):
         """Whether the engines give the log-probs of what they sample."""
         return self.args.algo.advantage.is_correction_level != "off"
 
+    @property
+    def faster(self) -> bool:
+        """Whether prompts go to the engines in few calls."""
+        return self.args.run.does_faster("requests")
+
     def _next_number(self) -> dict[str, int | None]:
         """What the next request has in addition: its number and its seed."""
         return {}
@@ -48,7 +57,7 @@ class DispatchingGenerator(SamplesGenerator):
         OpenRLHF asks for as many as a training step has, and waits for them.
         """
         evaluated = getattr(self, "_eval_dataloader_iter", None)
-        if evaluated is not None and dataloader_iter is evaluated:
+        if self.faster and evaluated is not None and dataloader_iter is evaluated:
             num_prompts = len(self.eval_dataloader)  # OpenRLHF makes it with one prompt in each batch
         return super()._generate_vllm(dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs)
 
@@ -86,7 +95,7 @@ class DispatchingGenerator(SamplesGenerator):
 
     def _send(self, engine: Any, box: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, Any]:
         """Send requests to an engine. Returns Ray's reference for each place."""
-        if self.args.train.agent_func_path:
+        if self.args.train.agent_func_path or not self.faster:
             return {place: engine.generate_responses.remote(**request) for place, request in box}
         size = 1 if self.args.algo.dynamic_filtering_enable else -(-len(box) // CALLS) or 1
         refs: dict[int, Any] = {}

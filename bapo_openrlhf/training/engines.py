@@ -103,16 +103,18 @@ class RolloutEngine(Engine):
     Attributes:
         version: Number of updates behind the weights that it holds; None in a run without batch adaptation. Each
             response says the lowest and the highest one that generated it.
+        faster: Whether vLLM is asked only for what is read (`requests` of `--run.faster`).
     """
 
+    faster = True
     version: int | None = None
     tokenizer: Any = None  # OpenRLHF's asynchronous trainer sends one with each request and does not call `set_up`
     _kept_version: int | None = None
 
     async def __init__(
         self, *, num_gpus: float, bundle_indices: list[int] | None = None, full_determinism: bool = False,
-        agent_func_path: str | None = None, remote_rm_url: str | None = None, mm_pad_token_ids: set[int] | None = None,
-        **kwargs: Any,
+        faster: bool = True, agent_func_path: str | None = None, remote_rm_url: str | None = None,
+        mm_pad_token_ids: set[int] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         """Load the model and the user's agent or reward function.
 
@@ -120,6 +122,7 @@ class RolloutEngine(Engine):
             num_gpus: Share of a GPU that each worker of vLLM asks Ray for, if there are several workers.
             bundle_indices: Places of these workers in the placement group.
             full_determinism: Whether the run is to be reproducible.
+            faster: See the attribute.
             agent_func_path: The user's agent, if there is one.
             remote_rm_url: The reward function or the addresses of its servers.
             mm_pad_token_ids: Tokens that stand for a part of an image or of a video.
@@ -131,7 +134,9 @@ class RolloutEngine(Engine):
             kwargs["max_num_seqs"] = 1
         if kwargs.get("distributed_executor_backend") == "ray" and cpu.active():
             kwargs["distributed_executor_backend"] = "mp"  # for tensor parallelism: vLLM has no Ray workers on the CPU
-        kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them
+        self.faster = faster
+        if faster:
+            kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them
         os.environ[ENGINE] = str(os.getpid())
         self._configure_device_env(kwargs.get("distributed_executor_backend"), bundle_indices, num_gpus)
         self._configure_vllm_env(packaging.version, vllm, full_determinism)
@@ -226,7 +231,9 @@ class RolloutEngine(Engine):
 
     @extends(Engine)
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """vLLM's last output for a prompt. It makes no other, because an executor reads no other."""
+        """vLLM's last output for a prompt. If that is faster, it makes no other, because an executor reads no other."""
+        if not self.faster:
+            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
         last = None
         outputs = self.outputs(
             prompt_token_ids, sampling_params, multi_modal_data, output_kind=RequestOutputKind.FINAL_ONLY

@@ -7,7 +7,8 @@ memory of the parcel (CUDA IPC). Otherwise rank 0 of the actor broadcasts it.
 
 What OpenRLHF's sync reads of the arguments is read here as well: `ds.zero_stage` and `ds.tensor_parallel_size` say how
 a tensor is gathered, `vllm.enable_prefix_caching` whether the engines forget keys and values, and the vision tower of a
-model with images stays out, because it is frozen. With `vllm.sync_with_ray` the sync is OpenRLHF's own.
+model with images stays out, because it is frozen. With `vllm.sync_with_ray`, or without `weights` among `run.faster`,
+the sync is OpenRLHF's own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -77,7 +78,7 @@ class ParcelActorTrainer(ActorPPOTrainer):
     def broadcast_to_vllm(self) -> None:
         """Send all weights to all engines, and wait until they are loaded. All ranks must call this."""
         args, first = self.strategy.args, dist.get_rank() == 0
-        if args.vllm.sync_with_ray:
+        if args.vllm.sync_with_ray or not args.run.does_faster("weights"):
             super().broadcast_to_vllm()
             return
         resets = []

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 import torch
-from openrlhf.models import get_llm_for_sequence_regression
+from openrlhf.models import Actor, get_llm_for_sequence_regression
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils import get_tokenizer
 
@@ -101,7 +101,8 @@ class _Policy(_Worker, POLICY):
         self.save_hf_ckpt, self.disable_ds_ckpt = args.ckpt.save_hf, args.ckpt.disable_ds
         self.max_steps, self.vllm_engines = max_steps, vllm_engines
         self._setup_distributed(strategy)
-        actor = SlicedActor(
+        actor_class = actor_class_of(args)
+        actor = actor_class(
             pretrain,
             **model_arguments(strategy),
             **training_arguments(strategy),
@@ -113,7 +114,7 @@ class _Policy(_Worker, POLICY):
         self.tokenizer = tokenizer_of(pretrain, actor.model, strategy)
         average = None
         if args.train.enable_ema:
-            average = SlicedActor(
+            average = actor_class(
                 pretrain, **model_arguments(strategy), ds_config=strategy.get_ds_eval_config(offload=True)
             )
             average._offload = True
@@ -189,6 +190,11 @@ class _Critic(_Worker, CRITIC):
             micro_train_batch_size=args.train.micro_batch_size,
             value_clip=args.critic.value_clip,
         )
+
+
+def actor_class_of(args: Any) -> type[Actor]:
+    """OpenRLHF's class of actor and reference, or the one that computes log-probs faster."""
+    return SlicedActor if args.run.does_faster("log_probs") else Actor
 
 
 def model_arguments(strategy: Any) -> dict[str, Any]:
@@ -278,7 +284,7 @@ class ReferenceWorker(_Worker, REFERENCE):
         """
         args = strategy.args
         self._setup_distributed(strategy)
-        model = SlicedActor(
+        model = actor_class_of(args)(
             pretrain,
             **model_arguments(strategy),
             ds_config=strategy.get_ds_eval_config(offload=args.ref.offload),

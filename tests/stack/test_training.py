@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_faults import same_steps
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record import metrics
@@ -310,9 +311,11 @@ def same_losses(result, plain, names=COMPARED):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-7), (step, name)
 
 
-def test_off_equals_plain_openrlhf(train, plain):
+@pytest.mark.parametrize("faster", ["all", pytest.param("none", marks=pytest.mark.slow)])
+def test_off_equals_plain_openrlhf(train, plain, faster):
     """`--algorithm ppo` through this project's command line: the same losses, step for step."""
-    result = train("off", *CLI, **COMPARABLE, algorithm="ppo", run__name="off")
+    name = f"off_{faster}"
+    result = train(name, *CLI, **COMPARABLE, algorithm="ppo", run__faster=faster, run__name=name)
     same_losses(succeeded(result), plain)
     assert catalogued(result.metrics, "ppo") == ["reevaluated", "replayed"]
     assert len(record.read_groups(result.folder)) == STEPS
@@ -326,6 +329,19 @@ def test_off_equals_plain_openrlhf_without_a_critic(train):
     result = succeeded(train("off_grpo", *CLI, **flags, algorithm="grpo", run__name="off_grpo"))
     same_losses(result, plain, [name for name in COMPARED if name not in ("critic_loss", "critic_grad_norm", "values")])
     assert catalogued(result.metrics, "grpo") == ["reevaluated", "replayed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [["weights", "log_probs"], ["requests", "log_probs"]], ids=" ".join)
+def test_what_is_done_faster_changes_no_number(train, parts):
+    """The log-probs themselves are rounded otherwise; the tests above compare them with OpenRLHF's."""
+    values = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "data__max_samples": 24}
+    found = []
+    for faster in (["all"], parts):
+        name = "_".join(faster)
+        values |= {"run__faster": faster, "run__name": name}
+        found.append(succeeded(train(name, *CLI, switches=("train.full_determinism_enable",), **values)).metrics)
+    same_steps(*found, first=1)
 
 
 def final_weights(folder):

@@ -21,6 +21,7 @@ FIELDS = (
     "smoke",
 )  # fmt: skip
 SMOKE = {"methods", "flags"}
+SAME_WAYS = {"run.faster": ["all"]}  # so that times of arms with and without batch adaptation can be compared
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 
@@ -113,7 +114,7 @@ class Study:
 
     def words(self, arm: Arm, seed: int) -> list[str]:
         """A run's command line after `bapo-openrlhf train`, without the flags that say where its files lie."""
-        flags = {**self.flags, **arm.flags}
+        flags = {**SAME_WAYS, **self.flags, **arm.flags}
         adapted = flags.get("adapt.method") != "none"
         words = ["--algorithm", ALGORITHMS[arm.path][0 if adapted else 1]]
         if files := [*self.config, *arm.config]:

@@ -719,7 +719,7 @@ MARKS = {
 UNMARKED = {
     "adapt": {"max_failed_share", "micro_batch_tokens", "reevaluated_weight", "replayed_weight"},
     "verifier": numbers(VerifierConfig),
-    "run": {"name", "dir", "logs", "overwrite", "answer_chars", "gradient_probe"},
+    "run": {"name", "dir", "logs", "overwrite", "answer_chars", "gradient_probe", "faster"},
 }
 
 

@@ -1,5 +1,6 @@
 """How prompts reach the engines: which engine, in how many calls, and which reference comes back for which prompt."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ cpu.install()
 import ray  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
+from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
 from bapo_openrlhf.training.dispatch import CALLS, DispatchingGenerator  # noqa: E402
 
 
@@ -38,9 +40,10 @@ class Engine:
         return SimpleNamespace(remote=many)
 
 
-def dispatch(kind, prompts, *, busy=(0, 3), agent=None, dynamic=False):
+def dispatch(kind, prompts, *, busy=(0, 3), agent=None, dynamic=False, faster="all"):
     advantage = SimpleNamespace(is_correction_level="token")
     args = SimpleNamespace(
+        run=RunConfig(faster=[faster]),
         train=SimpleNamespace(agent_func_path=agent),
         rollout=SimpleNamespace(n_samples_per_prompt=4),
         algo=SimpleNamespace(advantage=advantage, dynamic_filtering_enable=dynamic),
@@ -70,7 +73,7 @@ class Numbered(DispatchingGenerator):
 
 @pytest.mark.parametrize("busy", [(0,), (0, 3), (9, 0, 4)])
 @pytest.mark.parametrize("prompts", [1, 2, 7, 64, 100])
-@pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"agent": "agent.py"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"agent": "agent.py"}, {"faster": "weights"}], ids=str)
 def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
     wanted_refs, wanted = dispatch(SamplesGenerator, prompts, busy=busy)
     refs, engines = dispatch(Numbered, prompts, busy=busy, **how)
@@ -91,20 +94,25 @@ def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
     assert sorted(numbers) == [(place, place) for place in range(prompts)]
 
 
-def test_only_an_evaluation_asks_for_all_prompts_at_once(monkeypatch):
+@pytest.mark.parametrize(("faster", "evaluated"), [("all", [5]), ("none", [3, 2])])
+def test_only_an_evaluation_asks_for_all_prompts_at_once(monkeypatch, faster, evaluated):
     asked = []
 
     def generate(self, dataloader_iter, num_prompts, **kwargs):
-        asked.append((next(dataloader_iter), num_prompts))
-        return [], num_prompts, True
+        found = list(itertools.islice(dataloader_iter, num_prompts))
+        asked.append((found[0], len(found)))
+        return [], num_prompts, found[0] == "trained" or sum(count for _, count in asked[1:]) % 5 == 0
 
     monkeypatch.setattr(SamplesGenerator, "_generate_vllm", generate)
     args = SimpleNamespace(
+        run=RunConfig(faster=[faster]),
         rollout=SimpleNamespace(batch_size=3, n_samples_per_prompt=4),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
         vllm=SimpleNamespace(enable_sleep=False),
     )
     generator = DispatchingGenerator(SimpleNamespace(args=args), ["trained"] * 9, ["evaluated"] * 5, "t", ["engine"])
-    for call in (generator.generate_samples, generator.generate_eval_samples) * 2:
-        call()
-    assert asked == [("trained", 3), ("evaluated", 5)] * 2
+    for _ in range(2):
+        asked.clear()
+        generator.generate_samples()
+        generator.generate_eval_samples()
+        assert asked == [("trained", 3), *(("evaluated", count) for count in evaluated)]

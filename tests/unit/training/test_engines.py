@@ -32,9 +32,9 @@ class OwnExecutor(AgentExecutorBase):
     async def execute(self, *args, **kwargs): ...
 
 
-def ask(executor, **sampling):
+def ask(executor, *, faster=True, **sampling):
     engine = object.__new__(RolloutEngine)
-    engine.executor = executor
+    engine.executor, engine.faster = executor, faster
     engine._mm_pad_token_ids = None
     engine.llm = Stream()
     given = {"logprobs": 1, "seed": 5, "max_tokens": 7} | sampling
@@ -43,8 +43,13 @@ def ask(executor, **sampling):
     assert params == SamplingParams(**given)  # the caller's own
     (asked,) = engine.llm.asked
     assert (asked.seed, asked.max_tokens) == (5, 7)
-    assert asked.output_kind == RequestOutputKind.FINAL_ONLY
+    assert asked.output_kind == (RequestOutputKind.FINAL_ONLY if faster else RequestOutputKind.CUMULATIVE)
     return asked
+
+
+def test_without_the_faster_way_vllm_is_asked_as_openrlhf_asks():
+    asked = ask(SingleTurn(), faster=False)
+    assert (asked.detokenize, asked.logprobs, asked.flat_logprobs) == (True, 1, False)
 
 
 @pytest.mark.parametrize("images", [None, {"image": ["a picture", "another"]}])
@@ -73,14 +78,16 @@ def test_vllm_gets_the_prompt_that_openrlhf_gives_it(images, pads):
         {"num_gpus": 1, "mm_pad_token_ids": {4}, "max_logprobs": 1},
     ],
 )
-def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given):
+@pytest.mark.parametrize("faster", [True, False])
+def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given, faster):
     """But for the class of the executor, and for statistics that nobody reads."""
-    ours, theirs = (made_by(kind, monkeypatch, given) for kind in (RolloutEngine, engines.Engine))
+    ours = made_by(RolloutEngine, monkeypatch, given | {"faster": faster})
+    theirs = made_by(engines.Engine, monkeypatch, given)
     executors = [found.pop("executor") for found, _ in (ours, theirs)]
     assert type(executors[0]) is SingleTurn and executors[0].reward_endpoints == executors[1].reward_endpoints
     for settings in (ours[0]["kwargs"], ours[0]["llm"]):
-        assert settings.pop("disable_log_stats") is True
-    assert ours[0].pop("rewards") is None and ours[1].pop(engines.ENGINE)
+        assert settings.pop("disable_log_stats", False) is faster
+    assert ours[0].pop("rewards") is None and ours[1].pop(engines.ENGINE) and ours[0].pop("faster") is faster
     assert ours == theirs
 
 

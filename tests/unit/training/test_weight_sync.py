@@ -15,6 +15,7 @@ cpu.install()
 from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 from openrlhf.trainer.ray import utils as ray_utils  # noqa: E402
 
+from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
 from bapo_openrlhf.training import weight_sync  # noqa: E402
 from bapo_openrlhf.training.weight_receipt import borrow, load, receive  # noqa: E402
 from bapo_openrlhf.training.weight_sync import ParcelActorTrainer, parcels  # noqa: E402
@@ -111,13 +112,13 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(weight_sync, "reduce_tensor", lambda flat: (rebuild, (flat, 1, 2, 3, 4, 5, 0, 7)))
 
 
-def made_trainer(model, engines, group, *, ipc=False, is_vlm=False, prefix_cache=False, with_ray=False):
+def made_trainer(model, engines, group, *, ipc=False, is_vlm=False, prefix_cache=False, with_ray=False, faster="all"):
     """The part of OpenRLHF's actor trainer that the sync needs."""
     trainer = object.__new__(ParcelActorTrainer)
     trainer.actor = SimpleNamespace(model=SimpleNamespace(module=model), is_vlm=is_vlm)
     vllm = SimpleNamespace(enable_prefix_caching=prefix_cache, sync_with_ray=with_ray)
     ds = SimpleNamespace(zero_stage=2, tensor_parallel_size=1)
-    trainer.strategy = SimpleNamespace(args=SimpleNamespace(vllm=vllm, ds=ds))
+    trainer.strategy = SimpleNamespace(args=SimpleNamespace(vllm=vllm, ds=ds, run=RunConfig(faster=[faster])))
     trainer.vllm_engines, trainer.use_cuda_ipc, trainer._model_update_group = engines, ipc, group
     return trainer
 
@@ -180,10 +181,11 @@ def test_frozen_vision_weights_stay_out():
     assert list(engine.weights) == ["1.weight", "1.bias", "2.weight"]
 
 
-def test_through_ray_it_is_openrlhfs(monkeypatch):
+@pytest.mark.parametrize("how", [{"with_ray": True}, {"faster": "requests"}])
+def test_through_ray_or_if_asked_it_is_openrlhfs(monkeypatch, how):
     called = []
     monkeypatch.setattr(ppo_actor.ActorPPOTrainer, "broadcast_to_vllm", lambda self: called.append(self))
-    trainer = made_trainer(made_model(), ["engine"], "the name of a group", with_ray=True)
+    trainer = made_trainer(made_model(), ["engine"], "the name of a group", **how)
     trainer.broadcast_to_vllm()
     assert called == [trainer]
 

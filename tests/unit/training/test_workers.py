@@ -142,7 +142,7 @@ def calls_of(kind, args, more, monkeypatch):
         calls.append(("model", args, kwargs))
         return Loaded(calls, *args, **kwargs)
 
-    for module, model in ((ppo_actor, "Actor"), (launcher, "Actor"), (workers, "SlicedActor"),
+    for module, model in ((ppo_actor, "Actor"), (launcher, "Actor"), (workers, "Actor"), (workers, "SlicedActor"),
                           (ppo_critic, "get_llm_for_sequence_regression"),
                           (workers, "get_llm_for_sequence_regression")):  # fmt: skip
         monkeypatch.setattr(module, model, load)
@@ -165,7 +165,7 @@ def test_frequencies_are_restored_when_all_is_loaded(monkeypatch, kind):
     restored, strategy = [], Strategy(args, [])
     with monkeypatch.context() as patched:
         patched.setattr(workers.REWARD, "init_model_from_pretrained", lambda self, *_: setattr(self, "model", "reward"))
-        patched.setattr(workers, "SlicedActor", lambda *_, **__: Loaded([]))
+        patched.setattr(workers, "Actor", lambda *_, **__: Loaded([]))
         patched.setattr(workers, "get_llm_for_sequence_regression", lambda *_, **__: Loaded([]))
         patched.setattr(workers, "get_tokenizer", lambda *_, **__: None)
         patched.setattr(workers, "restore_frequencies", restored.append)
@@ -188,3 +188,20 @@ def test_the_critics_schedule_spans_its_pretraining(monkeypatch, passes, frozen,
     calls, _ = calls_of(workers.PlainCriticWorker, args, (100,), monkeypatch)
     ((_, optimizer),) = [call[-1] for call in calls if call[0] == "prepare"]
     assert optimizer["scheduler_steps"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("algorithm=grpo", workers.Actor),
+        ("algorithm=grpo run.faster=all", workers.SlicedActor),
+        ("algorithm=bapo_grpo", workers.SlicedActor),
+        ("algorithm=bapo_grpo run.faster=none", workers.Actor),
+        ("algorithm=bapo_grpo run.faster=weights", workers.Actor),
+        ("algorithm=ppo run.faster=log_probs", workers.SlicedActor),
+    ],
+)
+def test_the_class_of_the_actor_follows_the_flag(words, kind):
+    given = FLAGS | {"rollout.n_samples_per_prompt": 4} | dict(word.split("=") for word in words.split())
+    args = arguments.parse([f"--{name}={value}" for name, value in given.items()])
+    assert workers.actor_class_of(args) is kind

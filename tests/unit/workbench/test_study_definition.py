@@ -124,10 +124,11 @@ def test_the_words_of_a_run(write, tmp_path):
     common = ["--train.num_episodes=2", "--train.micro_batch_size=8"]
     words = [study.words(arm, 7) for arm in study.arms]
     end = ["--train.seed", "7"]
-    plain = ["--config", base, "--eval.steps=5", *common, "--adapt.method=none", *end]
+    ways = ["--run.faster", "all"]
+    plain = ["--config", base, *ways, "--eval.steps=5", *common, "--adapt.method=none", *end]
     assert words[0] == ["--algorithm", "grpo", *plain]
     assert words[1] == ["--algorithm", "ppo", *plain]
-    assert words[2] == ["--algorithm", "bapo_grpo", "--config", base, more, "--eval.steps=4", *common, *end]
+    assert words[2] == ["--algorithm", "bapo_grpo", "--config", base, more, *ways, "--eval.steps=4", *common, *end]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,15 @@ def test_the_words_of_a_run(write, tmp_path):
 def test_a_flag_as_words(write, value, words):
     methods = {"bapo": {"arms": {"critic": "BA-PPO"}}}
     study = read_study(write(flags={"a.b": value}, config=None, methods=methods, claims=None, smoke=None))
-    assert study.words(study.arms[0], 0) == ["--algorithm", "ba_ppo", *words, "--train.seed", "0"]
+    assert study.words(study.arms[0], 0) == [
+        "--algorithm",
+        "ba_ppo",
+        "--run.faster",
+        "all",
+        *words,
+        "--train.seed",
+        "0",
+    ]
 
 
 def test_seeds_by_path(write):
