@@ -114,7 +114,7 @@ class TestOpenRLHFsCommandLine:
         ours = arguments.parse(argv)
         assert (ours.algorithm, ours.config) == (None, None)
         assert ours.adapt == AdaptConfig() and not ours.adapt.enabled
-        assert ours.run == RunConfig() and ours.verifier == VerifierConfig()
+        assert ours.run == RunConfig(faster=["none"]) and ours.verifier == VerifierConfig()
         added = {"algorithm", "config", "adapt", "verifier", "run"}
         assert {key: value for key, value in flat(ours).items() if key not in added} == flat(theirs) | OUTPUTS
 
@@ -993,7 +993,7 @@ TABLE_3 = {
 CORRECTIONS = sorted((ROOT / "configs" / "corrections").glob("*.yaml"))
 # What another algorithm or method brings with it.
 FOLLOWS = {"config", "algorithm", "algo.advantage.estimator", "adapt.method", "critic.model_name_or_path",
-           "rollout.vllm_generate_batch_size"}  # fmt: skip
+           "rollout.vllm_generate_batch_size", "run.faster"}  # fmt: skip
 
 
 def files_over_presets():

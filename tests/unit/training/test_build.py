@@ -101,6 +101,7 @@ class Kind:
 
     def remote(self, *args, **kwargs):
         number = sum(event[0] == self.name for event in self.calls.events)
+        kwargs.pop("faster", None)  # which OpenRLHF's engine does not know
         self.calls(self.name, args, kwargs, self.given)
         return Process(self.calls, f"{self.name} {number}")
 
@@ -288,6 +289,13 @@ def test_classes_of_an_adapted_run(variant):
         workers.RewardActor,
         engines.RolloutActor,
     )
+
+
+@pytest.mark.parametrize(
+    ("variant", "faster"), [("", False), ("run.faster=requests", True), ("algorithm=bapo_grpo", True)]
+)
+def test_engines_are_told_what_to_do_faster(variant, faster):
+    assert build.settings_of_engines(arguments_of(variant))["faster"] is faster
 
 
 @pytest.mark.parametrize("ahead", [False, True])

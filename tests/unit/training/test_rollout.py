@@ -26,6 +26,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _coll
 from vllm import SamplingParams  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
 from bapo_openrlhf.training.engines import RolloutEngine, request_seed  # noqa: E402
 from bapo_openrlhf.training.generated import is_usable, usable_groups  # noqa: E402
 from bapo_openrlhf.training.rollout import (  # noqa: E402
@@ -95,6 +96,7 @@ def no_ray(monkeypatch):
 def arguments(**changed) -> SimpleNamespace:
     given = {"seed": SEED, "deterministic": True, "batch_size": 3, "samples": 2, "sleep": False} | changed
     return SimpleNamespace(
+        run=RunConfig(faster=["all"]),
         train=SimpleNamespace(seed=given["seed"], full_determinism_enable=given["deterministic"], agent_func_path=None),
         rollout=SimpleNamespace(batch_size=given["batch_size"], n_samples_per_prompt=given["samples"]),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off"), dynamic_filtering_enable=False),
