@@ -62,8 +62,8 @@ class SampledRun(Run):
 
     def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
         """Groups made from samples as the rollout engines give them."""
-        from bapo_openrlhf.training.generated import usable_groups
-        from bapo_openrlhf.training.samples import groups_of, in_groups, samples_of
+        from bapo_openrlhf.training.generate.generated import usable_groups
+        from bapo_openrlhf.training.generate.samples import groups_of, in_groups, samples_of
 
         made = self.world.groups(prompts, self.step, policy_step)
         samples, first = samples_of(made), self.world.uid - len(made)
@@ -78,7 +78,7 @@ class SampledRun(Run):
         """The groups that are trained on, after they were also made samples and forward-pass batches."""
         from openrlhf.trainer.ppo_utils.experience import Experience
 
-        from bapo_openrlhf.training.samples import samples_of
+        from bapo_openrlhf.training.generate.samples import samples_of
 
         groups = super().trained(batch, clock)
         clock.skip()

@@ -64,7 +64,8 @@ def inside(words: Sequence[str]) -> int:
     import asynchronous_classes
 
     from bapo_openrlhf.cli.main import run as command
-    from bapo_openrlhf.training import engines, trainer
+    from bapo_openrlhf.training.generate import engines
+    from bapo_openrlhf.training.run import trainer
 
     engines.RolloutActor = asynchronous_classes.SleepingActor
     trainer.AdaptedPPOTrainerActor = asynchronous_classes.TimedTrainerActor

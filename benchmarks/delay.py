@@ -115,7 +115,9 @@ def inside(kind: str, flags: list[str]) -> int:
     import weight_checksums
 
     from bapo_openrlhf.cli.main import run as command
-    from bapo_openrlhf.training import engines, trainer, workers
+    from bapo_openrlhf.training.generate import engines
+    from bapo_openrlhf.training.learn import workers
+    from bapo_openrlhf.training.run import trainer
 
     if kind == "serial":
         trainer.AdaptedPPOTrainerActor = delay_classes.SerialTrainerActor

@@ -14,7 +14,8 @@ from typing import Any
 import ray
 import torch
 
-from bapo_openrlhf.training import plain_trainer, trainer, workers
+from bapo_openrlhf.training.learn import workers
+from bapo_openrlhf.training.run import plain_trainer, trainer
 
 FOLDER = "FLOOR_FOLDER"  # environment variable: where the recordings go
 NAMES = ("sequences", "attention_mask", "action_mask")  # tensors of a micro-batch

@@ -41,8 +41,8 @@ MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 # Functions that are called, or whose private attributes are used, although they are not a public interface.
 CALLED = {
     "openrlhf.cli.train_ppo_ray:__main__": "launch/openrlhf_cli.py runs its statements",
-    "openrlhf.cli.train_ppo_ray:train": "training/build.py does its work",
-    "openrlhf.trainer.ray.vllm_engine:create_vllm_engines": "training/build.py does its work",
+    "openrlhf.cli.train_ppo_ray:train": "training/run/build.py does its work",
+    "openrlhf.trainer.ray.vllm_engine:create_vllm_engines": "training/run/build.py does its work",
     "openrlhf.cli.train_sft:__main__": "launch/openrlhf_cli.py runs its statements",
     "openrlhf.cli.train_sft:train": "launch/warmup.py calls it",
     "openrlhf.datasets.prompts_dataset:preprocess_data": "data/prompts.py calls it",
@@ -52,22 +52,22 @@ CALLED = {
     "openrlhf.utils.config:hierarchize": "launch/openrlhf_cli.py calls it",
     "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/patches_openrlhf.py calls it",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key": "the trainer calls it",
-    "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "training/log_probs.py calls it",
-    "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "training/log_probs.py calls it",
-    f"{MAKER}.make_experience": "training/experience.py does its work",
-    f"{MAKER}.split_rollout_samples": "training/dealing.py does its work",
-    f"{MAKER}.compute_advantages_and_returns": "training/advantages.py does its work",
-    f"{MAKER}.get_advantages_and_returns": "training/advantages.py does its work",
-    f"{MAKER}.get_cumulative_returns": "training/advantages.py does its work",
+    "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "training/faster/log_probs.py calls it",
+    "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "training/faster/log_probs.py calls it",
+    f"{MAKER}.make_experience": "training/learn/experience.py does its work",
+    f"{MAKER}.split_rollout_samples": "training/learn/dealing.py does its work",
+    f"{MAKER}.compute_advantages_and_returns": "training/learn/advantages.py does its work",
+    f"{MAKER}.get_advantages_and_returns": "training/learn/advantages.py does its work",
+    f"{MAKER}.get_cumulative_returns": "training/learn/advantages.py does its work",
     "openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors": "_actor_handlers is read",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group": "weight_sync.py uses _model_update_group",
     "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.init_process_group": "weight_receipt.py uses _model_update_group",
     "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.update_weight_cuda_ipc": "weight_receipt.py does its work",
-    "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.append": "training/whole_batch.py does its work",
-    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "training/updates.py does its work",
-    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step": "training/updates.py does its work",
-    "openrlhf.utils.loss_utils:_optimizer_step_loss_norm": "training/updates.py does its work",
-    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.moving_average": "training/updates.py does its work",
+    "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.append": "training/learn/whole_batch.py does its work",
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "training/learn/updates.py does its work",
+    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step": "training/learn/updates.py does its work",
+    "openrlhf.utils.loss_utils:_optimizer_step_loss_norm": "training/learn/updates.py does its work",
+    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.moving_average": "training/learn/updates.py does its work",
 }
 
 
@@ -146,8 +146,8 @@ def own_classes() -> Iterator[type]:
     """Each class of bapo_openrlhf/training."""
     import bapo_openrlhf.training as room
 
-    for info in pkgutil.iter_modules(room.__path__):
-        module = importlib.import_module(f"{room.__name__}.{info.name}")
+    for info in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+        module = importlib.import_module(info.name)
         for kind in vars(module).values():
             if isinstance(kind, type) and kind.__module__ == module.__name__:
                 yield kind

@@ -123,7 +123,7 @@ def _model(model: SimpleNamespace, name: str) -> str:
 
 
 def _gpus(args: SimpleNamespace) -> str:
-    """The GPUs that a run takes (`training/build.py`), and which roles share them."""
+    """The GPUs that a run takes (`training/run/build.py`), and which roles share them."""
     train, vllm, critic = args.train, args.vllm, bool(args.critic.model_name_or_path)
     with_actor = "actor" if train.colocate_all else None
     with_critic = "critic" if critic and train.colocate_critic_reward else None

@@ -13,7 +13,7 @@ from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, Part, Read
 from bapo_openrlhf.data.sources import Request
 from bapo_openrlhf.errors import ConfigError, one_line
-from bapo_openrlhf.training.reward_worker import encode
+from bapo_openrlhf.training.reward.reward_worker import encode
 
 Row = Mapping[str, Any]
 

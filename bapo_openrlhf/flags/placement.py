@@ -1,4 +1,4 @@
-"""What the placement of models on GPUs needs (`training/build.py`).
+"""What the placement of models on GPUs needs (`training/run/build.py`).
 
 OpenRLHF asserts a part of it when a run starts.
 """

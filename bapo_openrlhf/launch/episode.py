@@ -10,8 +10,8 @@ from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training import printed
-from bapo_openrlhf.training.user_agent import FLAG, check_response, load_agent
+from bapo_openrlhf.training.generate.user_agent import FLAG, check_response, load_agent
+from bapo_openrlhf.training.reward import printed
 
 ANSWER = "I do not know."  # what the model says in each turn
 TURNS = 3  # after which an episode that goes on counts as played

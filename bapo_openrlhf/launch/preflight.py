@@ -20,8 +20,8 @@ from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.environment import check_temporary_folder
-from bapo_openrlhf.training import printed
-from bapo_openrlhf.training.reward_worker import Invalid, checked
+from bapo_openrlhf.training.reward import printed
+from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
 
 
 def check_inputs(

@@ -156,7 +156,7 @@ def _train(args: SimpleNamespace) -> None:
 
     import ray
 
-    from bapo_openrlhf.training.build import train
+    from bapo_openrlhf.training.run.build import train
 
     own_ray = cpu.active() and not ray.is_initialized()
     if own_ray:

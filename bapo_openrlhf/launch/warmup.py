@@ -97,7 +97,7 @@ def _launch(args: SimpleNamespace, words: Sequence[str]) -> None:
 
 def _train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's script, and repair what ZeRO stage 3 rounded (see `rotary`) when everything is loaded."""
-    from bapo_openrlhf.training.rotary import restore_frequencies
+    from bapo_openrlhf.training.learn.rotary import restore_frequencies
 
     script = importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SFT}")
 

@@ -15,7 +15,8 @@ if __name__ == "__main__":
 
     import agent_probe_classes
 
-    from bapo_openrlhf.training import trainer, workers
+    from bapo_openrlhf.training.learn import workers
+    from bapo_openrlhf.training.run import trainer
 
     trainer.AdaptedPPOTrainerActor = agent_probe_classes.ProbeTrainerActor
     workers.AdaptedPolicyActor = agent_probe_classes.WatchedPolicyActor

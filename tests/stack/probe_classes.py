@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import ray
 
-from bapo_openrlhf.training import trainer
-from bapo_openrlhf.training.ahead import AheadSamplesGenerator
-from bapo_openrlhf.training.experience import AdaptedExperienceMaker
-from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator
+from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker
+from bapo_openrlhf.training.run import trainer
 
 NOTED = (
     "sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "base_action_log_probs",

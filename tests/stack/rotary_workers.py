@@ -34,7 +34,7 @@ def worker(kind, args, *more):
     """A worker that has loaded its model."""
     from openrlhf.utils import get_strategy
 
-    from bapo_openrlhf.training import workers
+    from bapo_openrlhf.training.learn import workers
 
     made = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
     made.init_model_from_pretrained(get_strategy(args), *more)

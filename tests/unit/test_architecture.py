@@ -59,8 +59,8 @@ def test_imports_go_down_only():
 
 def test_an_import_that_goes_up_is_seen():
     file = PACKAGE / "adapt" / "batch.py"
-    inside = "def f():\n    from bapo_openrlhf.training import samples\n"
-    assert upwards(file, inside) == ["bapo_openrlhf.training.samples"]
+    inside = "def f():\n    from bapo_openrlhf.training.generate import samples\n"
+    assert upwards(file, inside) == ["bapo_openrlhf.training.generate.samples"]
     assert upwards(file, "import bapo_openrlhf.cli.main\n") == ["bapo_openrlhf.cli.main"]
     assert upwards(file, "from bapo_openrlhf import __version__\nfrom bapo_openrlhf.errors import ConfigError\n") == []
 
@@ -134,7 +134,7 @@ def test_figures_are_those_of_the_code(name):
 
 def test_the_stations_of_a_step_are_called_in_this_order():
     """Those that `train_step` calls itself stand in the figure in the order of its lines."""
-    trainer = (PACKAGE / "training" / "trainer.py").read_text()
+    trainer = (PACKAGE / "training" / "run" / "trainer.py").read_text()
     step = next(n for n in ast.walk(ast.parse(trainer)) if isinstance(n, ast.FunctionDef) and n.name == "train_step")
     calls = {}
     for node in ast.walk(step):
@@ -156,3 +156,11 @@ def test_every_place_that_the_page_names_exists():
         top = [node.targets[0].id for node in body if isinstance(node, ast.Assign)
                and isinstance(node.targets[0], ast.Name)]  # fmt: skip
         assert not function or function in {*picture["names_of"](body), *top}, function
+
+
+def test_the_page_has_each_file_of_training_in_one_line():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`(\w+)\.py`\]\(\.\./bapo_openrlhf/training/(\w+)/(\w+)\.py\) \| [^|]+ \|$", page, re.M)
+    there = [(path.parent.name, path.stem) for path in (PACKAGE / "training").glob("*/*.py") if path.stem != "__init__"]
+    assert sorted((room, name) for _, room, name in rows) == sorted(there)
+    assert all(shown == name for shown, _, name in rows)

@@ -68,7 +68,7 @@ def sources(package):
 
 def test_every_quoted_message_is_in_the_code():
     assert len(QUOTED) > 30
-    files = (ROOT / "bapo_openrlhf/training").glob("*.py")
+    files = (ROOT / "bapo_openrlhf/training").rglob("*.py")
     phases = {phase for file in files for phase in re.findall(r'\.phase[\w, ]* = "([^"]+)"', file.read_text())}
     own = tuple(sorted((ROOT / "bapo_openrlhf").rglob("*.py")))
     other = [sources(package) for package in OTHERS]

@@ -72,8 +72,10 @@ def test_workers_of_the_job_do_the_same(monkeypatch):
 
 def test_what_runs_in_an_engine_needs_no_flash_attn():
     """A function that is sent to an engine's process is imported there, and nobody puts stand-ins there."""
-    names = ["bapo_openrlhf.training.engines", "bapo_openrlhf.training.weight_receipt", "openrlhf.trainer.ray.utils",
-             "bapo_openrlhf.training.adapters", "weight_digests"]  # fmt: skip
+    own = [
+        f"bapo_openrlhf.training.{name}" for name in ("generate.engines", "faster.weight_receipt", "generate.adapters")
+    ]
+    names = [*own, "openrlhf.trainer.ray.utils", "weight_digests"]
     script = f"import sys; sys.modules['flash_attn'] = None; import {', '.join(names)}"
     path = os.pathsep.join([str(BENCHMARKS), *sys.path])
     environment = os.environ | {"PYTHONPATH": path, "BAPO_OPENRLHF_CPU": "0"}

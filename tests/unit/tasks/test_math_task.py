@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.tasks import math as task
 from bapo_openrlhf.tasks.task import BadRow
-from bapo_openrlhf.training.reward_pool import RewardPool
+from bapo_openrlhf.training.reward.reward_pool import RewardPool
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 CASES = [json.loads(line) for line in (BENCHMARKS / "math_answers.jsonl").read_text(encoding="utf-8").splitlines()]

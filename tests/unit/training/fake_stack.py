@@ -32,11 +32,11 @@ from bapo_openrlhf.flags.config import Checked  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
-from bapo_openrlhf.training.engines import request_seed  # noqa: E402
-from bapo_openrlhf.training.failures import Failures  # noqa: E402
-from bapo_openrlhf.training.generated import generated_groups, is_usable  # noqa: E402
-from bapo_openrlhf.training.samples import in_groups  # noqa: E402
-from bapo_openrlhf.training.trainer import AdaptedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.generate.engines import request_seed  # noqa: E402
+from bapo_openrlhf.training.generate.generated import generated_groups, is_usable  # noqa: E402
+from bapo_openrlhf.training.generate.samples import in_groups  # noqa: E402
+from bapo_openrlhf.training.reward.failures import Failures  # noqa: E402
+from bapo_openrlhf.training.run.trainer import AdaptedPPOTrainer  # noqa: E402
 
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
 

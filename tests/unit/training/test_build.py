@@ -19,7 +19,10 @@ from openrlhf.trainer import ppo_trainer, ppo_trainer_async  # noqa: E402
 from openrlhf.trainer.ray import launcher, vllm_engine  # noqa: E402
 
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.training import build, contract, dealing, engines, plain_trainer, trainer, workers  # noqa: E402
+from bapo_openrlhf.training import contract  # noqa: E402
+from bapo_openrlhf.training.generate import engines  # noqa: E402
+from bapo_openrlhf.training.learn import dealing, workers  # noqa: E402
+from bapo_openrlhf.training.run import build, plain_trainer, trainer  # noqa: E402
 
 FLAGS = {
     "algorithm": "grpo", "actor.model_name_or_path": "model", "reward.remote_url": "reward.py", "data.max_len": 77,

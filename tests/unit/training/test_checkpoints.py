@@ -21,7 +21,7 @@ from fake_stack import CHOOSING, STATES, Group, World, numbers, trained  # noqa:
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
 from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
-from bapo_openrlhf.training import checkpoints  # noqa: E402
+from bapo_openrlhf.training.run import checkpoints  # noqa: E402
 
 
 def watch_store(made: World) -> None:

@@ -150,7 +150,7 @@ def another_version(tmp_path, installed):
 def test_a_renamed_method(another_version):
     (message,) = another_version("trainer/ppo_trainer.py", "    def get_max_steps(self", "    def max_steps(self")
     assert message.startswith(f"{STEPS} was renamed to PPOTrainer.max_steps. Look again, because: ")
-    assert message.endswith("AdaptedPPOTrainer in training/trainer.py overrides it.")
+    assert message.endswith("AdaptedPPOTrainer in training/run/trainer.py overrides it.")
 
 
 def test_a_removed_method(another_version):

@@ -33,8 +33,8 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 )
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
-from bapo_openrlhf.training import dealing  # noqa: E402
-from bapo_openrlhf.training.dealing import (  # noqa: E402
+from bapo_openrlhf.training.learn import dealing  # noqa: E402
+from bapo_openrlhf.training.learn.dealing import (  # noqa: E402
     DealtActorGroup,
     DealtBatch,
     Packed,
@@ -44,8 +44,8 @@ from bapo_openrlhf.training.dealing import (  # noqa: E402
     stacked,
     unpacked,
 )
-from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
-from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer  # noqa: E402
+from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
+from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
 PAD = 9
 SLOW = settings(derandomize=True, database=None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf.training.engine_core import ENGINE
+from bapo_openrlhf.training.generate.engine_core import ENGINE
 
 # A rollout engine that starts one process which has vLLM's plugin called, and one grandchild, then waits.
 PARENT = """
@@ -17,7 +17,7 @@ import os, subprocess, sys, time
 os.environ["{name}"] = {engine}
 child = subprocess.Popen([sys.executable, "-c", '''
 import time
-from bapo_openrlhf.training.engine_core import vllm_plugin
+from bapo_openrlhf.training.generate.engine_core import vllm_plugin
 vllm_plugin()
 print("ready", flush=True)
 time.sleep(600)
@@ -61,4 +61,4 @@ def test_it_is_registered_for_vllms_processes():
     from importlib.metadata import entry_points
 
     found = {point.value for point in entry_points(group="vllm.general_plugins")}
-    assert "bapo_openrlhf.training.engine_core:vllm_plugin" in found
+    assert "bapo_openrlhf.training.generate.engine_core:vllm_plugin" in found

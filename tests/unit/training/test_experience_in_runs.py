@@ -19,7 +19,7 @@ from fake_stack import EXTRAS, SOURCES, STATES, Engine, digest, numbers, trained
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE  # noqa: E402
 from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
-from bapo_openrlhf.training import experience as experience_module  # noqa: E402
+from bapo_openrlhf.training.learn import experience as experience_module  # noqa: E402
 
 
 class TestObserve:

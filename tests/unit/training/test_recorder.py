@@ -18,7 +18,7 @@ from fake_stack import generated_sample as sample  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.answers import PromptStates  # noqa: E402
-from bapo_openrlhf.training.recorder import answers_of, explained_variance  # noqa: E402
+from bapo_openrlhf.training.run.recorder import answers_of, explained_variance  # noqa: E402
 
 
 @pytest.fixture

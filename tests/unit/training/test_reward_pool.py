@@ -22,9 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.training import reward_pool
-from bapo_openrlhf.training import reward_worker as worker
-from bapo_openrlhf.training.reward_pool import RewardFailure, RewardPool
+from bapo_openrlhf.training.reward import reward_pool
+from bapo_openrlhf.training.reward import reward_worker as worker
+from bapo_openrlhf.training.reward.reward_pool import RewardFailure, RewardPool
 
 # A reward file that does what its label says: the label is code, which finds the query as `query` and leaves `result`.
 OBEDIENT = """
@@ -811,7 +811,7 @@ def test_close_ends_all_calls(make_pool):
 
 PARENT = """
 import sys, threading
-from bapo_openrlhf.training.reward_pool import RewardPool
+from bapo_openrlhf.training.reward.reward_pool import RewardPool
 pool = RewardPool(sys.argv[1], processes=2, timeout=600, memory_gib=1)
 pool([sys.argv[2]], [""], [sys.argv[3]])
 """

@@ -19,8 +19,7 @@ from hypothesis import strategies as st  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
-from bapo_openrlhf.training.dealing import WIDE  # noqa: E402
-from bapo_openrlhf.training.samples import (  # noqa: E402
+from bapo_openrlhf.training.generate.samples import (  # noqa: E402
     by_request,
     groups_of,
     in_groups,
@@ -29,6 +28,7 @@ from bapo_openrlhf.training.samples import (  # noqa: E402
     samples_of,
     spans_of,
 )
+from bapo_openrlhf.training.learn.dealing import WIDE  # noqa: E402
 
 
 def made_by_openrlhf(

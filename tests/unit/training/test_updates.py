@@ -20,8 +20,8 @@ from openrlhf.models.loss import PolicyLoss, ValueLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
-from bapo_openrlhf.training.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
-from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer
+from bapo_openrlhf.training.learn.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer
 
 CLIP, COEF, ENTROPY, AUX, VALUE_CLIP = 0.2, 0.3, 0.1, 0.5, 0.2
 

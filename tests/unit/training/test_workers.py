@@ -13,7 +13,7 @@ import torch  # noqa: E402
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic  # noqa: E402
 
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.training import workers  # noqa: E402
+from bapo_openrlhf.training.learn import workers  # noqa: E402
 
 
 class TestWorkerGenerators:

@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.dispatch import DispatchingGenerator
-from bapo_openrlhf.training.generated import usable_groups
-from bapo_openrlhf.training.samples import by_request
+from bapo_openrlhf.training.faster.dispatch import DispatchingGenerator
+from bapo_openrlhf.training.generate.generated import usable_groups
+from bapo_openrlhf.training.generate.samples import by_request
 
 
 def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:

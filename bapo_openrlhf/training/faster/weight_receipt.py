@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bapo_openrlhf.training.adapters import is_adapter
+from bapo_openrlhf.training.generate.adapters import is_adapter
 
 Piece = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor in a parcel."""

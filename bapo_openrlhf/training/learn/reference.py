@@ -11,7 +11,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import REFERENCE, Response
-from bapo_openrlhf.training.dealing import Places
+from bapo_openrlhf.training.learn.dealing import Places
 
 
 class ReferenceLogProbs:

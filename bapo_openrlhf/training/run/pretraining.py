@@ -9,10 +9,10 @@ import ray
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain
-from bapo_openrlhf.training.recorder import explained_variance
-from bapo_openrlhf.training.reviewer import Reviewer
-from bapo_openrlhf.training.run_state import RunState
+from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchToTrain
+from bapo_openrlhf.training.learn.reviewer import Reviewer
+from bapo_openrlhf.training.run.recorder import explained_variance
+from bapo_openrlhf.training.run.run_state import RunState
 
 
 class CriticPretraining:

@@ -12,10 +12,10 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
-from bapo_openrlhf.training.recorder import StepRecorder, explained_variance
-from bapo_openrlhf.training.rollout import RecordedSamplesGenerator
-from bapo_openrlhf.training.samples import in_groups
+from bapo_openrlhf.training.generate.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
+from bapo_openrlhf.training.generate.rollout import RecordedSamplesGenerator
+from bapo_openrlhf.training.generate.samples import in_groups
+from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
 
 Base = plain_class(PPOTrainer)
 

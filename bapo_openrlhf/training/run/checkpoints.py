@@ -23,10 +23,10 @@ from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import load_state, save_state
-from bapo_openrlhf.training.recorder import StepRecorder
-from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
-from bapo_openrlhf.training.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.run_state import RunState
+from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.run.recorder import StepRecorder
+from bapo_openrlhf.training.run.run_state import RunState
 
 STATE_VERSION = 3
 logger = init_logger(__name__)

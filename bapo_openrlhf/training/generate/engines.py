@@ -27,15 +27,15 @@ from vllm.sampling_params import RequestOutputKind
 from bapo_openrlhf.adapt.vocabulary import VERSIONS
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.flags.config import VerifierConfig
-from bapo_openrlhf.training.adapters import merge_adapters
-from bapo_openrlhf.training.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.engine_core import ENGINE
-from bapo_openrlhf.training.failures import Failures
-from bapo_openrlhf.training.reward_pool import RewardPool
-from bapo_openrlhf.training.single_turn import GroupTurn, PackedGroup, SingleTurn
-from bapo_openrlhf.training.user_agent import load_agent
-from bapo_openrlhf.training.weight_receipt import Piece, borrow, receive
+from bapo_openrlhf.training.faster.single_turn import GroupTurn, PackedGroup, SingleTurn
+from bapo_openrlhf.training.faster.weight_receipt import Piece, borrow, receive
+from bapo_openrlhf.training.generate.adapters import merge_adapters
+from bapo_openrlhf.training.generate.agents import LimitedAgent, NamedAgent
+from bapo_openrlhf.training.generate.engine_core import ENGINE
+from bapo_openrlhf.training.generate.user_agent import load_agent
+from bapo_openrlhf.training.reward.failures import Failures
+from bapo_openrlhf.training.reward.reward_pool import RewardPool
 
 # ── In each vLLM worker ──
 

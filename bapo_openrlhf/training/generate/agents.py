@@ -23,9 +23,9 @@ from openrlhf.utils.logging_utils import init_logger
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.failures import Failures
-from bapo_openrlhf.training.reward_worker import Invalid
-from bapo_openrlhf.training.user_agent import check_response
+from bapo_openrlhf.training.generate.user_agent import check_response
+from bapo_openrlhf.training.reward.failures import Failures
+from bapo_openrlhf.training.reward.reward_worker import Invalid
 
 logger = init_logger(__name__)
 

@@ -12,13 +12,13 @@ from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.methods.base import Method
-from bapo_openrlhf.training.experience import MadeExperience
-from bapo_openrlhf.training.failures import UnusableGroups
-from bapo_openrlhf.training.generated import GeneratedStep
-from bapo_openrlhf.training.recorder import StepRecorder
-from bapo_openrlhf.training.rollout import Rollout
-from bapo_openrlhf.training.run_state import RunState
-from bapo_openrlhf.training.samples import by_request
+from bapo_openrlhf.training.generate.generated import GeneratedStep
+from bapo_openrlhf.training.generate.rollout import Rollout
+from bapo_openrlhf.training.generate.samples import by_request
+from bapo_openrlhf.training.learn.experience import MadeExperience
+from bapo_openrlhf.training.reward.failures import UnusableGroups
+from bapo_openrlhf.training.run.recorder import StepRecorder
+from bapo_openrlhf.training.run.run_state import RunState
 
 
 class StepAccounts:

@@ -41,8 +41,8 @@ from tqdm import tqdm
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.weight_sync import ParcelActorTrainer
-from bapo_openrlhf.training.whole_batch import WholeBatchReplayBuffer, data_parallel_ranks
+from bapo_openrlhf.training.faster.weight_sync import ParcelActorTrainer
+from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer, data_parallel_ranks
 
 # What a loss reads of an experience. Everything else stays in the memory of the CPU.
 READ = (

@@ -19,8 +19,8 @@ from vllm.sampling_params import RequestOutputKind
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.failures import Failures
-from bapo_openrlhf.training.reward_pool import RewardPool
+from bapo_openrlhf.training.reward.failures import Failures
+from bapo_openrlhf.training.reward.reward_pool import RewardPool
 
 WHOLE = 2**31  # tokens; vLLM gives the first token of a response, and the others together at its end
 

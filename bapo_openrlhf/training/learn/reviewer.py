@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.review import Review, review
-from bapo_openrlhf.training.experience import ForwardPass
-from bapo_openrlhf.training.failures import UnusableGroups
-from bapo_openrlhf.training.run_state import RunState
+from bapo_openrlhf.training.learn.experience import ForwardPass
+from bapo_openrlhf.training.reward.failures import UnusableGroups
+from bapo_openrlhf.training.run.run_state import RunState
 
 
 class Reviewer:

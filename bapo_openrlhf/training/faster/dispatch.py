@@ -12,7 +12,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from vllm import SamplingParams
 
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.failures import Failures
+from bapo_openrlhf.training.reward.failures import Failures
 
 CALLS = 8  # of each engine and rollout at most, so that the progress bar moves and samples are made meanwhile
 OWN = ("prompt", "label", "images")  # what a request does not share with the others of its rollout

@@ -6,7 +6,7 @@ would stay, and keep its GPU memory.
 
 import os
 
-from bapo_openrlhf.training.reward_worker import die_with
+from bapo_openrlhf.training.reward.reward_worker import die_with
 
 ENGINE = "BAPO_OPENRLHF_ENGINE"  # process id of the engine, which sets it for the processes it starts
 

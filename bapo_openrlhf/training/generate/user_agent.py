@@ -15,7 +15,7 @@ from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurn
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training.reward_worker import Invalid, one_number, shown
+from bapo_openrlhf.training.reward.reward_worker import Invalid, one_number, shown
 
 FLAG = "train.agent_func_path"
 

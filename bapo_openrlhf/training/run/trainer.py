@@ -23,19 +23,19 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import exact_rewards
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
-from bapo_openrlhf.training.accounts import StepAccounts
-from bapo_openrlhf.training.ahead import AheadSamplesGenerator, SharedLoader
-from bapo_openrlhf.training.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
-from bapo_openrlhf.training.failures import UnusableGroups
-from bapo_openrlhf.training.pretraining import CriticPretraining
-from bapo_openrlhf.training.probe import GradientProbe
-from bapo_openrlhf.training.recorder import StepRecorder, explained_variance
-from bapo_openrlhf.training.reviewer import Reviewer
-from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
-from bapo_openrlhf.training.rollout_weights import RolloutWeights, schedule_of
-from bapo_openrlhf.training.run_state import RunState
+from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator, SharedLoader
+from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights, schedule_of
+from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
+from bapo_openrlhf.training.learn.reviewer import Reviewer
+from bapo_openrlhf.training.reward.failures import UnusableGroups
+from bapo_openrlhf.training.run.accounts import StepAccounts
+from bapo_openrlhf.training.run.checkpoints import WholeCheckpoints
+from bapo_openrlhf.training.run.pretraining import CriticPretraining
+from bapo_openrlhf.training.run.probe import GradientProbe
+from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
+from bapo_openrlhf.training.run.run_state import RunState
 
 Base = plain_class(PPOTrainer)
 

@@ -28,9 +28,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.training.failures import Failures
-from bapo_openrlhf.training.printed import Printed
-from bapo_openrlhf.training.reward_worker import encode
+from bapo_openrlhf.training.reward.failures import Failures
+from bapo_openrlhf.training.reward.printed import Printed
+from bapo_openrlhf.training.reward.reward_worker import encode
 
 MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most about 3,000 characters
 SENT_AHEAD = 2**16  # bytes of requests that are sent together; they fit the buffer of the socket

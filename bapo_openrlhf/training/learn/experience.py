@@ -25,11 +25,11 @@ from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.shift import TokenSums
 from bapo_openrlhf.adapt.vocabulary import SOURCES
-from bapo_openrlhf.training.advantages import set_advantages
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.dealing import DealtBatch, forward_parts
-from bapo_openrlhf.training.reference import ReferenceLogProbs
-from bapo_openrlhf.training.samples import samples_of
+from bapo_openrlhf.training.generate.samples import samples_of
+from bapo_openrlhf.training.learn.advantages import set_advantages
+from bapo_openrlhf.training.learn.dealing import DealtBatch, forward_parts
+from bapo_openrlhf.training.learn.reference import ReferenceLogProbs
 
 
 @dataclass(frozen=True)

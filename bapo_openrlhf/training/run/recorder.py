@@ -25,7 +25,7 @@ from bapo_openrlhf.record.run_record import (
     read_metrics,
     read_warnings,
 )
-from bapo_openrlhf.training.generated import GeneratedGroup, reward_numbers, rewards_of
+from bapo_openrlhf.training.generate.generated import GeneratedGroup, reward_numbers, rewards_of
 
 logger = init_logger(__name__)
 

@@ -26,7 +26,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.multiprocessing.reductions import reduce_tensor
 
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.weight_receipt import Piece
+from bapo_openrlhf.training.faster.weight_receipt import Piece
 
 PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel, and a rank of the actor two
 

@@ -17,20 +17,20 @@ import ray
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record.run_record import PROBES
-from bapo_openrlhf.training.experience import (
+from bapo_openrlhf.training.generate.generated import GeneratedStep
+from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.generate.samples import by_request
+from bapo_openrlhf.training.learn.experience import (
     AdaptedExperienceMaker,
     BatchToTrain,
     MadeExperience,
     SampleOrigin,
     row_of,
 )
-from bapo_openrlhf.training.generated import GeneratedStep
-from bapo_openrlhf.training.gradients import Rows
-from bapo_openrlhf.training.recorder import StepRecorder
-from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator
-from bapo_openrlhf.training.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.run_state import RunState
-from bapo_openrlhf.training.samples import by_request
+from bapo_openrlhf.training.learn.gradients import Rows
+from bapo_openrlhf.training.run.recorder import StepRecorder
+from bapo_openrlhf.training.run.run_state import RunState
 
 # Groups. In a model of 2M parameters, the cosine of the halves was 0.00 with 64 groups, and 0.09 with 512.
 REFERENCE = 512

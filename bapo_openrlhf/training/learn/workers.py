@@ -18,12 +18,12 @@ from openrlhf.utils import get_tokenizer
 
 from bapo_openrlhf.flags.sizes import pretraining_steps
 from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.dealing import Packed, packed, unpacked
-from bapo_openrlhf.training.gradients import probe_gradients
-from bapo_openrlhf.training.log_probs import SlicedActor
-from bapo_openrlhf.training.rotary import restore_frequencies
-from bapo_openrlhf.training.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
-from bapo_openrlhf.training.weight_sync import ParcelActorTrainer
+from bapo_openrlhf.training.faster.log_probs import SlicedActor
+from bapo_openrlhf.training.faster.weight_sync import ParcelActorTrainer
+from bapo_openrlhf.training.learn.dealing import Packed, packed, unpacked
+from bapo_openrlhf.training.learn.gradients import probe_gradients
+from bapo_openrlhf.training.learn.rotary import restore_frequencies
+from bapo_openrlhf.training.learn.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
 
 POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)
 REFERENCE, REWARD = plain_class(launcher.ReferenceModelActor), plain_class(launcher.RewardModelActor)

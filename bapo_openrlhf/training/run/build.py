@@ -26,8 +26,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from transformers import AutoProcessor
 
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
-from bapo_openrlhf.training import dealing, engines, plain_trainer, trainer, workers
 from bapo_openrlhf.training.contract import require_version
+from bapo_openrlhf.training.generate import engines
+from bapo_openrlhf.training.learn import dealing, workers
+from bapo_openrlhf.training.run import plain_trainer, trainer
 
 SHARE = 0.2  # of a GPU, in Ray's bookkeeping: five processes may be on it
 

@@ -21,7 +21,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.state import prompt_state
 from bapo_openrlhf.training.contract import extends
-from bapo_openrlhf.training.rollout import AdaptedSamplesGenerator, Rollout, Samples
+from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator, Rollout, Samples
 
 Asked = tuple[list[Samples], Rollout, list[Prompt]]
 """What OpenRLHF's loop gets in its calls for a step, the rollout, and the hard prompts that it did not take along. A

@@ -1,0 +1,1 @@
+"""Generate: prompts go to the engines, and responses come back as samples and groups."""

@@ -1,0 +1,1 @@
+"""Reward: the user's reward function runs in processes that may hang or crash."""
