@@ -10,6 +10,7 @@ import numpy as np
 
 from bapo_openrlhf.adapt.group import Group
 
+UNIFORM = 0.6  # share of the groups that the uniform filter keeps (A.3)
 FreshFilter = Callable[[Sequence[Group], np.random.Generator], list[bool]]
 
 
@@ -43,15 +44,11 @@ def gaussian_filter(mean: float = 0.5, std: float = 0.2) -> FreshFilter:
     return keep
 
 
-def uniform_filter(fraction: float = 0.6) -> FreshFilter:
-    """Mode 3 of A.3. It keeps a random `fraction` of the groups, rounded to a whole number. Rewards do not matter."""
-
-    def keep(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
-        count = math.floor(fraction * len(groups) + 0.5)
-        kept = set(rng.choice(len(groups), size=count, replace=False).tolist())
-        return [index in kept for index in range(len(groups))]
-
-    return keep
+def uniform_filter(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
+    """Mode 3 of A.3. It keeps a random UNIFORM of the groups, rounded to a whole number. Rewards do not matter."""
+    count = math.floor(UNIFORM * len(groups) + 0.5)
+    kept = set(rng.choice(len(groups), size=count, replace=False).tolist())
+    return [index in kept for index in range(len(groups))]
 
 
 def keep_all(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
@@ -59,7 +56,7 @@ def keep_all(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
     return [True] * len(groups)
 
 
-def make_filter(name: str, *, mean: float = 0.5, std: float = 0.2, fraction: float = 0.6) -> FreshFilter:
+def make_filter(name: str, *, mean: float = 0.5, std: float = 0.2) -> FreshFilter:
     """The fresh filter called `name`: range, gaussian, uniform or none.
 
     Raises:
@@ -68,6 +65,6 @@ def make_filter(name: str, *, mean: float = 0.5, std: float = 0.2, fraction: flo
     return {
         "range": range_filter,
         "gaussian": gaussian_filter(mean, std),
-        "uniform": uniform_filter(fraction),
+        "uniform": uniform_filter,
         "none": keep_all,
     }[name]

@@ -12,17 +12,12 @@ FAR = 2  # times the replay window that generation may be ahead without a warnin
 OF_ALL_METHODS = (
     "method", "options", "batch_size", "micro_batch_tokens", "reward_range", "rollout_delay", "max_staleness",
     "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd", "value_pretraining",
-    "ratio", "max_second_moment", "scale_learning_rate", "reevaluated_weight", "replayed_weight", "kl_target",
-    "max_failed_share", "eps",
+    "ratio", "max_second_moment", "scale_learning_rate", "kl_target", "max_failed_share", "eps",
 )  # fmt: skip
-FILTERS = (("gaussian_mean", "gaussian"), ("gaussian_std", "gaussian"), ("uniform_fraction", "uniform"))
 # Flags of a source of groups, the number that turns the source off if it is 0, and what then happens.
 SOURCES = (
     ("max_reevaluated_prompts", "reevaluate_every", "nothing is generated again"),
-    ("reevaluated_weight", "reevaluate_every", "nothing is generated again"),
-    ("replay_buffer_size", "replay_steps", "nothing is replayed"),
     ("max_shift_replayed", "replay_steps", "nothing is replayed"),
-    ("replayed_weight", "replay_steps", "nothing is replayed"),
 )
 
 
@@ -101,10 +96,10 @@ def _unused_text(f: Flags) -> str:
     return f"{flags}: no effect, because batches are not adapted: adapt.method is none{algorithm}"
 
 
-def _of_a_filter(name: str, of: str) -> Rule:
+def _of_the_gaussian(name: str) -> Rule:
     flag = f"adapt.{name}"
-    return Rule(flag, lambda f: f.adapted and flag in f.chosen and f["adapt.filter"] != of and _takes(f, name),
-                "{it}: no effect, because adapt.filter is {f[adapt.filter]} and not " + of)  # fmt: skip
+    return Rule(flag, lambda f: f.adapted and flag in f.chosen and f["adapt.filter"] != "gaussian" and _takes(f, name),
+                "{it}: no effect, because adapt.filter is {f[adapt.filter]} and not gaussian")  # fmt: skip
 
 
 def _of_a_source(name: str, off: str, why: str) -> Rule:
@@ -115,7 +110,7 @@ def _of_a_source(name: str, off: str, why: str) -> Rule:
 
 NO_EFFECT = [
     Rule("adapt", _unused, _unused_text),
-    *(_of_a_filter(*row) for row in FILTERS),
+    *map(_of_the_gaussian, ("gaussian_mean", "gaussian_std")),
     *(_of_a_source(*row) for row in SOURCES),
     Rule("adapt.max_staleness",
          lambda f: f.adapted and f["train.async_enable"]

@@ -86,14 +86,13 @@ class AdaptConfig:
         "many tokens of one rank, padding included; default: --train.micro_batch_size and --rollout.micro_batch_size "
         "samples", allowed="at least 1", type=int)
     filter: str = _flag("range",
-        "which fresh groups are trained on: range (drops all-right and all-wrong groups), gaussian, uniform or none",
+        "which fresh groups are trained on: range (drops all-right and all-wrong groups), gaussian, uniform (a random "
+        "0.6 of them) or none",
         symbol="X1", source="Def. 3.1, A.3", choices=["range", "gaussian", "uniform", "none"])
     gaussian_mean: float = _flag(0.5,
         "centre of the gaussian filter", symbol="mu", source="A.3, Table 3", allowed="in [0, 1]", type=float)
     gaussian_std: float = _flag(0.2,
         "width of the gaussian filter", symbol="sigma", source="A.3, Table 3", allowed="above 0", type=float)
-    uniform_fraction: float = _flag(0.6,
-        "share of groups that the uniform filter keeps", source="A.3", allowed="in (0, 1]", type=float)
     reward_range: list[str] | None = _flag(None,
         "LOW HIGH: least and greatest reward of the task. Rewards are mapped from it to [0, 1] for thresholds, "
         "filters and the record of groups, never for advantages; default: 0 1", symbol="r", source="Eq. 5-8", nargs=2)
@@ -108,11 +107,8 @@ class AdaptConfig:
         "eq8: c2 and c3 rise with the average reward, as printed; text: they fall, as the sentence above Eq. 8 says",
         source="Eq. 8", choices=["eq8", "text"])
     buffer_size: int = _flag(256,
-        "largest number of prompts in the hard buffer, and of groups in the replay buffer if "
-        "--adapt.replay_buffer_size is not given", symbol="|B|", source="Table 3", allowed="at least 1", type=int)
-    replay_buffer_size: int | None = _flag(None,
-        "largest number of groups in the replay buffer; default: --adapt.buffer_size",
-        symbol="|B_high|", allowed="at least 1", type=int)
+        "largest number of prompts in the hard buffer, and of groups in the replay buffer",
+        symbol="|B|", source="Table 3", allowed="at least 1", type=int)
     replay_steps: int = _flag(3,
         "groups are replayed for this many trainer steps after their own; 0 turns replay (X3) off",
         symbol="X3", source="Sec. 3.2 (3)", allowed="at least 0", type=int)
@@ -167,10 +163,6 @@ class AdaptConfig:
     scale_learning_rate: bool = _flag(False,
         "multiply the actor's learning rate by the root of the effective sample size of the batch's weights pi/alpha, "
         "as a share of a full batch", symbol="ESS", source="arXiv 2602.17616", action="store_true")
-    reevaluated_weight: float = _flag(1.0,
-        "factor on the advantages of re-evaluated samples, and so on their part of the policy loss",
-        allowed="finite and above 0", type=float)
-    replayed_weight: float = _flag(1.0, "the same for replayed samples", allowed="finite and above 0", type=float)
     kl_target: str = _flag("reference",
         "policy to which --algo.kl.init_coef pulls: reference, or behaviour (Eq. 3; no reference model is loaded)",
         symbol="beta D_KL", source="Eq. 1, 3", choices=["reference", "behaviour"])
@@ -248,7 +240,6 @@ class AdaptConfig:
             "c1": c1,
             "c2": c2,
             "c3": c3,
-            "replay_buffer_size": self.replay_buffer_size or self.buffer_size,
             "max_reevaluated_prompts": self.most_reevaluated(arithmetic.rollout_groups),
         }
         return registry.build(registry.method_class(self.method), given, self.options or [])

@@ -43,7 +43,6 @@ class BAPO(FilteredMethod):
     c3: Interval = C3
     threshold_direction: str = "eq8"
     buffer_size: int = 256
-    replay_buffer_size: int = 256
     replay_steps: int = 3  # 0 turns X3 off
     reevaluate_every: int = 5  # m; 0 turns X2 off
     max_reevaluated_prompts: int = 128
@@ -53,7 +52,7 @@ class BAPO(FilteredMethod):
         super().__post_init__()
         self.thresholds = AdaptiveThresholds(self.c2, self.c3, direction=self.threshold_direction)
         self.hard = HardBuffer(self.buffer_size)
-        self.replay = ReplayBuffer(self.replay_buffer_size, self.replay_steps)
+        self.replay = ReplayBuffer(self.buffer_size, self.replay_steps)
         self._unanswered: Sequence[Prompt] = ()
 
     def begin_step(self, step: int) -> list[Prompt]:

@@ -158,7 +158,7 @@ class FilteredMethod(Method):
     Args:
         capacity, group_size: B and G. A batch holds at most B x G responses.
         seed: Seed of all random draws.
-        filter, gaussian_mean, gaussian_std, uniform_fraction: The fresh filter, as the --adapt flags.
+        filter, gaussian_mean, gaussian_std: The fresh filter, as the --adapt flags.
 
     Raises:
         ValueError: A field is out of its range (`option`).
@@ -172,7 +172,6 @@ class FilteredMethod(Method):
     filter: str = "range"
     gaussian_mean: float = 0.5
     gaussian_std: float = 0.2
-    uniform_fraction: float = 0.6
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -184,9 +183,7 @@ class FilteredMethod(Method):
                 raise ValueError(f"{item.name} is {value}; it must be {allowed}")
         self.room = self.capacity * self.group_size
         self.rng = np.random.Generator(np.random.PCG64(self.seed))
-        self.fresh_filter = make_filter(
-            self.filter, mean=self.gaussian_mean, std=self.gaussian_std, fraction=self.uniform_fraction
-        )
+        self.fresh_filter = make_filter(self.filter, mean=self.gaussian_mean, std=self.gaussian_std)
 
     def passes(self, fresh: Sequence[Group]) -> list[bool]:
         """Which of the fresh groups pass the filter."""

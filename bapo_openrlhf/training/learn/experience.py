@@ -169,7 +169,6 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             log_ratios=corrections,
         )
         log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
-        self._weigh(experiences, origins)
         masked = self._mask_moved(experiences, loss_log_ratios)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
         return MadeExperience(experiences, origins, log_ratios, sums, passed.reference_kept, tokens, masked)
@@ -260,14 +259,6 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         if gspo:
             log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
         return log_ratio
-
-    def _weigh(self, experiences: Sequence[Experience], origins: Sequence[SampleOrigin]) -> None:
-        """Scale the advantages of a source by its weight, after they were computed and whitened (docs/decisions.md)."""
-        weights = {"reevaluated": self.args.adapt.reevaluated_weight, "replayed": self.args.adapt.replayed_weight}
-        for experience in experiences:
-            factors = torch.tensor([weights.get(origins[place].source, 1.0) for place in experience.index])
-            if (factors != 1).any():
-                experience.advantages = experience.advantages * factors.unsqueeze(-1)
 
     def _mask_moved(self, experiences: Sequence[Experience], log_ratios: Sequence[torch.Tensor]) -> float | None:
         """Set advantages to 0 as `second_moment_mask` says. Returns the share of these tokens; None without a limit."""

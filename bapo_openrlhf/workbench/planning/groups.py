@@ -3,6 +3,7 @@
 import math
 from dataclasses import astuple, dataclass
 
+from bapo_openrlhf.adapt.filters import UNIFORM
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
@@ -37,9 +38,9 @@ class Groups:
 
 def kept_share(workload: Workload, constants: Constants) -> float:
     """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1]."""
-    signal, adapt = constants.signal_share, workload.args.adapt
-    shares = {"range": signal, "gaussian": signal * constants.gaussian_share, "uniform": adapt.uniform_fraction}
-    return {**shares, "none": 1.0}[adapt.filter]
+    signal = constants.signal_share
+    shares = {"range": signal, "gaussian": signal * constants.gaussian_share, "uniform": UNIFORM}
+    return {**shares, "none": 1.0}[workload.args.adapt.filter]
 
 
 def hard_prompts(workload: Workload, constants: Constants) -> float:

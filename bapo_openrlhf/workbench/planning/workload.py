@@ -102,7 +102,7 @@ class Workload:
     def replay_capacity(self) -> int:
         """Groups that the replay buffer holds: it has room for so many, and keeps those of the last steps."""
         adapt = self.args.adapt
-        return min(adapt.replay_buffer_size or adapt.buffer_size, adapt.replay_steps * self.args.rollout.batch_size)
+        return min(adapt.buffer_size, adapt.replay_steps * self.args.rollout.batch_size)
 
     @property
     def copies(self) -> int:

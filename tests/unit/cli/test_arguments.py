@@ -536,13 +536,9 @@ RANGES = [
     ("reevaluate_every", [0, 5], [-1], "at least 0"),
     ("max_reevaluated_prompts", [None, 1], [0, -1], "at least 1"),
     ("batch_size", [None, 1], [0, -1], "at least 1"),
-    ("replay_buffer_size", [None, 1], [0, -1], "at least 1"),
     ("gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")], "above 0"),
-    ("reevaluated_weight", [1e-9, 100.0], [0.0, -1.0, float("inf"), float("nan")], "finite and above 0"),
-    ("replayed_weight", [1e-9, 100.0], [0.0, -1.0, float("inf"), float("nan")], "finite and above 0"),
     ("max_second_moment", [None, 1e-9, 0.04], [0.0, -1.0, float("nan"), float("inf")], "finite and above 0"),
     ("eps", [1e-12], [0.0, -1e-6, float("nan")], "above 0"),
-    ("uniform_fraction", [1e-9, 0.6, 1.0], [0.0, -0.1, 1.1, float("nan")], r"in \(0, 1\]"),
     ("gaussian_mean", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
     ("max_failed_share", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
     ("critic_lambd", [None, 0.0, 0.95, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
@@ -607,13 +603,11 @@ class TestMakeMethod:
             filter="gaussian",
             gaussian_mean=0.4,
             gaussian_std=0.3,
-            uniform_fraction=0.7,
             c1="1/6",
             c2=["0.1", "3/6"],
             c3=["2/3"],
             threshold_direction="text",
             buffer_size=11,
-            replay_buffer_size=12,
             replay_steps=13,
             rollout_delay=14,
             reevaluate_every=15,
@@ -629,13 +623,11 @@ class TestMakeMethod:
             filter="gaussian",
             gaussian_mean=0.4,
             gaussian_std=0.3,
-            uniform_fraction=0.7,
             c1=F(1, 6),
             c2=Interval(F(1, 10), F(1, 2)),
             c3=Interval(F(2, 3), F(2, 3)),
             threshold_direction="text",
             buffer_size=11,
-            replay_buffer_size=12,
             replay_steps=13,
             reevaluate_every=15,
             max_reevaluated_prompts=16,
@@ -647,10 +639,6 @@ class TestMakeMethod:
     def test_seed(self):
         draws = [AdaptConfig(method="bapo").make_method(self.ARITHMETIC, seed=seed).rng.random() for seed in (7, 7, 8)]
         assert draws[0] == draws[1] != draws[2]
-
-    def test_replay_buffer_is_as_large_as_the_hard_one_unless_said_otherwise(self):
-        method = AdaptConfig(method="bapo", buffer_size=11).make_method(self.ARITHMETIC, seed=0)
-        assert (method.buffer_size, method.replay_buffer_size) == (11, 11)
 
     @pytest.mark.parametrize(("prompts", "most"), [(256, 128), (9, 4), (1, 1)])
     def test_a_reevaluation_has_half_of_a_rollout_batch_unless_said_otherwise(self, prompts, most):
@@ -669,13 +657,12 @@ def test_defaults_are_table_3():
     assert (adapt.c1, adapt.c2, adapt.c3) == ("1/8", None, None)  # None: TestThresholds
     assert (adapt.buffer_size, adapt.rollout_delay, adapt.reevaluate_every, adapt.replay_steps) == (256, 5, 5, 3)
     assert (adapt.max_reevaluated_prompts, adapt.gaussian_mean, adapt.gaussian_std) == (None, 0.5, 0.2)
-    assert (adapt.filter, adapt.uniform_fraction, adapt.threshold_direction) == ("range", 0.6, "eq8")
+    assert (adapt.filter, adapt.threshold_direction) == ("range", "eq8")
     assert (adapt.ratio, adapt.kl_target, adapt.method) == ("behaviour", "reference", "none")
-    assert (adapt.batch_size, adapt.replay_buffer_size) == (None, None)
+    assert adapt.batch_size is None
     # nothing is dropped and nothing is corrected unless asked for
     assert (adapt.max_shift_fresh, adapt.max_shift_replayed) == (None, None)
     assert (adapt.returns, adapt.max_second_moment, adapt.scale_learning_rate) == ("gae", None, False)
-    assert adapt.replayed_weight == 1.0
     assert adapt.max_failed_share == 0.5
     assert VerifierConfig() == VerifierConfig(processes=4, timeout=60.0, memory_gib=4.0)
     assert RunConfig() == RunConfig(name="default", dir="runs", logs="full")
@@ -690,14 +677,12 @@ MARKS = {
     "filter": "X1, Def. 3.1",
     "gaussian_mean": "mu, A.3",
     "gaussian_std": "sigma, A.3",
-    "uniform_fraction": "A.3",
     "reward_range": "r, Eq. 5-8",
     "c1": "c1, Eq. 5",
     "c2": "c2, Eq. 5, 8",
     "c3": "c3, Eq. 5, 8",
     "threshold_direction": "Eq. 8",
     "buffer_size": "|B|, Table 3",
-    "replay_buffer_size": "|B_high|",
     "replay_steps": "X3, Sec. 3.2",
     "rollout_delay": "v, Algorithm 1, line 3",
     "reevaluate_every": "m, Algorithm 1, line 13",
@@ -717,7 +702,7 @@ MARKS = {
 }
 # About running a method, not about the method: no paper has a word for these.
 UNMARKED = {
-    "adapt": {"max_failed_share", "micro_batch_tokens", "reevaluated_weight", "replayed_weight"},
+    "adapt": {"max_failed_share", "micro_batch_tokens"},
     "verifier": numbers(VerifierConfig),
     "run": {"name", "dir", "logs", "overwrite", "answer_chars", "gradient_probe", "faster"},
 }
@@ -758,7 +743,7 @@ class TestHelp:
         assert left.value.code == 0
         shown = " ".join(capsys.readouterr().out.split())
         assert shown.startswith("usage: bapo-openrlhf train")
-        assert "uniform filter keeps" in shown and "60 %" not in shown
+        assert "uniform (a random 0.6 of them)" in shown and "60 %" not in shown
         own = [f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in fields(kind)]
         assert len(own) > 30
         for name in [*own, "--algorithm", "--config"]:

@@ -54,7 +54,6 @@ def words(tmp_path) -> list[str]:
         "vllm.tensor_parallel_size": 2,
         "adapt.batch_size": 6,
         "adapt.buffer_size": 7,
-        "adapt.replay_buffer_size": 5,
         "adapt.rollout_delay": 5,
         "adapt.reevaluate_every": 2,
         "adapt.max_reevaluated_prompts": 3,
@@ -98,7 +97,7 @@ class TestNumbers:
         assert facts["maximum shift"] == "none"
         assert facts["hard buffer"] == "7 prompts"
         # 5 groups x 4 x (8192 x 12 + 2048 x 4) bytes = 2 129 920
-        assert facts["replay buffer"] == "at most 5 groups, 2.0 MiB at 8192 response and 2048 prompt tokens"
+        assert facts["replay buffer"] == "at most 7 groups, 2.8 MiB at 8192 response and 2048 prompt tokens"
         # 83 / 8 = 10.4; syncs at 5 and 10; again at 2, 4, 6, 8, 10, of which 10 meets a sync
         assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
         assert facts["per epoch"] == "2 syncs (v 5), 5 re-evaluations (m 2), 4 of them between syncs"
@@ -198,12 +197,12 @@ class TestNumbers:
         kept = {} if target == "behaviour" else {REFERENCE: ("a model", np.zeros(8192, np.float32))}
         group = make_group(2, size=4, prompt_tokens=2048, response_tokens=8192, extras=kept)
         words = [*words, f"--adapt.kl_target={target}"]
-        facts = report(capsys, "--algorithm=ba_ppo", *words, "--adapt.replay_buffer_size=16")
+        facts = report(capsys, "--algorithm=ba_ppo", *words, "--adapt.buffer_size=16")
         assert facts["replay buffer"].startswith(f"at most 16 groups, {16 * group.nbytes / 2**20:.1f} MiB")
         # no more than 3 steps of 8 groups can be in it
-        facts = report(capsys, "--algorithm=ba_ppo", *words, "--adapt.replay_buffer_size=500")
+        facts = report(capsys, "--algorithm=ba_ppo", *words, "--adapt.buffer_size=500")
         assert facts["replay buffer"].startswith(f"at most 24 groups, {24 * group.nbytes / 2**20:.1f} MiB")
-        assert facts["hard buffer"] == "7 prompts"
+        assert facts["hard buffer"] == "500 prompts"
 
     @pytest.mark.parametrize(("algorithm", "trained"), [("ba_ppo", "actor and critic"), ("bapo_grpo", "actor")])
     def test_adapters(self, capsys, words, algorithm, trained):
@@ -214,7 +213,7 @@ class TestNumbers:
 
     def test_parts_that_are_off(self, capsys, words):
         off = ["--adapt.replay_steps=0", "--adapt.reevaluate_every=0", "--adapt.rollout_delay=1"]
-        facts = report(capsys, "--algorithm=ba_ppo", *words, *off, warned=2)
+        facts = report(capsys, "--algorithm=ba_ppo", *words, *off, warned=1)
         assert (facts["re-evaluation (X2)"], facts["replay (X3)"]) == ("off", "off")
         assert facts["replay buffer"].startswith("at most 0 groups, 0.0 MiB")
         assert facts["per epoch"] == "11 syncs (v 1), 0 re-evaluations (m 0), 0 of them between syncs"

@@ -399,8 +399,8 @@ GOOD = [
     f"run.name={'n' * 255}", "run.overwrite", "ckpt.load_enable", "run.overwrite=false ckpt.load_enable=true",
     "algorithm=grpo algo.advantage.estimator=rloo", "algorithm= algo.advantage.estimator=reinforce",
     "adapt.filter=gaussian adapt.gaussian_mean=0.4 adapt.gaussian_std=0.3",
-    "adapt.filter=uniform adapt.uniform_fraction=0.5", "adapt.max_shift_replayed=1", "adapt.replayed_weight=0.5",
-    "adapt.reevaluated_weight=0.5 adapt.max_reevaluated_prompts=8", "algo.kl.target=6 algo.kl.init_coef=0.01",
+    "adapt.filter=uniform", "adapt.max_shift_replayed=1", "adapt.max_reevaluated_prompts=8",
+    "algo.kl.target=6 algo.kl.init_coef=0.01",
     "adapt.kl_target=behaviour", "adapt.rollout_delay=7 adapt.reevaluate_every=7", "adapt.rollout_delay=1",
     "adapt.ratio=decoupled adapt.rollout_delay=1", "adapt.ratio=decoupled adapt.replay_steps=0",
     "train.async_enable train.async_queue_size=6", "train.async_enable adapt.max_staleness=1",
@@ -465,28 +465,12 @@ MEANT = [
         "adapt.gaussian_std is 0.1: no effect, because adapt.filter is uni",
     ),
     (
-        "adapt.uniform_fraction=0.5",
-        "adapt.uniform_fraction is 0.5: no effect, because adapt.filter is range and not unif",
-    ),
-    (
         "adapt.reevaluate_every=0 adapt.max_reevaluated_prompts=9",
         "adapt.max_reevaluated_prompts is 9: no effect, because adapt.reevaluate_every is 0, so that",
     ),
     (
-        "adapt.reevaluate_every=0 adapt.reevaluated_weight=2",
-        "adapt.reevaluated_weight is 2.0: no effect, because adapt.reevaluate_every is 0",
-    ),
-    (
-        "adapt.replay_steps=0 adapt.replay_buffer_size=9",
-        "adapt.replay_buffer_size is 9: no effect, because adapt.replay_steps is 0, so that nothing is replayed",
-    ),
-    (
         "adapt.replay_steps=0 adapt.max_shift_replayed=0.1",
-        "adapt.max_shift_replayed is 0.1: no effect, because adapt.replay_steps is 0",
-    ),
-    (
-        "adapt.replay_steps=0 adapt.replayed_weight=2",
-        "adapt.replayed_weight is 2.0: no effect, because adapt.replay_steps is 0",
+        "adapt.max_shift_replayed is 0.1: no effect, because adapt.replay_steps is 0, so that nothing is replayed",
     ),
     (
         "train.async_enable adapt.max_staleness=2",

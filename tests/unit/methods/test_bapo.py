@@ -63,7 +63,7 @@ class TestDefaults:
         method = BAPO(capacity=256, group_size=8)
         assert (method.c1, method.c2, method.c3) == (F(1, 8), C2, C3)
         assert (method.buffer_size, method.max_reevaluated_prompts, method.reevaluate_every) == (256, 128, 5)
-        assert (method.gaussian_mean, method.gaussian_std, method.uniform_fraction) == (0.5, 0.2, 0.6)
+        assert (method.gaussian_mean, method.gaussian_std) == (0.5, 0.2)
         assert (method.replay_steps, method.filter, method.threshold_direction) == (3, "range", "eq8")
 
     def test_it_is_a_method(self):
@@ -111,8 +111,8 @@ class TestX1:
     def test_the_filter_is_the_configured_one(self, make_group):
         fresh = [make_group(right) for right in (0, 8, 4, 0, 8)]
         assert run(bapo(filter="none"), 0, fresh).fresh == fresh
-        batch = run(bapo(filter="uniform", uniform_fraction=0.4), 0, fresh)
-        assert (len(batch.fresh), len(batch.filtered)) == (2, 3)
+        batch = run(bapo(filter="uniform"), 0, fresh)
+        assert (len(batch.fresh), len(batch.filtered)) == (3, 2)
         narrow = {"filter": "gaussian", "gaussian_mean": 0.25, "gaussian_std": 1e-3}
         fresh = [make_group(right) for right in (0, 2, 4, 8, 2)]
         batch = run(bapo(**narrow), 0, fresh)
@@ -249,7 +249,7 @@ class TestX2:
         assert [group.prompt.text for group in batch.reevaluated] == ["b"] and hard_texts(method) == ["a"]
 
     def test_x2_is_not_filtered_as_x1_is(self, make_group):
-        method = bapo(reevaluate_every=1, filter="uniform", uniform_fraction=0.01)
+        method = bapo(reevaluate_every=1, filter="gaussian", gaussian_mean=1.0, gaussian_std=1e-3)
         run(method, 0, [make_group(0, prompt="a")])
         assert len(run(method, 1, [], [make_group(2, prompt="a")]).reevaluated) == 1
 
@@ -382,7 +382,7 @@ class TestX3:
         assert list(method.replay) == fresh
 
     def test_the_replay_buffer_has_its_capacity(self, make_group):
-        method = bapo(replay_buffer_size=2, **fixed("1/2", "1/2"))
+        method = bapo(buffer_size=2, **fixed("1/2", "1/2"))
         fresh = [make_group(4) for _ in range(4)]
         run(method, 0, fresh)
         assert list(method.replay) == fresh[2:]
@@ -568,7 +568,7 @@ class TestReports:
         }
 
     def test_evictions_are_reported(self, make_group):
-        method = bapo(replay_buffer_size=2, **fixed("1/2", "1/2"))
+        method = bapo(buffer_size=2, **fixed("1/2", "1/2"))
         run(method, 0, [make_group(4) for _ in range(5)])
         assert (method.metrics()["buffer/replay_added"], method.metrics()["buffer/replay_evicted"]) == (5, 3)
 
@@ -644,10 +644,10 @@ class TestState:
 
     def test_smaller_buffers_keep_the_newest(self, make_group):
         method = self.grown(make_group)
-        smaller = bapo(buffer_size=2, replay_buffer_size=1)
+        smaller = bapo(buffer_size=2)
         smaller.load_state_dict(method.state_dict())
         assert hard_texts(smaller) == hard_texts(method)[-2:]
-        assert uids(smaller.replay) == uids(method.replay)[-1:]
+        assert uids(smaller.replay) == uids(method.replay)[-2:] and len(method.replay) > 2
         smaller.hard.check()
         smaller.replay.check()
 
@@ -703,7 +703,7 @@ class Plain:
     def fail(self, group: dict) -> None:
         self.hard = [entry for entry in self.hard if entry[0] != group["key"]]
         self.hard.append((group["key"], self.mean(group), group["step"]))
-        self.hard = self.hard[-self.s["hard_size"] :]
+        self.hard = self.hard[-self.s["stored"] :]
 
     def range_today(self) -> tuple[F, F]:
         position = self.r if self.r is not None else F(0)
@@ -778,7 +778,7 @@ class Plain:
             if self.mean(group) <= self.s["c1"]:
                 self.fail(group)
             if self.s["age"] and c2 <= self.mean(group) <= c3:
-                self.high = [*self.high, group][-self.s["high_size"] :]
+                self.high = [*self.high, group][-self.s["stored"] :]
         result = {
             "fresh": [group["uid"] for group in x1 if group["uid"] not in cut],
             "reevaluated": [group["uid"] for group in x2 if group["uid"] not in cut],
@@ -808,8 +808,7 @@ def schedules(draw) -> dict:
         "c2": (min(low2, low3), min(high2, high3)),
         "c3": (max(low2, low3), max(high2, high3)),
         "direction": draw(st.sampled_from(["eq8", "text"])),
-        "hard_size": draw(st.integers(1, 8)),
-        "high_size": draw(st.integers(1, 12)),
+        "stored": draw(st.integers(1, 12)),
         "age": draw(st.integers(0, 3)),
         "m": draw(st.integers(0, 3)),
         "most": draw(st.integers(1, 6)),
@@ -827,8 +826,7 @@ def build(s: dict, seed: int) -> BAPO:
         c2=Interval(*s["c2"]),
         c3=Interval(*s["c3"]),
         threshold_direction=s["direction"],
-        buffer_size=s["hard_size"],
-        replay_buffer_size=s["high_size"],
+        buffer_size=s["stored"],
         replay_steps=s["age"],
         reevaluate_every=s["m"],
         max_reevaluated_prompts=s["most"],
@@ -968,8 +966,7 @@ def test_side_by_side_over_long_runs(make_group, seed):
         "c2": (C2.low, C2.high),
         "c3": (C3.low, C3.high),
         "direction": ["eq8", "text"][seed // 2 % 2],
-        "hard_size": int(rng.integers(4, 13)),
-        "high_size": int(rng.integers(6, 25)),
+        "stored": int(rng.integers(4, 25)),
         "age": 3,
         "m": int(rng.integers(1, 6)),
         "most": int(rng.integers(2, 9)),

@@ -234,8 +234,7 @@ class BAPORun(Layer):
             group_size=size,
             filter=data.draw(st.sampled_from(["range", "range", "gaussian", "uniform", "none"])),
             threshold_direction=data.draw(st.sampled_from(["eq8", "text"])),
-            buffer_size=data.draw(st.integers(1, 6)),
-            replay_buffer_size=data.draw(st.integers(1, 8)),
+            buffer_size=data.draw(st.integers(1, 4)),
             replay_steps=data.draw(st.integers(0, 3)),
             reevaluate_every=data.draw(st.sampled_from([0, 1, 1, 2, 3])),
             max_reevaluated_prompts=data.draw(st.integers(1, 6)),
@@ -303,7 +302,7 @@ class BAPORun(Layer):
         for group in fresh:
             informative = self.method.thresholds.c2 <= group.mean <= self.method.thresholds.c3
             if self.config.replay_steps and informative:
-                self.enter(self.replay, group.uid, self.config.replay_buffer_size)
+                self.enter(self.replay, group.uid, self.config.buffer_size)
 
     def check_storage(self):
         hard, replay = self.method.hard, self.method.replay

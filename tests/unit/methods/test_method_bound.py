@@ -195,7 +195,7 @@ def drive(method, steps: int, make_group, start: int = 0):
 
 def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group, tmp_path):
     """With the state as a checkpoint has it."""
-    flags = {"reevaluate_every": 2, "max_reevaluated_prompts": 2, "buffer_size": 9, "replay_buffer_size": 9}
+    flags = {"reevaluate_every": 2, "max_reevaluated_prompts": 2, "buffer_size": 9}
     whole, resumed = made(3, **flags), made(99, **flags)
     drive(whole, 9, make_group)
     save_state(tmp_path, whole.state_dict())

@@ -140,7 +140,7 @@ class TestStore:
         fresh = [make_group(right) for right in (0, 4, 8)]
         method = remix(filter="none")
         assert run(method, 0, fresh).fresh == fresh == list(method.replay)
-        batch = run(remix(filter="uniform", uniform_fraction=2 / 3), 0, fresh)
+        batch = run(remix(filter="uniform"), 0, fresh)
         assert (len(batch.fresh), len(batch.filtered)) == (2, 1)
         fresh = [make_group(right) for right in (4, 2) * 5]
         narrow = {"filter": "gaussian", "gaussian_mean": 0.5, "gaussian_std": 1e-3}

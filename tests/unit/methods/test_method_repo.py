@@ -265,8 +265,8 @@ class TestFit:
         batch = run(repo(), 0, fresh)
         assert (batch.fresh, batch.filtered) == ([fresh[1]], [fresh[0], fresh[2]])
         assert run(repo(filter="none"), 0, fresh).fresh == fresh  # as the authors
-        batch = run(repo(filter="uniform", uniform_fraction=1 / 3), 0, fresh)
-        assert (len(batch.fresh), len(batch.filtered)) == (1, 2)
+        batch = run(repo(filter="uniform"), 0, fresh)
+        assert (len(batch.fresh), len(batch.filtered)) == (2, 1)
         fresh = [make([0, reward], str(reward)) for reward in (1, 0.5) * 4]
         narrow = {"filter": "gaussian", "gaussian_mean": 0.5, "gaussian_std": 1e-3}
         assert run(repo(**narrow), 0, fresh).fresh == fresh[::2]

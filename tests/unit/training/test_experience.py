@@ -104,8 +104,6 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
             returns="gae",
             critic_lambd=None,
             max_second_moment=None,
-            reevaluated_weight=1.0,
-            replayed_weight=1.0,
         ),
         algo=SimpleNamespace(
             advantage=SimpleNamespace(
@@ -475,7 +473,6 @@ def whole(made: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(),
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experience_module, "set_advantages", note)
         patch.setattr(experience_module, "source_tokens", lambda *_: None)
-        patch.setattr(AdaptedExperienceMaker, "_weigh", lambda *_: None)
         passed = made.forward(to_train(samples, origins))
         return made.finish(passed, range(len(origins)) if kept is None else kept)
 
@@ -1202,63 +1199,3 @@ class TestTokensOfTheLoss:
     def test_a_source_without_samples_has_no_numbers(self):
         made, _ = self.experience(origins=[SampleOrigin("fresh", True, whole_group(n // 4)) for n in range(12)])
         assert {name.split("/")[1][:5] for name in first_update(made.tokens, Clip(0.2, 0.2))} == {"fresh"}
-
-
-class TestWeights:
-    """`adapt.reevaluated_weight` and `adapt.replayed_weight`, against the same batch without them."""
-
-    @pytest.mark.parametrize("estimator", ["group_norm", "gae", "rloo"])
-    @pytest.mark.parametrize("dynamic", [False, True])
-    def test_scale_advantages_of_their_source_and_nothing_else(self, estimator, dynamic):
-        parts = [[0, 7, 9], [1, 2, 3, 4], [5, 6, 8, 10, 11]] if dynamic else [list(range(12))]
-
-        def made(**changed):
-            samples = [generated(n) for n in range(12)]
-            made = maker(estimator, case=Case(micro=5), kl=0.1, **changed)
-
-            def models(self, dealt, known):
-                ready = forward(dealt.batches)
-                for batch in ready:
-                    batch.values = batch.values if estimator == "gae" else None
-                return ready
-
-            def dealt(self, samples):
-                for index, sample in enumerate(samples):
-                    sample.index = [index]
-                batches = [Experience.concat_experiences([samples[n] for n in part], 9) for part in parts]
-                return SimpleNamespace(batches=batches)
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(AdaptedExperienceMaker, "_pass", models)
-                patch.setattr(AdaptedExperienceMaker, "_deal", dealt)
-                experience = made.finish(made.forward(to_train(samples, origins_of(12))), range(12))
-                return experience, experience.experiences
-
-        weights = {"adapt__reevaluated_weight": 2.0, "adapt__replayed_weight": 0.5}
-        (plain, wanted), (weighed, found) = made(), made(**weights)
-        factors = {"fresh": 1.0, "reevaluated": 2.0, "replayed": 0.5}
-        before, after = by_sample(wanted, "advantages"), by_sample(found, "advantages")
-        assert len(after) == 12
-        for index, advantages in before.items():
-            factor = factors[plain.origins[index].source]
-            wanted_now = [factor * advantage for advantage in advantages]
-            assert any(advantages) and after[index] == wanted_now
-        assert by_sample(found, "returns") == by_sample(wanted, "returns")
-        for source, factor in factors.items():
-            assert weighed.tokens[source].advantages == pytest.approx(factor * plain.tokens[source].advantages)
-
-    @pytest.mark.parametrize("loss", [{}, {"dual_clip": 3.0}, {"policy_loss_type": "gspo"}], ids=str)
-    def test_a_factor_on_the_advantages_is_one_on_the_loss(self, loss):
-        generator = torch.Generator().manual_seed(0)
-        new, old, advantages = (torch.randn(6, 9, generator=generator, dtype=torch.double) for _ in range(3))
-        mask = (torch.rand(6, 9, generator=generator) < 0.8).long()
-        for factor in (0.5, 2.0, 3.7):
-            rows = []
-            for weight in (1.0, factor):
-                log_probs = new.clone().requires_grad_()
-                value, clipped, *_ = PolicyLoss(0.2, 0.28, **loss)(log_probs, old, weight * advantages, mask)
-                value.backward()
-                rows.append((value.item(), log_probs.grad, clipped.item()))
-            (value, gradient, share), (weighed, weighed_gradient, weighed_share) = rows
-            assert weighed == pytest.approx(factor * value, rel=1e-9) and gradient.abs().sum() > 0
-            assert torch.allclose(weighed_gradient, factor * gradient, rtol=1e-9) and weighed_share == share > 0

@@ -224,7 +224,7 @@ def played(workload, steps=400):
     adapt = workload.args.adapt
     c1, c2, c3 = adapt.thresholds()
     method = BAPO(
-        capacity=adapt.batch_size, group_size=4, c1=c1, c2=c2, c3=c3, buffer_size=16, replay_buffer_size=16,
+        capacity=adapt.batch_size, group_size=4, c1=c1, c2=c2, c3=c3, buffer_size=16,
         replay_steps=adapt.replay_steps, reevaluate_every=4, max_reevaluated_prompts=8,
     )  # fmt: skip
     uid, means, counts = 0, {"fresh": [], "reevaluated": []}, []
@@ -294,7 +294,7 @@ def test_any_number_of_groups():
 
 @pytest.mark.parametrize(("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.6), ("none", 1.0)])
 def test_filters(name, kept):
-    flags = {"adapt.filter": name, "adapt.batch_size": 1000, "adapt.replay_steps": 0, "adapt.uniform_fraction": 0.6}
+    flags = {"adapt.filter": name, "adapt.batch_size": 1000, "adapt.replay_steps": 0}
     workload = with_flags(WORKLOAD, flags)
     constants = replace(CONSTANTS, signal_share=0.4, gaussian_share=0.25)
     assert groups_of_step(BA_PPO, workload, constants, reevaluates=False).trained == pytest.approx(256 * kept)
@@ -544,10 +544,9 @@ def test_replay_bytes_are_those_of_stored_groups(reference):
 
 
 def test_what_the_replay_buffer_holds():
-    """Its own size, by default that of the hard buffer, and at most the groups of the last steps."""
+    """As many as the hard buffer, and at most the groups of the last steps."""
     flags = {"adapt.buffer_size": 10, "adapt.replay_steps": 3}
     assert with_flags(WORKLOAD, flags).replay_capacity == 10
-    assert with_flags(WORKLOAD, flags | {"adapt.replay_buffer_size": 5}).replay_capacity == 5
     assert with_flags(WORKLOAD, flags | {"rollout.batch_size": 1}).replay_capacity == 3
 
 
