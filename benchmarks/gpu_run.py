@@ -85,6 +85,7 @@ def end(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> None:
     for one in left:
         with suppress(psutil.Error):
             one.kill()
+    psutil.wait_procs(left, timeout=GRACE)
 
 
 def follow(

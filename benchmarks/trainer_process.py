@@ -186,7 +186,7 @@ class Trainer:
         self.name, self.groups, self.step, self.clock = name, groups, 0, Clock()
         rng = np.random.default_rng(0)
         self.world, self.store = World(tokens, rng), Store(self.clock)
-        launcher.ray = dealing.ray = SimpleNamespace(put=self.store.put)
+        launcher.ray = dealing.ray = SimpleNamespace(put=self.store.put, get=lambda answers: answers)
         sys.modules["openrlhf.trainer.ppo_utils.experience_maker"].ray = SimpleNamespace(
             put=lambda value: value, get=lambda refs: refs
         )

@@ -32,7 +32,7 @@ import importlib, importlib.metadata, pathlib, pkgutil, sys
 import bapo_openrlhf
 folder = pathlib.Path(bapo_openrlhf.__file__).parent
 assert pathlib.Path(sys.prefix) in folder.parents, f"{folder} is not the wheel's"
-names = ["bapo_openrlhf." + name for name in ("adapt.arithmetic", "config", "errors", "cli.main")]
+names = ["bapo_openrlhf." + name for name in ("adapt.arithmetic", "flags.config", "errors", "cli.main")]
 for part in ("adapt", "methods"):
     package = importlib.import_module("bapo_openrlhf." + part)
     names += [module.name for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]

@@ -14,7 +14,9 @@ def whole(value: Any) -> bool:
 
 def number(value: Any) -> bool:
     """A number, or null for NaN, infinity and what is not known."""
-    return value is None or (isinstance(value, (int, float)) and abs(value) < LARGEST)
+    return (
+        value is None or isinstance(value, bool) or whole(value) or (isinstance(value, float) and abs(value) < LARGEST)
+    )
 
 
 def text(value: Any) -> bool:

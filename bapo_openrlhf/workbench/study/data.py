@@ -15,6 +15,7 @@ import pandas
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.record.shapes import number
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
 from bapo_openrlhf.workbench.pages.text import is_number
 from bapo_openrlhf.workbench.report.accuracy import unlocked
@@ -67,17 +68,23 @@ def steps_table(runs: Sequence[StudyRun]) -> pandas.DataFrame:
 
     Returns:
         The columns FIRST, where "done" says whether the run has ended; then, in alphabetical order, the metrics of
-        docs/metrics.md and the numbers of the evaluation after that step. A value that is not there is NaN.
+        docs/metrics.md and the numbers of the evaluation after that step. A value that is not there, or no number, is
+        NaN.
     """
     frames = []
     for found in runs:
-        rows = pandas.DataFrame(found.run.rows)
+        rows = _frame(found.run.rows)
         if found.evaluations:
-            rows = rows.merge(pandas.DataFrame(found.evaluations), on="step", how="left")
+            rows = rows.merge(_frame(found.evaluations), on="step", how="left")
         about = {"method": found.arm.method, "path": found.arm.path, "label": found.arm.label, "seed": found.seed}
         frames.append(rows.assign(**about, done=bool(found.run.summary)))
     whole = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(columns=FIRST)
     return whole[[*FIRST, *sorted(set(whole.columns) - set(FIRST))]]
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """The numbers of rows. A reward function may return other values, and a damaged record may have them."""
+    return pandas.DataFrame([{name: value for name, value in row.items() if number(value)} for row in rows])
 
 
 def write_table(table: pandas.DataFrame, out: Path) -> list[Path]:

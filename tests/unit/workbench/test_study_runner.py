@@ -54,7 +54,7 @@ def test_the_plan_goes_seed_by_seed(tmp_path):
     run = planned[1]
     assert run.folder == tmp_path / "runs" / "bapo-critic-s3"
     assert run.words == (
-        *("--algorithm", "ba_ppo", "--eval.steps=4", "--train.seed", "3"),
+        *("--algorithm", "ba_ppo", "--run.faster", "all", "--eval.steps=4", "--train.seed", "3"),
         *(f"--run.dir={tmp_path}/runs", "--run.name=bapo-critic-s3", "--run.logs=progress"),
         *(f"--ckpt.path={run.folder}/checkpoints", f"--ckpt.output_dir={run.folder}/model", "--ckpt.load_enable"),
     )
@@ -205,6 +205,16 @@ def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
         assert table["reward/fresh_mean"].tolist() == [0.25, 0.5, 1.25, 1.5]
         assert table["eval_cd4_pass1"].isna().tolist() == [True, False, True, True]
         assert table["eval_cd4_pass1"][1] == 0.125
+
+
+def test_what_is_no_number_is_not_in_the_table(tmp_path):
+    """A reward function may return a text, and a damaged record may have a number that no column holds."""
+    rows = [{"step": 1, "note": "a text", "length": 3}, {"step": 2, "note": 1.5, "length": 10**20}]
+    evaluations = [{"step": 2, "eval_cd4_pass1": 10**400}]
+    table = steps_table([StudyRun(ARMS[0], 3, Run(ARMS[0].name, rows, summary={}), evaluations)])
+    write_table(table, tmp_path)
+    assert table[["length", "note"]].isna().to_numpy().tolist() == [[False, True], [True, False]]
+    assert "eval_cd4_pass1" not in table or table["eval_cd4_pass1"].isna().all()
 
 
 def test_a_study_without_a_step_has_an_empty_table():
