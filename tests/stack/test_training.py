@@ -338,7 +338,7 @@ def test_what_is_done_faster_changes_no_number(train, parts):
     values = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "data__max_samples": 24}
     found = []
     for faster in (["all"], parts):
-        name = "_".join(faster)
+        name = f"{'_'.join(faster)}_beside_{parts[0]}"
         values |= {"run__faster": faster, "run__name": name}
         found.append(succeeded(train(name, *CLI, switches=("train.full_determinism_enable",), **values)).metrics)
     same_steps(*found, first=1)
