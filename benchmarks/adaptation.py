@@ -60,16 +60,16 @@ class SampledRun(Run):
         seconds = super().round()
         return seconds | {f"{name}_a_sample": PERIOD * seconds[name] / count for name, count in self.handled.items()}
 
-    def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
+    def generated(self, prompts: Sequence[Prompt], weights_version: int, clock: Clock) -> list[Group]:
         """Groups made from samples as the rollout engines give them."""
         from bapo_openrlhf.training.generate.generated import usable_groups
         from bapo_openrlhf.training.generate.samples import groups_of, in_groups, samples_of
 
-        made = self.world.groups(prompts, self.step, policy_step)
+        made = self.world.groups(prompts, self.step, weights_version)
         samples, first = samples_of(made), self.world.uid - len(made)
         clock.skip()
         usable = usable_groups(in_groups(samples, self.world.size))
-        groups = groups_of(usable, first_uid=first, step=self.step, policy_step=policy_step)
+        groups = groups_of(usable, first_uid=first, step=self.step, weights_version=weights_version)
         clock.lap("samples_to_groups")
         self.handled["samples_to_groups"] += len(samples)
         return groups

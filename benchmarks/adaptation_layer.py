@@ -70,7 +70,7 @@ class World:
         self.drawn += count
         return [Prompt(f"{n:>{4 * self.prompt_tokens}}", "1") for n in range(self.drawn - count, self.drawn)]
 
-    def groups(self, prompts: Sequence[Prompt], step: int, policy_step: int) -> list[Group]:
+    def groups(self, prompts: Sequence[Prompt], step: int, weights_version: int) -> list[Group]:
         """A group for each prompt."""
         right = self.rng.random((len(prompts), self.size)) < self.rng.beta(0.7, 0.9, (len(prompts), 1))
         spans, made = ((self.prompt_tokens, self.tokens),), []
@@ -79,7 +79,7 @@ class World:
             for reward in rewards:
                 token_ids, log_probs = self.arrays or self._arrays()
                 responses.append(Response(token_ids, spans, log_probs, reward, EXTRAS))
-            made.append(Group(self.uid, prompt, tuple(responses), step, policy_step))
+            made.append(Group(self.uid, prompt, tuple(responses), step, weights_version))
             self.uid += 1
         return made
 
@@ -135,9 +135,9 @@ class Run:
         clock.lap("ledger")
         self.step += 1
 
-    def generated(self, prompts: Sequence[Prompt], policy_step: int, clock: Clock) -> list[Group]:
+    def generated(self, prompts: Sequence[Prompt], weights_version: int, clock: Clock) -> list[Group]:
         """Groups of the prompts."""
-        return self.world.groups(prompts, self.step, policy_step)
+        return self.world.groups(prompts, self.step, weights_version)
 
     def trained(self, batch: Batch, clock: Clock) -> list[Group]:
         """The groups that are trained on."""

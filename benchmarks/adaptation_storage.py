@@ -66,7 +66,9 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
     def kept() -> Any:
         samples = samples_of(world.groups(world.prompts(1), 0, 0))
         return (
-            samples if kind == "experience" else groups_of(in_groups(samples, size), first_uid=0, step=0, policy_step=0)
+            samples
+            if kind == "experience"
+            else groups_of(in_groups(samples, size), first_uid=0, step=0, weights_version=0)
         )
 
     kept()  # this happens only once

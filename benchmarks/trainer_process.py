@@ -215,7 +215,7 @@ class Trainer:
         kinds = (("fresh", fresh, step - step % DELAY), ("reevaluated", again, step))
         first = self.world.drawn - self.groups - len(hard)
         with clock.of("samples to groups"):
-            parts = [(source, in_groups(samples, SIZE), policy_step) for source, samples, policy_step in kinds]
+            parts = [(source, in_groups(samples, SIZE), weights_version) for source, samples, weights_version in kinds]
             made = GeneratedStep.of(parts, first_uid=first, step=step)
         with clock.of("batch adaptation"):
             batch = self.method.build_batch(step, made.fresh, made.reevaluated)

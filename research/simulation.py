@@ -65,7 +65,7 @@ class World:
         self.at += count
         return [Prompt(f"prompt {place}", "1") for place in places]
 
-    def groups(self, prompts: list[Prompt], step: int, policy_step: int) -> list[Group]:
+    def groups(self, prompts: list[Prompt], step: int, weights_version: int) -> list[Group]:
         """A group of G made-up responses to each prompt."""
         places = [int(prompt.text[7:]) for prompt in prompts]
         chance = 1 / (1 + np.exp(self.difficulty[places] - self.bonus[places] - self.skill))
@@ -81,7 +81,7 @@ class World:
                 # copies, so that a stored response does not keep the array of the whole step alive
                 own, probs = tokens[row, n, :end].copy(), log_probs[row, n, :length].copy()
                 responses.append(Response(own, ((PROMPT_TOKENS, end),), probs, float(right[row, n]), EXTRAS))
-            made.append(Group(self.uid, prompt, tuple(responses), step, policy_step))
+            made.append(Group(self.uid, prompt, tuple(responses), step, weights_version))
             self.uid += 1
         return made
 

@@ -106,7 +106,7 @@ def highest_variance(groups: Sequence[Group], room: int) -> list[Group]:
     """
     if sum(group.size for group in groups) <= room:
         return list(groups)
-    ranked = sorted(groups, key=lambda group: (group.variance, group.policy_step, group.uid), reverse=True)
+    ranked = sorted(groups, key=lambda group: (group.variance, group.weights_version, group.uid), reverse=True)
     kept = {group.uid for group in fitting(ranked, room)}
     return [group for group in groups if group.uid in kept]
 

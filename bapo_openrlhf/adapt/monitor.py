@@ -43,7 +43,7 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
 def replay_ages(batch: Batch, step: int, delay: int) -> dict[str, float]:
     """Age of the replayed groups, in trainer steps since they were generated and in weight syncs since their policy.
 
-    The age of a group follows from its own step and policy_step. If its responses are from several steps, these are
+    The age of a group follows from its own step and weights_version. If its responses are from several steps, these are
     those of the oldest one. A stored response in a group of this step is not counted here, but by its method.
 
     Args:
@@ -57,7 +57,7 @@ def replay_ages(batch: Batch, step: int, delay: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if batch.replayed:
         steps = [step - group.step for group in batch.replayed]
-        syncs = [sync_age(group.policy_step, step, delay) for group in batch.replayed]
+        syncs = [sync_age(group.weights_version, step, delay) for group in batch.replayed]
         for unit, ages in (("steps", steps), ("syncs", syncs)):
             metrics[f"staleness/replayed_{unit}_mean"] = float(np.mean(ages))
             metrics[f"staleness/replayed_{unit}_max"] = max(ages)

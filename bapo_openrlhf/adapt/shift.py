@@ -112,7 +112,7 @@ class Gap:
 
 def on_policy(groups: Sequence[Group], step: int) -> np.ndarray:
     """Whether the weights of trainer step `step` generated each response of the groups, bool, shape (N,)."""
-    return np.array([group.policy_step_of(one) == step for group in groups for one in group.responses], dtype=bool)
+    return np.array([group.weights_version_of(one) == step for group in groups for one in group.responses], dtype=bool)
 
 
 def _moved(sums: TokenSums, today: np.ndarray, gap: Gap) -> np.ndarray:

@@ -15,17 +15,17 @@ from bapo_openrlhf.adapt.theory import sampled_tv
 LOG_RATIO_CAP = 20.0  # because a response that is e^1000 times as likely today would make a mean infinite
 
 
-def sync_age(policy_step: int, step: int, delay: int) -> int:
-    """Syncs of the rollout engines since the weights of `policy_step`: multiples of v in (policy_step, step].
+def sync_age(weights_version: int, step: int, delay: int) -> int:
+    """Syncs of the rollout engines since the weights of `weights_version`: multiples of v in (weights_version, step].
 
     It is 0 for groups that the engines' present weights generated, and for re-evaluated ones since the last sync.
 
     Args:
-        policy_step: Number of updates behind the weights that generated a group, at most `step`.
+        weights_version: Number of updates behind the weights that generated a group, at most `step`.
         step: Today's trainer step.
         delay: v, steps between two syncs.
     """
-    return step // delay - policy_step // delay
+    return step // delay - weights_version // delay
 
 
 def importance_summary(log_ratios: np.ndarray) -> dict[str, float]:

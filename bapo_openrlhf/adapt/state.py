@@ -16,7 +16,7 @@ def group_state(group: Group) -> dict[str, Any]:
     return {
         "uid": group.uid,
         "step": group.step,
-        "policy_step": group.policy_step,
+        "weights_version": group.weights_version,
         "reward_range": [str(end) for end in group.reward_range],
         "prompt": prompt_state(group.prompt),
         "generated": list(group.generated),
@@ -28,7 +28,7 @@ def group_state(group: Group) -> dict[str, Any]:
                 "log_probs": response.log_probs,
                 "reward": response.reward,
                 "extras": response.extras,
-                "policy_step": response.policy_step,
+                "weights_version": response.weights_version,
             }
             for response in group.responses
         ],
@@ -44,7 +44,7 @@ def group_from_state(state: dict[str, Any]) -> Group:
             log_probs=item["log_probs"],
             reward=item["reward"],
             extras=item["extras"],
-            policy_step=item["policy_step"],
+            weights_version=item["weights_version"],
         )
         for item in state["responses"]
     )
@@ -54,7 +54,7 @@ def group_from_state(state: dict[str, Any]) -> Group:
         Prompt(**state["prompt"]),
         responses,
         state["step"],
-        state["policy_step"],
+        state["weights_version"],
         (low, high),
         tuple(state["generated"]),
         state["relative_to"],

@@ -52,8 +52,8 @@ def pretraining_steps(args: SimpleNamespace) -> int:
         args: OpenRLHF's (nested) arguments. `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
     """
     rollout, train = args.rollout, args.train
-    passes = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
-    steps: int = passes * math.ceil(rollout.batch_size * rollout.n_samples_per_prompt / train.batch_size)
+    epochs = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
+    steps: int = epochs * math.ceil(rollout.batch_size * rollout.n_samples_per_prompt / train.batch_size)
     return steps
 
 

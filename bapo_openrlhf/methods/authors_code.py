@@ -100,7 +100,7 @@ class AuthorsCode(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1, then X2 in the room that is left, then X3 in what is left of it. Fresh groups are stored last."""
-        keep = self.passes(fresh)
+        keep = self.keeps(fresh)
         keep = keep if any(keep) else [True] * len(fresh)
         batch = Batch(
             fresh=fitting([group for group, kept in zip(fresh, keep, strict=True) if kept], self.room),

@@ -185,6 +185,6 @@ class FilteredMethod(Method):
         self.rng = np.random.Generator(np.random.PCG64(self.seed))
         self.fresh_filter = make_filter(self.filter, mean=self.gaussian_mean, std=self.gaussian_std)
 
-    def passes(self, fresh: Sequence[Group]) -> list[bool]:
+    def keeps(self, fresh: Sequence[Group]) -> list[bool]:
         """Which of the fresh groups pass the filter."""
         return self.fresh_filter(fresh, self.rng)

@@ -67,10 +67,10 @@ class BoundBAPO(BAPO):
         last, found = {uid: (age, distance) for uid, age, distance in self.last}, []
         for group in filter(accept, self.replay):
             before, distance = last.get(group.uid, (0, 0.0))
-            growth = self.mean_distance(self.step - group.policy_step) - self.mean_distance(before)
+            growth = self.mean_distance(self.step - group.weights_version) - self.mean_distance(before)
             tv = min(1.0, distance + max(0.0, growth))
             term = bound_term(0.0, stability_constant(float(group.variance), self.eps), tv)
-            found.append((term, group.variance, group.policy_step, group.uid, tv, group))
+            found.append((term, group.variance, group.weights_version, group.uid, tv, group))
         enough = sorted((row for row in found if row[0] >= self.least), reverse=True)
         self._drawn = {"bound/below_least": len(found) - len(enough)}
         if drawn := enough[:count]:
@@ -82,7 +82,7 @@ class BoundBAPO(BAPO):
         """Learn from all groups of the batch, and keep the distances of those that are stored. At age 0 it is 0."""
         last, sums = ({row[0]: row for row in rows} for rows in (self.last, self.sums))
         for group, distance in distances.items():
-            if age := step - group.policy_step:
+            if age := step - group.weights_version:
                 _, number, total = sums.get(age, (age, 0, 0.0))
                 sums[age] = age, number + 1, total + distance
                 last[group.uid] = group.uid, age, distance

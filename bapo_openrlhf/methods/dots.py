@@ -144,7 +144,7 @@ class DOTS(FilteredMethod):
         batch = fill(
             self.room,
             fresh,
-            self.passes(fresh),
+            self.keeps(fresh),
             most_fresh=(self.capacity - places) * self.group_size,
             replay=lambda room: self.replay.sample(places, self.rng),
         )

@@ -45,7 +45,7 @@ class ExGRPO(FilteredMethod):
     leaves it where it is, and one with G right responses retires it for good. In each step that re-evaluates, prompts
     are drawn without replacement: first a bucket with weight N(k; G/2, 1), of any size, then one of its prompts
     uniformly. They are generated again with today's policy, and the stored success replaces the first of the G new
-    responses. It keeps the log-probs and the `policy_step` of the policy that generated it. With this exchange, the
+    responses. It keeps the log-probs and the `weights_version` of the policy that generated it. With this exchange, the
     groups are X2 and update the store as fresh ones do. X2 keeps its places in the batch. Fresh groups beyond them are
     cut.
 
@@ -130,7 +130,7 @@ class ExGRPO(FilteredMethod):
             for group, past in zip(reevaluated, stored, strict=True)
         ]
         x2 = [group for group in mixed if has_signal(group)]
-        batch = fill(self.room, fresh, self.passes(fresh), x2, most_fresh=self.room - self.group_size * len(x2))
+        batch = fill(self.room, fresh, self.keeps(fresh), x2, most_fresh=self.room - self.group_size * len(x2))
         batch.solved = [group for group in mixed if not has_signal(group)]
 
         right = sum(len(right_responses(group)) for group in fresh)
@@ -139,7 +139,7 @@ class ExGRPO(FilteredMethod):
             for group in (*fresh, *mixed):
                 self.learn(group)
         self.started = self.started or pass_rate > self.start_above
-        ages = [step - past.policy_step for past in stored]
+        ages = [step - past.weights_version for past in stored]
         self.measured = {
             "groups/capacity": self.capacity,
             "groups/reevaluation_attempts": len(reevaluated),

@@ -79,7 +79,7 @@ class Freshness(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps, drawn by their priorities."""
-        keep = self.passes(fresh)
+        keep = self.keeps(fresh)
 
         def replay(room: int) -> list[Group]:
             count = min(room // self.group_size, self.places)

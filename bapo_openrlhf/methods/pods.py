@@ -52,13 +52,13 @@ class PODS(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """Only X1: of each fresh group that the filter keeps, the responses whose rewards differ most."""
-        passes = self.passes(fresh)
+        keeps = self.keeps(fresh)
         parts = [
             group.keep(most_varied(group.rewards, self.kept), relative_to="kept") if passed else group
-            for group, passed in zip(fresh, passes, strict=True)
+            for group, passed in zip(fresh, keeps, strict=True)
         ]
         self.measured = {"groups/capacity": self.capacity}
-        return fill(self.room, parts, passes)
+        return fill(self.room, parts, keeps)
 
 
 def most_varied(rewards: Sequence[Fraction], size: int) -> list[int]:

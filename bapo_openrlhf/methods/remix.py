@@ -73,7 +73,7 @@ class ReMix(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps, at most the share p."""
-        keep = self.passes(fresh)
+        keep = self.keeps(fresh)
         most_fresh, replayed = self.mix(sum(keep), len(self.replay))
         batch = fill(
             self.room,

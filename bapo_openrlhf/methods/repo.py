@@ -28,10 +28,10 @@ class RePO(FilteredMethod):
     that the filter keeps come first. Replayed groups take the room that is left, those with the highest reward
     variance.
 
-    The responses of a replayed group may be from several steps. Its `step` and `policy_step` are those of its oldest
-    response, so the group counts as off-policy and as old as that one. Each response keeps its own `policy_step` and
-    the log-probs of the policy that generated it, so importance ratios are exact. The `uid` of the group is that of
-    the newest stored group in it.
+    The responses of a replayed group may be from several steps. Its `step` and `weights_version` are those of its
+    oldest response, so the group counts as off-policy and as old as that one. Each response keeps its own
+    `weights_version` and the log-probs of the policy that generated it, so importance ratios are exact. The `uid` of
+    the group is that of the newest stored group in it.
 
     Deviations: k is G, because groups are whole (the paper's 8 on + 8 off). `all` replays the cached groups as they
     were generated, each with its own advantages, but the authors normalise the whole cache at once. Fresh groups with
@@ -100,7 +100,7 @@ class RePO(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: replayed groups of the prompts of all fresh groups."""
-        keep = self.passes(fresh)
+        keep = self.keeps(fresh)
         prompts = {group.prompt.id: group.prompt for group in fresh}  # each once; otherwise X3 could have a uid twice
         drawn = [group for prompt in prompts.values() for group in self.replays(self.cache.groups(prompt))]
         informative = [group for group in drawn if has_signal(group)]
@@ -149,7 +149,7 @@ class RePO(FilteredMethod):
 
 
 def group_of(responses: Sequence[tuple[Group, Response]]) -> Group:
-    """Stored responses of one prompt as one group: `uid` of its newest group, `step` and `policy_step` of its oldest.
+    """Stored responses of one prompt as one group: `uid` of its newest, `step` and `weights_version` of its oldest.
 
     Args:
         responses: The responses, each with the group that it was generated in.
@@ -160,7 +160,7 @@ def group_of(responses: Sequence[tuple[Group, Response]]) -> Group:
         prompt=groups[0].prompt,
         responses=tuple(group.standalone(response) for group, response in responses),
         step=min(group.step for group in groups),
-        policy_step=min(group.policy_step for group in groups),
+        weights_version=min(group.weights_version for group in groups),
         reward_range=groups[0].reward_range,
     )
 

@@ -83,7 +83,7 @@ class RolloutReplay(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: drawn responses of earlier steps, those of one group together."""
-        keep = self.passes(fresh)
+        keep = self.keeps(fresh)
         batch = fill(self.room, fresh, keep)
         wanted = 0 if step < self.warm_up else round(self.replay_share * batch.responses)
         batch.replayed, drawn = self.draw(min(wanted, self.room - batch.responses))

@@ -53,7 +53,7 @@ class StoredSuccesses(FilteredMethod):
         """A failed group with a stored success in the place of its first response.
 
         It makes no difference which response gives way, because all are draws of one policy and all failed alike. The
-        stored one keeps the log-probs and the `policy_step` of the policy that generated it.
+        stored one keeps the log-probs and the `weights_version` of the policy that generated it.
         """
         return group.exchange(0, stored)
 
@@ -64,10 +64,10 @@ class StoredSuccesses(FilteredMethod):
             stored = self._stored(group) if has_failed else []
             if stored:
                 success = stored[self.rng.integers(len(stored))]
-                ages.append(step - group.policy_step_of(success))
+                ages.append(step - group.weights_version_of(success))
                 group = self.help(group, success)
             helped.append(group)
-        batch = fill(self.room, helped, self.passes(helped))
+        batch = fill(self.room, helped, self.keeps(helped))
 
         for group in fresh:  # last, and as generated: what is stored is from earlier steps, each response once
             right = tuple(

@@ -44,7 +44,7 @@ class ProbeMaker(AdaptedExperienceMaker):
 
     def forward(self, batch):
         pairs = zip(batch.origins, batch.responses, strict=True)
-        self.policy_steps = [origin.group.policy_step_of(response) for origin, response in pairs]
+        self.weights_versions = [origin.group.weights_version_of(response) for origin, response in pairs]
         return super().forward(batch)
 
     def finish(self, passed, kept, **how):
@@ -95,7 +95,7 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
             source=np.array([origin.source for origin in made.origins]),
             on_policy=np.array([origin.on_policy for origin in made.origins]),
             log_ratios=made.log_ratios,
-            policy_step=np.array([self.experience_maker.policy_steps[place] for place in kept]),
+            weights_version=np.array([self.experience_maker.weights_versions[place] for place in kept]),
             **arrays,
         )
 

@@ -81,7 +81,7 @@ def test_ratios_are_those_of_the_claimed_weights(watched):
         data = np.load(folder / f"experience{step}.npz")
         for source in ("fresh", "reevaluated", "replayed"):
             for index in np.flatnonzero(data["source"] == source)[:2]:
-                version = int(data["policy_step"][index])
+                version = int(data["weights_version"][index])
                 today, actions = recomputed(folder / f"actor{step}", data, index)
                 then, _ = recomputed(folder / f"actor{version}", data, index)
                 stored, old = (data[f"{index}/{name}_log_probs"][: len(actions)] for name in ("rollout", "action"))

@@ -30,7 +30,7 @@ def make_group() -> Callable[..., Group]:
         size: int = 8,
         prompt: str | Prompt | None = None,
         step: int = 0,
-        policy_step: int | None = None,
+        weights_version: int | None = None,
         uid: int | None = None,
         prompt_tokens: int = 3,
         response_tokens: int = 2,
@@ -50,7 +50,7 @@ def make_group() -> Callable[..., Group]:
             )
             for index, reward in enumerate(rewards)
         )
-        return Group(uid, prompt, responses, step, step if policy_step is None else policy_step)
+        return Group(uid, prompt, responses, step, step if weights_version is None else weights_version)
 
     return build
 

@@ -92,9 +92,9 @@ class TestRun:
 
         def built(step, fresh, again):
             batch = build(step, fresh, again)
-            policies.append({group.policy_step for group in fresh})
+            policies.append({group.weights_version for group in fresh})
             assert [group.prompt for group in again] == named[-1]
-            assert all(group.policy_step == step for group in again)
+            assert all(group.weights_version == step for group in again)
             assert len(batch) <= 32
             trained.append(len(batch))
             return batch

@@ -286,7 +286,7 @@ def test_the_lines_that_read_the_buffers_of_a_checkpoint(tmp_path, monkeypatch, 
     method = BAPO(capacity=2, group_size=8)
     method.build_batch(0, [make_group(0, prompt="1+1="), make_group(2, prompt="1+2=", uid=7)], [])
     checkpoints, tag = CheckpointStore(tmp_path / "runs" / "quickstart" / "checkpoints", critic=False), "global_step1"
-    save_state(checkpoints.begin(tag), {"version": 1, "step": 1, "engine_step": 1, "method": method.state_dict()})
+    save_state(checkpoints.begin(tag), {"version": 1, "step": 1, "weights_version": 1, "method": method.state_dict()})
     model = checkpoints.path / "_actor" / tag / "model.pt"
     model.parent.mkdir(parents=True)
     model.write_text("")

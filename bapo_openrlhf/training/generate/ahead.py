@@ -109,10 +109,10 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
             along: list[Prompt] = []
             if step == until:
                 along, self._left = self._left, []
-            self._rollouts.append(self._thread.submit(self._make, step, self.policy_step(), along, kwargs))
+            self._rollouts.append(self._thread.submit(self._make, step, self.weights_version(), along, kwargs))
             self.next_step = step + 1
 
-    def _make(self, step: int, policy_step: int, hard: list[Prompt], kwargs: dict[str, Any]) -> Asked:
+    def _make(self, step: int, weights_version: int, hard: list[Prompt], kwargs: dict[str, Any]) -> Asked:
         """Generate a rollout, in the thread. An epoch may end without samples, and the next one begins then."""
         found: list[Samples] = []
         rollout, left = Rollout(), hard
@@ -123,7 +123,7 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
             return hard
 
         while self._epochs < self.args.train.num_episodes:
-            samples, rollout = self._generate_rollout(step, policy_step, take_along, **kwargs)
+            samples, rollout = self._generate_rollout(step, weights_version, take_along, **kwargs)
             found.append(samples)
             self._epochs += rollout.exhausted
             if samples[0]:

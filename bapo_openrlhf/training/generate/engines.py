@@ -101,13 +101,13 @@ class RolloutEngine(Engine):
     """OpenRLHF's rollout engine, extended for batches that mix policies.
 
     Attributes:
-        version: Number of updates behind the weights that it holds; None in a run without batch adaptation. Each
-            response says the lowest and the highest one that generated it.
+        weights_version: Number of updates behind the weights that it holds; None in a run without batch adaptation.
+            Each response says the lowest and the highest one that generated it.
         faster: Whether vLLM is asked only for what is read (`requests` of `--run.faster`).
     """
 
     faster = True
-    version: int | None = None
+    weights_version: int | None = None
     tokenizer: Any = None  # OpenRLHF's asynchronous trainer sends one with each request and does not call `set_up`
     _kept_version: int | None = None
 
@@ -155,7 +155,7 @@ class RolloutEngine(Engine):
 
         An agent is limited only if batches are adapted: OpenRLHF's own trainer needs a reward for each response.
         """
-        self.tokenizer, self.version = tokenizer, 0 if adapted else None
+        self.tokenizer, self.weights_version = tokenizer, 0 if adapted else None
         executor = self.executor
         if type(executor) is not SingleTurn:
             self.executor = NamedAgent(executor)
@@ -184,7 +184,8 @@ class RolloutEngine(Engine):
 
         The responses also have the `number` of the request. The tokenizer is the one that `set_up` took.
         """
-        generate, first = partial(super().generate_responses, hf_tokenizer=self.tokenizer or hf_tokenizer), self.version
+        generate = partial(super().generate_responses, hf_tokenizer=self.tokenizer or hf_tokenizer)
+        first = self.weights_version
         if seed is None:
             responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
         else:
@@ -200,7 +201,7 @@ class RolloutEngine(Engine):
         """A response that began with weights of version `first`, with its versions. OpenRLHF puts them in `info`."""
         if first is None:
             return response
-        versions = dict(zip(VERSIONS, (first, self.version), strict=True))
+        versions = dict(zip(VERSIONS, (first, self.weights_version), strict=True))
         return response | {"extra_logs": {**(response.get("extra_logs") or {}), **versions}}
 
     async def generate_groups(self, requests: Sequence[dict[str, Any]], **shared: Any) -> Any:
@@ -222,7 +223,7 @@ class RolloutEngine(Engine):
     ) -> PackedGroup:  # fmt: skip
         """The responses to one prompt. The arguments are those of `generate_responses`."""
         seeds = None if seed is None else [request_seed(seed, sample) for sample in range(num_samples)]
-        group, first = GroupTurn(self, self.tokenizer, seeds, num_samples), self.version
+        group, first = GroupTurn(self, self.tokenizer, seeds, num_samples), self.weights_version
         about = {"prompt": prompt, "label": label, "images": images, "max_length": max_length}
         about |= {"sampling_params": sampling_params, "hf_tokenizer": group.tokenizer}
         responses = await asyncio.gather(*(self.executor.execute(**about, llm_engine=turn) for turn in group.turns))
@@ -288,7 +289,7 @@ class RolloutEngine(Engine):
 
     async def keep_weights(self) -> int:
         """Keep today's weights in host memory instead of those kept before, and return their bytes."""
-        self._kept_version = self.version
+        self._kept_version = self.weights_version
         return sum(await self.llm.collective_rpc(_keep))
 
     async def restore_weights(self) -> None:
@@ -315,7 +316,7 @@ class RolloutEngine(Engine):
         Call this after every change of weights, because vLLM does not do it, and OpenRLHF resets only the first cache.
         Otherwise a response to a prompt that is generated again would use image embeddings of much older weights.
         """
-        self.version = version
+        self.weights_version = version
         await self.llm.reset_prefix_cache()
         await self.llm.reset_encoder_cache()
 

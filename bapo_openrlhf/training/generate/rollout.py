@@ -105,7 +105,7 @@ class Rollout:
     """What was generated for a step, in addition to the samples that OpenRLHF's loop gets.
 
     Attributes:
-        policy_step: Number of updates behind the weights that generated it.
+        weights_version: Number of updates behind the weights that generated it.
         hard_samples: Samples of the hard prompts that were generated together with the fresh ones: G each, in order.
         added_seconds: Time that the rollout waited for hard prompts after its fresh prompts were done.
         passed_over: Number of prompts that were drawn and not generated for.
@@ -114,7 +114,7 @@ class Rollout:
         seconds: Time that it took.
     """
 
-    policy_step: int = 0
+    weights_version: int = 0
     hard_samples: Sequence[Experience] = ()
     added_seconds: float = 0.0
     passed_over: int = 0
@@ -133,7 +133,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         begin_step: Called when the fresh prompts of a step have been dispatched. Returns the hard prompts to
             re-evaluate together with them.
         step: Returns the trainer step, for the seeds.
-        policy_step: Returns the number of updates behind the weights that the engines hold.
+        weights_version: Returns the number of updates behind the weights that the engines hold.
         candidates: See `chosen_prompts`.
         choose: See `chosen_prompts`.
         first: Number of responses to each fresh prompt that are generated first; None for all.
@@ -155,7 +155,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         strategy: Any,
         begin_step: Callable[[], Sequence[Prompt]],
         step: Callable[[], int],
-        policy_step: Callable[[], int] = lambda: 0,
+        weights_version: Callable[[], int] = lambda: 0,
         candidates: int = 1,
         choose: Callable[[Sequence[Prompt], int], Sequence[int]] = lambda prompts, count: range(count),
         first: int | None = None,
@@ -163,7 +163,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         **kwargs: Any,
     ) -> None:
         super().__init__(strategy=strategy, **kwargs)
-        self.begin_step, self.step, self.policy_step = begin_step, step, policy_step
+        self.begin_step, self.step, self.weights_version = begin_step, step, weights_version
         self.candidates, self.choose = candidates, choose
         self.first, self.more = first, more
         self.rng_after_first_draw: torch.Tensor | None = None
@@ -287,12 +287,12 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> Samples:
         """Generate the fresh samples of a step. Groups are in the order of their prompts."""
-        samples, self.rollout = self._generate_rollout(self.step(), self.policy_step(), self.begin_step, **kwargs)
+        samples, self.rollout = self._generate_rollout(self.step(), self.weights_version(), self.begin_step, **kwargs)
         return samples
 
     @torch.no_grad()
     def _generate_rollout(
-        self, step: int, policy_step: int, hard_prompts: Callable[[], Sequence[Prompt]], **kwargs: Any
+        self, step: int, weights_version: int, hard_prompts: Callable[[], Sequence[Prompt]], **kwargs: Any
     ) -> tuple[Samples, Rollout]:
         """What OpenRLHF's loop gets for a trainer step, and what else there is of it."""
         start, self._hard_prompts = time.perf_counter(), hard_prompts
@@ -310,7 +310,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         hard, self._hard_samples = self._hard_samples, []
         numbers = {"added_seconds": self._added_seconds, "passed_over": self._passed_over, "asked": self._asked}
         seconds = time.perf_counter() - start
-        return found, Rollout(policy_step, hard, **numbers, exhausted=found[-1], seconds=seconds)
+        return found, Rollout(weights_version, hard, **numbers, exhausted=found[-1], seconds=seconds)
 
     def wait(self) -> None:
         """Wait until all that was asked for is generated. Here a rollout is generated when it is asked for."""

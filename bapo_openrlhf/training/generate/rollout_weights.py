@@ -45,7 +45,7 @@ class RolloutWeights:
             versions.
 
     Attributes:
-        step: Number of updates behind the weights that the engines hold.
+        weights_version: Number of updates behind the weights that the engines hold.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RolloutWeights:
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         self.engines, self.actor, self.schedule, self.sleep, self.settle = engines, actor, schedule, sleep, settle
-        self.step = 0
+        self.weights_version = 0
         self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
 
     def set_up(self, lora: SimpleNamespace) -> None:
@@ -80,7 +80,7 @@ class RolloutWeights:
 
     def keep_if_needed(self) -> None:
         """Let the engines keep a copy of their weights if they will need them again after holding others."""
-        if self.schedule.must_keep(self.step):
+        if self.schedule.must_keep(self.weights_version):
             self._call(self.engines, "keep_weights")
 
     def sync(self, step: int) -> None:
@@ -100,7 +100,7 @@ class RolloutWeights:
                 raise
             pending = [ref for ref in pending if ref not in done]
         batch_vllm_engine_call(self.engines, "changed", step)
-        self.step = step
+        self.weights_version = step
 
     @contextmanager
     def of_today(self, step: int, *, next_rollout: int) -> Iterator[None]:
@@ -111,13 +111,13 @@ class RolloutWeights:
             next_rollout: Trainer step of the next rollout.
         """
         self.settle()
-        delayed = self.step
+        delayed = self.weights_version
         if delayed != step:
             self.sync(step)
         yield
-        if self.step != delayed and not self.schedule.sync_due(next_rollout):
+        if self.weights_version != delayed and not self.schedule.sync_due(next_rollout):
             self._call(self.engines, "restore_weights")
-            self.step = delayed
+            self.weights_version = delayed
             if self.sleep:
                 # Experience making and training need the memory. vLLM falls asleep only if all of it is awake, and the
                 # restore has woken only the weights.
@@ -146,7 +146,7 @@ class RolloutWeights:
             self.sync(step)
         else:
             self._call(self.engines, "load_weights", str(folder), saved)
-            self.step = saved
+            self.weights_version = saved
         self.keep_if_needed()
 
     def _call(self, engines: Sequence[Any], method: str, *args: Any) -> None:

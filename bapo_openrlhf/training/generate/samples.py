@@ -75,7 +75,7 @@ def groups_of(
     *,
     first_uid: int,
     step: int,
-    policy_step: int,
+    weights_version: int,
     reward_range: Range = UNIT,
 ) -> list[Group]:
     """The samples of one rollout as groups, in order.
@@ -84,7 +84,7 @@ def groups_of(
         samples: The samples of each group.
         first_uid: Number of the first group.
         step: Trainer step.
-        policy_step: Number of updates behind the weights that generated the samples.
+        weights_version: Number of updates behind the weights that generated the samples.
         reward_range: The least and the greatest reward of the task.
 
     Raises:
@@ -96,7 +96,7 @@ def groups_of(
             raise ValueError(f"the samples of group {first_uid + number} are not responses to one prompt")
         responses = tuple(map(response_of, members))
         uid, prompt = first_uid + number, prompt_of(members[0])
-        groups.append(Group(uid, prompt, responses, step, policy_step, reward_range))
+        groups.append(Group(uid, prompt, responses, step, weights_version, reward_range))
     return groups
 
 

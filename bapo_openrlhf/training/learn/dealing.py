@@ -242,22 +242,22 @@ class DealtBatch:
         for place, sample in enumerate(samples):
             sample.index = [place]
         self.samples, self._cut, self._pad = samples, cut, pad
-        self._passes: dict[Sequence[int], list[Experience]] = {}  # by number of ranks and positions of the samples
-        self.batches = [batch for batch in self.passes(self.places, actor) if batch.index]
+        self._forward_batches: dict[Sequence[int], list[Experience]] = {}  # by number of ranks and samples' positions
+        self.batches = [batch for batch in self.forward_batches(self.places, actor) if batch.index]
 
     @property
     def places(self) -> Places:
         """Positions of all samples."""
         return list(range(len(self.samples)))
 
-    def passes(self, places: Places, group: RayActorGroup) -> list[Experience]:
+    def forward_batches(self, places: Places, workers: RayActorGroup) -> list[Experience]:
         """Forward-pass batches of these samples for all ranks of a model, one rank after the other, with fillers."""
-        key = (ranks_of(group), *places)
-        if key not in self._passes:
+        key = (ranks_of(workers), *places)
+        if key not in self._forward_batches:
             samples = [self.samples[place] for place in places]
             dealt = dealt_batches(samples, key[0], self._cut, self._pad)
-            self._passes[key] = [batch for own in dealt for batch in own]
-        return self._passes[key]
+            self._forward_batches[key] = [batch for own in dealt for batch in own]
+        return self._forward_batches[key]
 
     def ask(
         self, model: RayActorGroup | None, places: Places | None = None, *, images: bool = False, alone: bool = False
@@ -276,7 +276,7 @@ class DealtBatch:
         places = self.places if places is None else places
         if model is None or not places:
             return dict
-        batches = self.passes(places, model)
+        batches = self.forward_batches(places, model)
         inputs = {name: [getattr(batch, name) for batch in batches] for name in INPUTS}
         if images and any(any(batch.mm_train_inputs or ()) for batch in batches):
             inputs["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]

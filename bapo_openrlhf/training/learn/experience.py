@@ -69,7 +69,7 @@ class BatchToTrain:
             samples_of([group for _, group in grouped]),
             [response for _, group in grouped for response in group.responses],
             [
-                SampleOrigin(source, group.policy_step_of(response) == step, group)
+                SampleOrigin(source, group.weights_version_of(response) == step, group)
                 for source, group in grouped
                 for response in group.responses
             ],

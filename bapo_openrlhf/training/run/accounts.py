@@ -65,9 +65,9 @@ class StepAccounts:
                 (
                     "fresh",
                     by_request(fresh, size if self.method.first_responses is None else None),
-                    rollout.policy_step,
+                    rollout.weights_version,
                 ),
-                ("reevaluated", by_request(rollout.hard_samples, size), rollout.policy_step),
+                ("reevaluated", by_request(rollout.hard_samples, size), rollout.weights_version),
                 ("reevaluated", by_request(hard, size), state.step),
             ],
             first_uid=state.generated,
@@ -116,7 +116,7 @@ class StepAccounts:
                 f"{self.state.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
             )
         status: dict[str, Any] = self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
-        status["staleness/rollout_policy"] = step - rollout.policy_step
+        status["staleness/rollout_policy"] = step - rollout.weights_version
         status |= replay_ages(batch, step, self.args.adapt.rollout_delay) | reviewed.gap.metrics(step)
         status |= composition(batch, self.capacity, len(generated.reevaluated))
         trained = status["tokens/trained"]

@@ -28,7 +28,7 @@ from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.run_state import RunState
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 logger = init_logger(__name__)
 
 
@@ -45,8 +45,8 @@ class WholeCheckpoints:
 
     Attributes:
         store: The checkpoints of the run.
-        resumed_engine_step: Step of the weights that the engines held when the checkpoint was written. It is set after
-            a resume, until the engines hold their weights again.
+        resumed_weights_version: Step of the weights that the engines held when the checkpoint was written. It is set
+            after a resume, until the engines hold their weights again.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class WholeCheckpoints:
         self.workers = dict(workers)
         self.ahead = args.adapt.steps_ahead(args.train) > 0
         self.store = CheckpointStore(Path(args.ckpt.path), critic="critic" in self.workers)
-        self.resumed_engine_step: int | None = None
+        self.resumed_weights_version: int | None = None
 
     # ── Saving ──
 
@@ -97,7 +97,7 @@ class WholeCheckpoints:
             self.store.abandon(tag)  # OpenRLHF saved nothing, because it was not the best
         else:
             save_state(folder, self.state_dict())
-            if self.rollout_weights.step != self.state.step:
+            if self.rollout_weights.weights_version != self.state.step:
                 self.rollout_weights.save(folder)
             self.store.complete(tag, self.state.step)
             self.store.forget_rotated()
@@ -108,7 +108,7 @@ class WholeCheckpoints:
         return {
             "version": STATE_VERSION,
             "step": self.state.step,
-            "engine_step": self.rollout_weights.step,
+            "weights_version": self.rollout_weights.weights_version,
             "generated": self.state.generated,
             "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
@@ -155,7 +155,7 @@ class WholeCheckpoints:
             )
         else:
             self.state.waiting = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
-        self.resumed_engine_step = saved["engine_step"]
+        self.resumed_weights_version = saved["weights_version"]
         logger.info(f"resumed from {tag}")
         if states["episode"] >= self.args.train.num_episodes:
             what = f"{tag} is the end of all {self.args.train.num_episodes} episodes (train.num_episodes)"
@@ -197,7 +197,7 @@ class WholeCheckpoints:
 
     def resume_engines(self) -> None:
         """Give the engines the weights that they held when the checkpoint was written."""
-        saved, self.resumed_engine_step = self.resumed_engine_step, None
+        saved, self.resumed_weights_version = self.resumed_weights_version, None
         folder = self.store.folder(self.args.checked.resume_tag)
         may_be_early = self.args.adapt.max_shift_rollout is not None
         self.rollout_weights.resume(saved, self.state.step, folder, may_be_early=may_be_early)

@@ -37,7 +37,7 @@ class CriticPretraining:
         critic: Any,
         train: Callable[[], dict[str, Any]],
     ) -> None:
-        self.passes = args.adapt.value_pretraining
+        self.epochs = args.adapt.value_pretraining
         self.steps = max(args.critic.freezing_steps, 0) + 1  # the actor is frozen in all of them but the last
         self.state, self.maker, self.reviewer = state, maker, reviewer
         self.critic, self.train_critic = critic, train
@@ -55,7 +55,7 @@ class CriticPretraining:
             Its metrics; none in a step without it.
         """
         step = self.state.step
-        if not self.passes or step >= self.steps:
+        if not self.epochs or step >= self.steps:
             return {}
         self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
         passed = self.maker.forward(BatchToTrain.of(batch, step))
@@ -66,7 +66,7 @@ class CriticPretraining:
         before = explained_variance(experiences)
         for experience in experiences:
             experience.values = experience.returns  # around these, OpenRLHF's loss clips no error
-        for _ in range(self.passes):
+        for _ in range(self.epochs):
             ray.get(self.critic.async_run_method_batch(method_name="append", experience=experiences))
             loss = self.train_critic()["critic_loss"]
         status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}

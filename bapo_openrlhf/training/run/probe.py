@@ -89,7 +89,7 @@ class GradientProbe:
             {
                 "uid": uid,
                 "source": source,
-                "age": step - group.policy_step,
+                "age": step - group.weights_version,
                 "tv": reviewed.distances[group],
                 "shift": reviewed.shifts[group],
                 "mean": float(group.mean),

@@ -68,7 +68,7 @@ class AdaptedPPOTrainer(Base):
             vllm_engines=self.vllm_engines,
             begin_step=self._begin_step,
             step=lambda: self.state.step,
-            policy_step=lambda: self.rollout_weights.step,
+            weights_version=lambda: self.rollout_weights.weights_version,
             candidates=self.method.candidates,
             choose=lambda prompts, count: self.method.choose_prompts(self.state.step, prompts, count),
             first=self.method.first_responses,
@@ -152,7 +152,7 @@ class AdaptedPPOTrainer(Base):
         """
         self.state.phase = "generating"
         prompts = self.method.begin_step(self.state.step)
-        if self.rollout_weights.step == self.state.step:
+        if self.rollout_weights.weights_version == self.state.step:
             return prompts
         self.state.waiting += prompts
         return []
@@ -237,7 +237,7 @@ class AdaptedPPOTrainer(Base):
         OpenRLHF calls this after each update, and once when a run is resumed.
         """
         self.state.phase = "syncing weights"
-        if self.checkpoints.resumed_engine_step is not None:
+        if self.checkpoints.resumed_weights_version is not None:
             self.checkpoints.resume_engines()
         else:
             self.state.step += 1

@@ -60,23 +60,23 @@ class TestCut:
     @pytest.mark.parametrize(("right", "size"), [(1, 5), (1, 6), (2, 10), (3, 10)])
     def test_equal_variances_are_equal(self, make_group, right, size):
         # k and G - k right have one variance; computed with floats, the two differ in the last digit
-        old = make_group(right, size=size, uid=0, policy_step=1)
-        new = make_group(size - right, size=size, uid=1, policy_step=2)
+        old = make_group(right, size=size, uid=0, weights_version=1)
+        new = make_group(size - right, size=size, uid=1, weights_version=2)
         assert uids(cut_to(1, [old, new], []).fresh) == [1]
-        old = make_group(size - right, size=size, uid=0, policy_step=1)
-        new = make_group(right, size=size, uid=1, policy_step=2)
+        old = make_group(size - right, size=size, uid=0, weights_version=1)
+        new = make_group(right, size=size, uid=1, weights_version=2)
         assert uids(cut_to(1, [old, new], []).fresh) == [1]
 
     def test_ties_go_to_the_newer_policy_and_then_to_the_later_group(self, make_group):
-        fresh = [make_group(4, uid=uid, step=5, policy_step=3) for uid in (7, 9, 8)]
-        reevaluated = [make_group(4, uid=uid, step=5, policy_step=5) for uid in (1, 2)]
+        fresh = [make_group(4, uid=uid, step=5, weights_version=3) for uid in (7, 9, 8)]
+        reevaluated = [make_group(4, uid=uid, step=5, weights_version=5) for uid in (1, 2)]
         expected = [[2], [2, 1], [2, 1, 9], [2, 1, 9, 8]]
         for size, kept in enumerate(expected, start=1):
             batch = cut_to(size, fresh, reevaluated)
             assert sorted(uids(batch.fresh) + uids(batch.reevaluated)) == sorted(kept)
 
     def test_variance_counts_more_than_recency(self, make_group):
-        old, new = make_group(4, uid=0, policy_step=0), make_group(3, uid=1, policy_step=9)
+        old, new = make_group(4, uid=0, weights_version=0), make_group(3, uid=1, weights_version=9)
         assert uids(cut_to(1, [old], [new]).fresh) == [0]
 
     def test_to_nothing(self, make_group):
@@ -138,7 +138,7 @@ class TestFill:
             return max(itertools.combinations(groups, min(size, len(groups))), key=rank, default=())
 
         def rank(groups):
-            return sorted(((group.variance, group.policy_step, group.uid) for group in groups), reverse=True)
+            return sorted(((group.variance, group.weights_version, group.uid) for group in groups), reverse=True)
 
         x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
         selected = varied([*varied(x1, capacity if limit is None else limit), *hard], capacity)
@@ -208,7 +208,9 @@ class TestDrop:
         batch = Batch(
             *(
                 [
-                    make_group(data.draw(st.integers(0, 8)), uid=next(order), policy_step=data.draw(st.integers(0, 3)))
+                    make_group(
+                        data.draw(st.integers(0, 8)), uid=next(order), weights_version=data.draw(st.integers(0, 3))
+                    )
                     for _ in range(size)
                 ]
                 for size in sizes

@@ -197,7 +197,7 @@ class TestReplayBuffer:
 
     def test_age_counts_from_the_step_and_not_from_the_weights(self, make_group):
         buffer = ReplayBuffer(9, max_age=3)
-        buffer.add(make_group(4, step=4, policy_step=0))
+        buffer.add(make_group(4, step=4, weights_version=0))
         buffer.expire(7)
         assert len(buffer) == 1
 
@@ -267,7 +267,7 @@ class TestReplayBuffer:
     def test_state_round_trip_draw_for_draw(self, make_group):
         buffer = ReplayBuffer(6, max_age=3)
         for uid in range(8):
-            buffer.add(make_group(uid % 7 + 1, uid=uid, step=uid // 2, policy_step=0, extras={"score": uid}))
+            buffer.add(make_group(uid % 7 + 1, uid=uid, step=uid // 2, weights_version=0, extras={"score": uid}))
         buffer.expire(4)
         again = ReplayBuffer(6, max_age=3)
         again.add(make_group(4))  # forgotten by the load
@@ -281,7 +281,7 @@ class TestReplayBuffer:
             assert uids(again.sample(3, first, everything)) == uids(buffer.sample(3, second, everything))
             assert again.counts == buffer.counts
         for new, old in zip(again, buffer, strict=True):
-            assert (new.step, new.policy_step, new.rewards) == (old.step, old.policy_step, old.rewards)
+            assert (new.step, new.weights_version, new.rewards) == (old.step, old.weights_version, old.rewards)
             assert new.responses[0].extras == old.responses[0].extras
 
     def test_a_smaller_buffer_keeps_the_newest(self, make_group):

@@ -175,20 +175,22 @@ class TestGroup:
         assert make_group(1, size=5, prompt_tokens=10, response_tokens=6).nbytes == 5 * (4 * 10 + 8 * 6)
 
     def test_a_response_may_be_of_another_policy_than_its_group(self, make_group):
-        past, group = make_group(2, size=2, step=3, policy_step=2), make_group(0, size=3, step=7, policy_step=7)
+        past, group = make_group(2, size=2, step=3, weights_version=2), make_group(0, size=3, step=7, weights_version=7)
         stored = past.standalone(past.responses[1])
-        assert stored.policy_step == 2 and past.responses[1].policy_step is None
+        assert stored.weights_version == 2 and past.responses[1].weights_version is None
         assert stored.log_probs is past.responses[1].log_probs
         mixed = group.exchange(1, stored)
-        assert [mixed.policy_step_of(response) for response in mixed.responses] == [7, 2, 7]
+        assert [mixed.weights_version_of(response) for response in mixed.responses] == [7, 2, 7]
         assert mixed.responses == (group.responses[0], stored, group.responses[2])
-        assert (mixed.uid, mixed.step, mixed.policy_step, mixed.prompt) == (group.uid, 7, 7, group.prompt)
+        assert (mixed.uid, mixed.step, mixed.weights_version, mixed.prompt) == (group.uid, 7, 7, group.prompt)
         assert (mixed.mean, group.mean) == (F(1, 3), 0)  # the other is not touched
-        assert mixed.standalone(stored).policy_step == 2 and mixed.standalone(mixed.responses[0]).policy_step == 7
+        assert (
+            mixed.standalone(stored).weights_version == 2 and mixed.standalone(mixed.responses[0]).weights_version == 7
+        )
 
     def test_a_response_of_an_unknown_policy_is_not_taken_in(self, make_group):
         group = make_group(0, prompt="3+4=")
-        with pytest.raises(ValueError, match=r"response to prompt '3\+4=' has no policy_step"):
+        with pytest.raises(ValueError, match=r"response to prompt '3\+4=' has no weights_version"):
             group.exchange(0, make_group(1).responses[0])
 
     def test_mean_reward_weighs_responses_and_not_groups(self, make_group):
@@ -225,11 +227,11 @@ class TestState:
                 for index in range(3)
             ),
             step=9,
-            policy_step=5,
+            weights_version=5,
         )
         state = pickle.loads(pickle.dumps(group_state(group)))
         again = group_from_state(state)
-        assert (again.uid, again.step, again.policy_step) == (17, 9, 5)
+        assert (again.uid, again.step, again.weights_version) == (17, 9, 5)
         assert again.prompt == group.prompt and again.prompt.id == group.prompt.id
         assert again.rewards == group.rewards and again.mean == group.mean and again.nbytes == group.nbytes
         for new, old in zip(again.responses, group.responses, strict=True):
@@ -241,10 +243,10 @@ class TestState:
             assert np.array_equal(new.extras["pixels"], old.extras["pixels"])
 
     def test_each_response_keeps_its_own_policy(self, make_group):
-        past, group = make_group(1, step=3, policy_step=0), make_group(0, step=7)
+        past, group = make_group(1, step=3, weights_version=0), make_group(0, step=7)
         mixed = group.exchange(2, past.standalone(past.responses[0]))
         again = group_from_state(group_state(mixed))
-        assert [response.policy_step for response in again.responses] == [None, None, 0, *[None] * 5]
+        assert [response.weights_version for response in again.responses] == [None, None, 0, *[None] * 5]
 
     def test_state_is_plain_data(self, make_group):
         plain = (dict, list, str, int, float, bool, type(None), np.ndarray)
@@ -263,7 +265,7 @@ class TestKeep:
     @given(rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0, -2.0]), min_size=1, max_size=8), data=st.data())
     @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_mean_and_variance_are_of_what_it_is_related_to(self, make_group, rewards, data):
-        group = make_group(rewards, step=3, policy_step=2)
+        group = make_group(rewards, step=3, weights_version=2)
         positions = sorted(data.draw(st.sets(st.sampled_from(range(len(rewards))), min_size=1)))
         relative_to = data.draw(st.sampled_from(["generated", "kept"]))
         part = group.keep(positions, relative_to=relative_to)
@@ -275,7 +277,7 @@ class TestKeep:
             np.var(related), abs=1e-12
         )
         assert part.is_binary == all(reward in (0, 1) for reward in related)
-        assert (part.uid, part.prompt, part.step, part.policy_step) == (group.uid, group.prompt, 3, 2)
+        assert (part.uid, part.prompt, part.step, part.weights_version) == (group.uid, group.prompt, 3, 2)
         assert all(response is group.responses[at] for response, at in zip(part.responses, positions, strict=True))
         again = group_from_state(group_state(part))
         assert (again.baseline, again.generated, again.relative_to) == (part.baseline, part.generated, relative_to)

@@ -123,8 +123,8 @@ class TestOffPolicy:
 class TestShifts:
     def test_by_hand(self, make_group):
         """A fresh group of today and one of step 7, and a replayed group of step 6; 2 responses of 2 tokens each."""
-        fresh = [make_group(1, size=2, step=9, policy_step=policy) for policy in (9, 7)]
-        batch = Batch(fresh=fresh, replayed=[make_group(1, size=2, step=7, policy_step=6)])
+        fresh = [make_group(1, size=2, step=9, weights_version=policy) for policy in (9, 7)]
+        batch = Batch(fresh=fresh, replayed=[make_group(1, size=2, step=7, weights_version=6)])
         log_ratios = np.array([[0.1, -0.1]] * 2 + [[0.3, 0.0]] * 2 + [[0.2, 0.2]] * 2)
         sums = TokenSums.of(log_ratios, np.ones((6, 2), dtype=bool))
         k3 = [np.mean(np.exp(part) - 1 - part) for part in (log_ratios[:4], log_ratios[4:])]
@@ -204,9 +204,9 @@ class TestStaleness:
     def test_by_hand(self, make_group):
         # v = 5, step 11: the engines' weights are those of step 10
         replayed = [
-            make_group(4, step=10, policy_step=10),
-            make_group(4, step=9, policy_step=5),
-            make_group(4, step=8, policy_step=8),  # re-evaluated, with weights of its own step
+            make_group(4, step=10, weights_version=10),
+            make_group(4, step=9, weights_version=5),
+            make_group(4, step=8, weights_version=8),  # re-evaluated, with weights of its own step
         ]
         assert replay_ages(Batch(replayed=replayed), 11, 5) == pytest.approx(
             {
@@ -218,13 +218,13 @@ class TestStaleness:
         )
 
     def test_the_mean_and_the_maximum_are_not_the_same(self, make_group):
-        replayed = [make_group(4, step=step, policy_step=step) for step in (4, 7, 7, 7)]
+        replayed = [make_group(4, step=step, weights_version=step) for step in (4, 7, 7, 7)]
         found = replay_ages(Batch(replayed=replayed), 8, 2)
         assert (found["staleness/replayed_steps_mean"], found["staleness/replayed_steps_max"]) == (1.75, 4)
         # syncs at 8 and 6 since step 4, at 8 since step 7
         assert (found["staleness/replayed_syncs_mean"], found["staleness/replayed_syncs_max"]) == (1.25, 2)
 
     def test_is_of_replayed_groups_alone(self, make_group):
-        old = [make_group(4, step=0, policy_step=0)]
+        old = [make_group(4, step=0, weights_version=0)]
         assert replay_ages(Batch(), 9, 5) == {}
         assert replay_ages(Batch(fresh=old, reevaluated=old, unused=old), 9, 5) == {}

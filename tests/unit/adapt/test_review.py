@@ -42,7 +42,7 @@ class TestReview:
         for source in SOURCES:
             for _ in range(data.draw(st.integers(0, 4))):
                 policy = data.draw(st.sampled_from([5, 9])) if source == "fresh" else 9 if source != "replayed" else 6
-                group = make_group(data.draw(st.integers(0, size)), size=size, step=9, policy_step=policy)
+                group = make_group(data.draw(st.integers(0, size)), size=size, step=9, weights_version=policy)
                 getattr(batch, source).append(group)
                 ratios[group.uid] = data.draw(st.lists(log_ratio, min_size=size, max_size=size))
         limit = st.none() | st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 9)
@@ -53,7 +53,7 @@ class TestReview:
         broken = {group.uid for _, group in before if not all(map(math.isfinite, ratios[group.uid]))}
         sound = [(source, group) for source, group in before if group.uid not in broken]
         # the gap, from what today's weights generated
-        of_today = [r for _, group in sound if group.policy_step == STEP for r in ratios[group.uid]]
+        of_today = [r for _, group in sound if group.weights_version == STEP for r in ratios[group.uid]]
         square = np.mean(np.square(of_today)) if of_today else BEFORE.square
         with np.errstate(over="ignore"):
             lost = [max(0.0, 1.0 - np.exp(ratio)) for ratio in of_today]
@@ -65,7 +65,7 @@ class TestReview:
         # the shift of each group that older weights generated, with what it borrows from its source
         shifts = {group: 0.0 for _, group in sound}
         for name in SOURCES:
-            older = [group for source, group in sound if source == name and group.policy_step != STEP]
+            older = [group for source, group in sound if source == name and group.weights_version != STEP]
             mean = np.mean([r**2 - square for group in older for r in ratios[group.uid]]) if older else 0.0
             for group in older:
                 own = sum(r**2 - square for r in ratios[group.uid])
@@ -96,7 +96,7 @@ class TestReview:
         assert after.cut == []
         assert found.nonfinite == len(broken)
         # the mean over all tokens of the fresh groups
-        excess = [r**2 - square if group.policy_step != STEP else 0.0
+        excess = [r**2 - square if group.weights_version != STEP else 0.0
                   for source, group in sound if source == "fresh" for r in ratios[group.uid]]  # fmt: skip
         assert found.rollout_shift == pytest.approx(max(0.0, np.mean(excess)) if excess else 0.0, rel=1e-9, abs=1e-9)
 
@@ -107,7 +107,7 @@ class TestReview:
     def test_the_limit_itself_is_allowed(self, make_group, source, limit, stays):
         # the shift is (1 + 0.5) / 2 - 0.25, exactly
         group = make_group(
-            1, size=2, step=9 if source != "replayed" else 7, policy_step=9 if source == "reevaluated" else 6
+            1, size=2, step=9 if source != "replayed" else 7, weights_version=9 if source == "reevaluated" else 6
         )
         name = "max_shift_replayed" if source == "replayed" else "max_shift_fresh"
         log_ratios, gap = [1.0, -math.sqrt(0.5)], Gap(0.25)
@@ -120,8 +120,8 @@ class TestReview:
     def test_each_source_has_its_own_limit(self, make_group):
         def batch():
             return Batch(
-                fresh=[make_group(1, size=2, step=9, policy_step=6)],
-                replayed=[make_group(1, size=2, step=7, policy_step=6)],
+                fresh=[make_group(1, size=2, step=9, weights_version=6)],
+                replayed=[make_group(1, size=2, step=7, weights_version=6)],
             )
 
         log_ratios = [-1.0, 0.0] * 2
@@ -133,7 +133,7 @@ class TestReview:
         # a fresh group right after a sync is on-policy, although the log-probs of engine and actor differ; what it
         # differs by is the gap, which the other group is beyond
         batch = Batch(
-            fresh=[make_group(1, size=2, step=9, policy_step=9), make_group(1, size=2, step=9, policy_step=8)]
+            fresh=[make_group(1, size=2, step=9, weights_version=9), make_group(1, size=2, step=9, weights_version=8)]
         )
         found = reviewed(batch, [-0.01, 0.01, -0.02, 0.02], max_shift_fresh=1e-4)
         assert found.kept == [0, 1]
@@ -155,17 +155,17 @@ class TestReview:
             assert found.shifts[mixed] == pytest.approx((1 - 0.04) / 2) and found.gap.square == pytest.approx(0.04)
             assert found.distances[mixed] == pytest.approx(-math.expm1(-1) / 2)
         # and the other way round: with an old policy behind the group, that one counts
-        delayed = replace(mixed, policy_step=6)
+        delayed = replace(mixed, weights_version=6)
         assert reviewed(Batch(fresh=[delayed]), [-1.0, -0.2], max_shift_fresh=0.5).kept == []
 
     def test_of_a_sound_batch_changes_nothing(self, make_group):
-        batch = Batch(fresh=[make_group(1, size=2, policy_step=6)], cut=[make_group(1, size=2)])
+        batch = Batch(fresh=[make_group(1, size=2, weights_version=6)], cut=[make_group(1, size=2)])
         assert reviewed(batch, [0.0, 0.0]) == Review(
             batch, [0, 1], 0, BEFORE, 0.0, dict.fromkeys(batch.fresh, 0.0), dict.fromkeys(batch.fresh, 0.0)
         )
 
     def test_one_group_leaves_by_itself(self, make_group):
-        batch = Batch(fresh=[make_group(n, size=4, step=9, policy_step=9) for n in (1, 2, 3, 2)])
+        batch = Batch(fresh=[make_group(n, size=4, step=9, weights_version=9) for n in (1, 2, 3, 2)])
         log_ratios = [0.0] * 16
         log_ratios[5] = math.nan  # in the second group
         found = reviewed(batch, log_ratios)
@@ -174,7 +174,7 @@ class TestReview:
         assert found.batch.fresh == [batch.fresh[0], *batch.fresh[2:]]
 
     def test_a_broken_group_does_not_count(self, make_group):
-        fresh = [make_group(1, size=2, step=9, policy_step=policy) for policy in (6, 6, 9)]
+        fresh = [make_group(1, size=2, step=9, weights_version=policy) for policy in (6, 6, 9)]
         found = reviewed(Batch(fresh=fresh), [-1.0, 0.0, math.nan, -9.0, math.inf, 1.0])
         assert [found.rollout_shift, found.shifts[fresh[0]]] == pytest.approx([0.49, 0.49])
         assert found.gap is BEFORE and list(found.distances) == list(found.shifts) == fresh[:1]
@@ -184,14 +184,14 @@ class TestReview:
         assert reviewed(batch, []) == Review(batch, [], 0, BEFORE, 0.0, {}, {})
 
     def test_the_distance_of_each_group_is_kept_also_if_it_is_too_far(self, make_group):
-        fresh = [make_group(1, size=2, step=9, policy_step=policy) for policy in (6, 9, 6)]
-        replayed = [make_group(1, size=2, step=8, policy_step=6)]
+        fresh = [make_group(1, size=2, step=9, weights_version=policy) for policy in (6, 9, 6)]
+        replayed = [make_group(1, size=2, step=8, weights_version=6)]
         log_ratios = [-1000.0, 0.0, -0.1, -0.1, math.nan, 0.0, math.log(0.5), 1.0]
         found = reviewed(Batch(fresh=fresh, replayed=replayed), log_ratios, max_shift_fresh=0.1, max_shift_replayed=0.1)
         assert found.distances == pytest.approx({fresh[0]: 0.5, fresh[1]: 0.0, replayed[0]: 0.25})
         assert found.batch.too_far == [fresh[0]] and found.batch.unused == replayed
 
     def test_groups_that_are_too_far_are_no_fault(self, make_group):
-        batch = Batch(fresh=[make_group(1, size=2, step=9, policy_step=6) for _ in range(4)])
+        batch = Batch(fresh=[make_group(1, size=2, step=9, weights_version=6) for _ in range(4)])
         found = reviewed(batch, [-5.0] * 8, max_shift_fresh=0.1)
         assert (found.kept, found.nonfinite) == ([], 0) and found.batch.too_far == batch.fresh

@@ -19,18 +19,18 @@ STEPS = 40
 class TestSyncAge:
     @pytest.mark.parametrize("delay", range(1, 9))
     def test_counts_the_multiples_in_between(self, delay):
-        for policy_step, step in itertools.combinations_with_replacement(range(STEPS), 2):
-            wanted = sum(t % delay == 0 for t in range(policy_step + 1, step + 1))
-            assert sync_age(policy_step, step, delay) == wanted
+        for weights_version, step in itertools.combinations_with_replacement(range(STEPS), 2):
+            wanted = sum(t % delay == 0 for t in range(weights_version + 1, step + 1))
+            assert sync_age(weights_version, step, delay) == wanted
 
     @pytest.mark.parametrize("delay", range(1, 9))
     def test_is_the_same_seen_from_the_weights_in_the_engines(self, delay):
-        for policy_step, step in itertools.combinations_with_replacement(range(STEPS), 2):
+        for weights_version, step in itertools.combinations_with_replacement(range(STEPS), 2):
             engines = max(t for t in range(step + 1) if t % delay == 0)
-            assert sync_age(policy_step, engines, delay) == sync_age(policy_step, step, delay)
+            assert sync_age(weights_version, engines, delay) == sync_age(weights_version, step, delay)
 
     @pytest.mark.parametrize(
-        ("policy_step", "step", "age"),
+        ("weights_version", "step", "age"),
         [
             (5, 5, 0),  # v = 5: fresh, right after a sync
             (5, 9, 0),  # fresh, the engines' weights are 4 updates old
@@ -41,8 +41,8 @@ class TestSyncAge:
             (0, 23, 4),
         ],
     )
-    def test_by_hand(self, policy_step, step, age):
-        assert sync_age(policy_step, step, 5) == age
+    def test_by_hand(self, weights_version, step, age):
+        assert sync_age(weights_version, step, 5) == age
 
     def test_without_delay_it_is_the_number_of_updates(self):
         assert [sync_age(3, step, 1) for step in range(3, 8)] == [0, 1, 2, 3, 4]

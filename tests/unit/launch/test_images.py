@@ -83,7 +83,7 @@ def images_of(sample: Experience) -> tuple:
 
 
 def grouped(samples):
-    return groups_of(in_groups(samples, SIZE), first_uid=0, step=1, policy_step=1)
+    return groups_of(in_groups(samples, SIZE), first_uid=0, step=1, weights_version=1)
 
 
 def test_a_group_keeps_the_images_of_its_prompt(samples):
@@ -175,7 +175,7 @@ def test_texts_between_images(samples):
         },
         max_len=64,
     )
-    groups = groups_of(in_groups([text] * SIZE + samples, SIZE), first_uid=0, step=0, policy_step=0)
+    groups = groups_of(in_groups([text] * SIZE + samples, SIZE), first_uid=0, step=0, weights_version=0)
     back = samples_of(groups)
     assert (back[0].images, back[0].mm_train_inputs) == ([None], [None])
     batch = Experience.concat_experiences([back[0], back[SIZE], back[1]], 0)

@@ -465,8 +465,8 @@ class TestFit:
     def test_ties_stay_by_recency_of_the_policy(self, make_group):
         method = bapo(capacity=1, reevaluate_every=1)
         run(method, 0, [make_group(0, prompt="x")])
-        delayed = make_group(4, step=1, policy_step=0, uid=10**6)
-        today = make_group(4, step=1, policy_step=1, prompt="x")
+        delayed = make_group(4, step=1, weights_version=0, uid=10**6)
+        today = make_group(4, step=1, weights_version=1, prompt="x")
         assert run(method, 1, [delayed], [today]).reevaluated == [today]
 
     def test_a_cut_improved_prompt_still_leaves_the_hard_buffer(self, make_group):
@@ -867,7 +867,7 @@ class SideBySide:
 
     def real(self, groups: list[dict]):
         return [
-            self.make_group(g["rewards"], prompt=g["key"], step=g["step"], policy_step=g["policy"], uid=g["uid"])
+            self.make_group(g["rewards"], prompt=g["key"], step=g["step"], weights_version=g["policy"], uid=g["uid"])
             for g in groups
         ]
 

@@ -88,7 +88,7 @@ class Layer(RuleBasedStateMachine):
             uid = len(self.state)
             self.state[uid] = None if outcome else "failed"
             if outcome:
-                groups.append(self.make_group(outcome, prompt=prompt, step=self.t, policy_step=policy, uid=uid))
+                groups.append(self.make_group(outcome, prompt=prompt, step=self.t, weights_version=policy, uid=uid))
                 self.groups[uid] = groups[-1]
         return groups
 
@@ -163,8 +163,8 @@ class Layer(RuleBasedStateMachine):
             assert self.state[group.uid] is not None
         for group in trained + batch.unused:
             first = self.groups[group.uid]
-            same = (group.prompt, group.generated, group.step, group.policy_step)
-            assert same == (first.prompt, first.generated, first.step, first.policy_step)
+            same = (group.prompt, group.generated, group.step, group.weights_version)
+            assert same == (first.prompt, first.generated, first.step, first.weights_version)
             assert group.baseline == (first.rewards if group.relative_to == "generated" else group.rewards)
             places = [int(response.token_ids[0]) // 100 for response in group.responses]
             assert places == sorted(set(places)) and (self.in_parts or len(places) == self.size)

@@ -108,11 +108,11 @@ class TestReuse:
     def test_by_hand(self, make):
         """Step 3 (weights of step 2) stores two successes of a; in step 7 all its responses fail."""
         method = ar3po()
-        run(method, 3, [make([0, 1, 0, 1], "a", step=3, policy_step=2, uid=10), make([1, 0], "b", uid=11)])
-        failed = make([0, 0, 0, 0], "a", step=7, policy_step=6, uid=20)
+        run(method, 3, [make([0, 1, 0, 1], "a", step=3, weights_version=2, uid=10), make([1, 0], "b", uid=11)])
+        failed = make([0, 0, 0, 0], "a", step=7, weights_version=6, uid=20)
         (group,) = run(method, 7, [failed]).fresh
         assert names(group) == [(20, 1), (20, 2), (20, 3)]  # the stored one is not trained on
-        assert (group.uid, group.step, group.policy_step, group.prompt) == (20, 7, 6, failed.prompt)
+        assert (group.uid, group.step, group.weights_version, group.prompt) == (20, 7, 6, failed.prompt)
         assert group.baseline == (1, 0, 0, 0) and (group.mean, group.variance) == (F(1, 4), F(3, 16))
         assert advantages(group) == pytest.approx([-1 / math.sqrt(3)] * 3, rel=1e-4)
         assert failed.mean == 0 and names(failed) == [(20, n) for n in range(4)]  # what was generated is untouched
@@ -131,10 +131,10 @@ class TestReuse:
     def test_trained_on(self, make):
         """The variant: the stored success stands in the first place, with the log-probs and the step of its policy."""
         method = ar3po(train_reused=True)
-        run(method, 3, [make([0, 1, 0, 0], "a", step=3, policy_step=2, uid=10)])
-        (group,) = run(method, 7, [make([0, 0, 0, 0], "a", step=7, policy_step=6, uid=20)]).fresh
+        run(method, 3, [make([0, 1, 0, 0], "a", step=3, weights_version=2, uid=10)])
+        (group,) = run(method, 7, [make([0, 0, 0, 0], "a", step=7, weights_version=6, uid=20)]).fresh
         assert names(group) == [(10, 1), (20, 1), (20, 2), (20, 3)]
-        assert [group.policy_step_of(response) for response in group.responses] == [2, 6, 6, 6]
+        assert [group.weights_version_of(response) for response in group.responses] == [2, 6, 6, 6]
         assert group.baseline == group.rewards == (1, 0, 0, 0)
         assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 1)
         assert advantages(group) == pytest.approx([math.sqrt(3)] + [-1 / math.sqrt(3)] * 3, rel=1e-4)
@@ -301,7 +301,7 @@ class TestState:
                 halted.load_state_dict(load_state(tmp_path))
             expected, batch = run(whole, step, fresh), run(halted, step, fresh)
             both = [
-                [(g.uid, names(g), g.baseline, [g.policy_step_of(r) for r in g.responses]) for g in b.fresh]
+                [(g.uid, names(g), g.baseline, [g.weights_version_of(r) for r in g.responses]) for g in b.fresh]
                 for b in (expected, batch)
             ]
             assert both[0] == both[1]

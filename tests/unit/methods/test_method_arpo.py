@@ -53,12 +53,12 @@ class TestExchange:
     def test_by_hand(self, make):
         """Step 3 (weights of step 2) stores two successes of prompt a; in step 7 all of its responses fail."""
         method = arpo()
-        run(method, 3, [make([0, 1, 0, 1], "a", step=3, policy_step=2, uid=10), make([1, 0, 0, 0], "b", uid=11)])
-        failed = make([0, 0, 0, 0], "a", step=7, policy_step=6, uid=20)
+        run(method, 3, [make([0, 1, 0, 1], "a", step=3, weights_version=2, uid=10), make([1, 0, 0, 0], "b", uid=11)])
+        failed = make([0, 0, 0, 0], "a", step=7, weights_version=6, uid=20)
         (group,) = run(method, 7, [failed]).fresh
         assert names(group)[0] in [(10, 1), (10, 3)] and names(group)[1:] == [(20, 1), (20, 2), (20, 3)]
-        assert (group.uid, group.step, group.policy_step, group.prompt) == (20, 7, 6, failed.prompt)
-        assert [group.policy_step_of(response) for response in group.responses] == [2, 6, 6, 6]
+        assert (group.uid, group.step, group.weights_version, group.prompt) == (20, 7, 6, failed.prompt)
+        assert [group.weights_version_of(response) for response in group.responses] == [2, 6, 6, 6]
         assert group.mean == F(1, 4)
         assert failed.mean == 0 and names(failed) == [(20, n) for n in range(4)]  # what was generated is untouched
         assert method.metrics() == {
@@ -218,7 +218,7 @@ class TestState:
                 halted.load_state_dict(load_state(tmp_path))
             expected, batch = run(whole, step, fresh), run(halted, step, fresh)
             both = [
-                [(g.uid, names(g), [g.policy_step_of(r) for r in g.responses]) for g in b.fresh]
+                [(g.uid, names(g), [g.weights_version_of(r) for r in g.responses]) for g in b.fresh]
                 for b in (expected, batch)
             ]
             assert both[0] == both[1]
@@ -256,7 +256,7 @@ def test_side_by_side_with_a_plain_implementation(make):
                     data.draw(st.lists(values, min_size=size, max_size=size)),
                     text,
                     step=step,
-                    policy_step=policy,
+                    weights_version=policy,
                     uid=next(uids),
                 )
                 for text in texts
@@ -276,8 +276,8 @@ def test_side_by_side_with_a_plain_implementation(make):
                 failures += failed
                 found = after[group.uid]
                 assert names(found)[1:] == names(group)[1:]
-                assert [found.policy_step_of(r) for r in found.responses[1:]] == [policy] * (size - 1)
-                first = (*names(found)[0], found.policy_step_of(found.responses[0]))
+                assert [found.weights_version_of(r) for r in found.responses[1:]] == [policy] * (size - 1)
+                first = (*names(found)[0], found.weights_version_of(found.responses[0]))
                 if failed and stored.get(text):
                     assert first in stored[text]
                     exchanged += 1

@@ -70,7 +70,7 @@ class TestReplay:
 
     def test_of_equal_terms_the_variance_decides_then_the_policy(self, make_group):
         method = made()  # nothing is measured, so all terms are 0
-        groups = [make_group(right, size=4, prompt=f"{right} {policy}", step=2, policy_step=policy)
+        groups = [make_group(right, size=4, prompt=f"{right} {policy}", step=2, weights_version=policy)
                   for right, policy in ((1, 2), (2, 0), (3, 1), (2, 1))]  # fmt: skip
         for group in groups:
             method.replay.add(group)
@@ -183,7 +183,7 @@ def drive(method, steps: int, make_group, start: int = 0):
         rng = random.Random(5000 + step)
         again, uid = method.begin_step(step), iter(range(100 * step, 100 * step + 99))
         fresh = [make_group(rng.randrange(5), size=4, prompt=f"p{rng.randrange(20)}", step=step,
-                            policy_step=step - step % 2, uid=next(uid)) for _ in range(4)]  # fmt: skip
+                            weights_version=step - step % 2, uid=next(uid)) for _ in range(4)]  # fmt: skip
         hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, uid=next(uid)) for prompt in again]
         batch = method.build_batch(step, fresh, hard)
         ledger.settle(fresh + hard, batch)

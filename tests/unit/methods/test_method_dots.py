@@ -341,7 +341,12 @@ class TestState:
         other = dots()
         other.load_state_dict(method.state_dict())
         (back,) = run(other, [], 1).replayed
-        assert (back.uid, back.step, back.policy_step, back.prompt) == (old.uid, old.step, old.policy_step, old.prompt)
+        assert (back.uid, back.step, back.weights_version, back.prompt) == (
+            old.uid,
+            old.step,
+            old.weights_version,
+            old.prompt,
+        )
         for mine, theirs in zip(back.responses, old.responses, strict=True):
             assert (mine.reward, mine.action_spans) == (theirs.reward, theirs.action_spans)
             np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)

@@ -211,13 +211,13 @@ class TestExchange:
     def test_by_hand(self, make):
         """The success of step 1 (weights of step 0) takes the first place among what today's weights answer in 5."""
         method = started()
-        run(method, 1, [make([0, 1, 1, 0], "a", entropies=[0, 3, 2, 0], step=1, policy_step=0, uid=10)])
+        run(method, 1, [make([0, 1, 1, 0], "a", entropies=[0, 3, 2, 0], step=1, weights_version=0, uid=10)])
         again = make([1, 0, 0, 0], "a", step=5, uid=20)
         batch = run(method, 5, [], lambda prompt: again)
         (group,) = batch.reevaluated
         assert names(group) == [(10, 2), (20, 1), (20, 2), (20, 3)]
-        assert (group.uid, group.step, group.policy_step) == (20, 5, 5)
-        assert [group.policy_step_of(response) for response in group.responses] == [0, 5, 5, 5]
+        assert (group.uid, group.step, group.weights_version) == (20, 5, 5)
+        assert [group.weights_version_of(response) for response in group.responses] == [0, 5, 5, 5]
         assert names(again)[0] == (20, 0)
         metrics = method.metrics()
         assert (metrics["exchange/age_mean"], metrics["groups/reevaluation_attempts"]) == (5, 1)
@@ -240,7 +240,7 @@ class TestExchange:
         assert stored(method) == {"a": (3, (2, 3))}  # not the one that gave way
         batch = run(method, 2, [], lambda prompt: make([0, 0, 0, 0], "a", step=2, uid=3))
         assert names(batch.reevaluated[0])[0] == (2, 3)
-        assert batch.reevaluated[0].policy_step_of(batch.reevaluated[0].responses[0]) == 1
+        assert batch.reevaluated[0].weights_version_of(batch.reevaluated[0].responses[0]) == 1
 
     def test_a_prompt_that_failed_to_be_generated_stays(self, make):
         method = started()
@@ -311,7 +311,7 @@ class TestState:
                     method.load_state_dict(load_state(tmp_path))
                 fresh = [group(str(rng.integers(12)), step) for _ in range(5)]
                 batch = run(method, step, fresh, lambda prompt, step=step: group(prompt, step))
-                rows = [[(g.uid, names(g), [g.policy_step_of(r) for r in g.responses]) for g in part]
+                rows = [[(g.uid, names(g), [g.weights_version_of(r) for r in g.responses]) for g in part]
                         for part in (batch.fresh, batch.reevaluated)]  # fmt: skip
                 seen.append((rows, stored(method), set(method.retired), method.metrics()))
             return seen
@@ -358,7 +358,7 @@ def test_side_by_side_with_a_plain_implementation(make):
             values = st.sampled_from([0, 1]) | st.sampled_from([0, 1, 1, 2, "0.5"])
             rewards = data.draw(st.lists(values, min_size=size, max_size=size))
             entropies = data.draw(st.lists(st.integers(1, 4), min_size=size, max_size=size))
-            return make(rewards, text, entropies=entropies, step=step, policy_step=policy, uid=next(uids))
+            return make(rewards, text, entropies=entropies, step=step, weights_version=policy, uid=next(uids))
 
         def enter(group, members):
             """Members: (entropy, uid, place, policy step, reward) of each response."""
@@ -375,7 +375,7 @@ def test_side_by_side_with_a_plain_implementation(make):
 
         def members(group, uid_places):
             return [
-                (-float(np.mean(r.log_probs)), *name, group.policy_step_of(r), r.reward)
+                (-float(np.mean(r.log_probs)), *name, group.weights_version_of(r), r.reward)
                 for name, r in zip(uid_places, group.responses, strict=True)
             ]
 
@@ -400,7 +400,7 @@ def test_side_by_side_with_a_plain_implementation(make):
                 best = min(successes[group.prompt.text])[2:]
                 found = after[group.uid]
                 origin = [
-                    (*name, found.policy_step_of(r)) for name, r in zip(names(found), found.responses, strict=True)
+                    (*name, found.weights_version_of(r)) for name, r in zip(names(found), found.responses, strict=True)
                 ]
                 assert origin == [best, *((group.uid, place, step) for place in range(1, size))]
                 mixed.append(found)

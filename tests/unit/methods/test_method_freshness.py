@@ -71,7 +71,7 @@ class TestPriority:
         epsilon=st.sampled_from([1e-6, 0.01, 1.0]),
     )
     def test_is_that_of_the_rules(self, make_group, rewards, born, age, tau, epsilon):
-        group = make_group(rewards, step=born, policy_step=max(born - 3, 0))
+        group = make_group(rewards, step=born, weights_version=max(born - 3, 0))
         size = math.fsum(abs(reward) for reward in rewards) / len(rewards)
         [expected] = rules.freshness_priorities([size], [age], tau, epsilon)
         found = freshness(tau=tau, epsilon=epsilon).priority(group, born + age)

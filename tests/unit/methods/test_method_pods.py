@@ -92,7 +92,7 @@ class TestRule:
 class TestBatch:
     def test_by_hand(self, make_group):
         """3 of 8 right and m = 4: two right and two wrong stay, the others are dropped."""
-        fresh = [make_group([0, 1, 0, 0, 1, 0, 0, 1], step=3, policy_step=2), make_group(0), make_group(8)]
+        fresh = [make_group([0, 1, 0, 0, 1, 0, 0, 1], step=3, weights_version=2), make_group(0), make_group(8)]
         batch = run(pods(), 3, fresh)
         (group,) = batch.fresh
         assert batch.filtered == fresh[1:] and [group.size for group in batch.filtered] == [8, 8]
@@ -101,7 +101,7 @@ class TestBatch:
         assert all(
             kept is fresh[0].responses[place] for kept, place in zip(group.responses, places(group), strict=True)
         )
-        assert (group.uid, group.step, group.policy_step, group.prompt) == (
+        assert (group.uid, group.step, group.weights_version, group.prompt) == (
             fresh[0].uid, 3, 2, fresh[0].prompt)  # fmt: skip
         assert fresh[0].size == 8 and fresh[0].mean == F(3, 8)  # what was generated is untouched
 

@@ -148,9 +148,9 @@ class TestStore:
 
     def test_replays_keep_their_steps(self, make_group):
         method = remix(replay_share=F(1, 2))
-        group = make_group(4, step=1, policy_step=0)
+        group = make_group(4, step=1, weights_version=0)
         run(method, 1, [group])
-        assert run(method, 2, [make_group(4, step=2)]).replayed == [group] and group.policy_step != 2
+        assert run(method, 2, [make_group(4, step=2)]).replayed == [group] and group.weights_version != 2
 
     def test_dropped_replays_stay_stored_and_balance(self, make_group):
         method = remix(replay_share=F(1, 2))

@@ -29,8 +29,10 @@ def repo(capacity: int = 8, group_size: int = 2, **options) -> RePO:
 def make(make_group):
     """`make([0, 4], "a", step=1)`: a group of prompt a with these rewards; its responses know its uid."""
 
-    def build(rewards, prompt, *, step=0, policy_step=None, uid=None):
-        group = make_group([float(r) for r in rewards], prompt=prompt, step=step, policy_step=policy_step, uid=uid)
+    def build(rewards, prompt, *, step=0, weights_version=None, uid=None):
+        group = make_group(
+            [float(r) for r in rewards], prompt=prompt, step=step, weights_version=weights_version, uid=uid
+        )
         for response in group.responses:
             response.extras["uid"] = group.uid
         return group
@@ -180,18 +182,18 @@ class TestReplayedGroup:
     def test_uid_of_the_newest_steps_of_the_oldest(self, make):
         """0/1 rewards; the two right answers are of steps 3 (policy 2) and 7 (policy 6)."""
         method = repo(strategy="highest", cache_responses=4, group_size=2)
-        early = make([1, 0], "a", step=3, policy_step=2, uid=10)
-        late = make([0.5, 0], "a", step=7, policy_step=6, uid=20)
+        early = make([1, 0], "a", step=3, weights_version=2, uid=10)
+        late = make([0.5, 0], "a", step=7, weights_version=6, uid=20)
         run(method, 3, [early])
         run(method, 7, [late])
         (group,) = run(method, 8, [make([0, 1], "a", step=8, uid=30)]).replayed
         assert names(group) == [(10, 0), (20, 0)]
-        assert (group.uid, group.step, group.policy_step) == (20, 3, 2)
-        assert group.prompt == early.prompt and group.policy_step != 8
+        assert (group.uid, group.step, group.weights_version) == (20, 3, 2)
+        assert group.prompt == early.prompt and group.weights_version != 8
         own = zip(group.responses, (early.responses[0], late.responses[0]), (2, 6), strict=True)
-        for response, stored, policy_step in own:
+        for response, stored, weights_version in own:
             assert response.token_ids is stored.token_ids and response.log_probs is stored.log_probs
-            assert response.policy_step == group.policy_step_of(response) == policy_step
+            assert response.weights_version == group.weights_version_of(response) == weights_version
 
     def test_stored_groups_are_not_changed(self, make):
         method = repo(cache_responses=3)
@@ -355,7 +357,8 @@ class TestState:
             expected, batch = run(whole, step, fresh), run(halted, step, fresh)
             assert [g.uid for g in batch.fresh] == [g.uid for g in expected.fresh]
             places = [
-                [(g.uid, g.step, g.policy_step, names(g), rewards_of(g)) for g in b.replayed] for b in (expected, batch)
+                [(g.uid, g.step, g.weights_version, names(g), rewards_of(g)) for g in b.replayed]
+                for b in (expected, batch)
             ]
             assert places[0] == places[1]
             assert halted.metrics() == whole.metrics()
@@ -447,7 +450,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                     data.draw(st.lists(values, min_size=size, max_size=size)),
                     text,
                     step=step,
-                    policy_step=step - step % delay,
+                    weights_version=step - step % delay,
                     uid=next(uids),
                 )
                 for text in texts
@@ -492,8 +495,8 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 assert items == sorted(items, key=plain.cache[text].index)  # in the order of generation
                 assert [item[2] for item in items] == rewards_of(group)
                 assert group.uid == max(item[0] for item in items)
-                assert (group.step, group.policy_step) == (min(i[3] for i in items), min(i[4] for i in items))
-                assert group.step < step and group.policy_step != step
+                assert (group.step, group.weights_version) == (min(i[3] for i in items), min(i[4] for i in items))
+                assert group.step < step and group.weights_version != step
                 found.append((text, frozenset(items)))
             assert not Counter(found) - Counter(allowed)
             assert len({g.uid for g in batch.replayed}) == len(batch.replayed)
@@ -509,7 +512,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
 
             for group in fresh:
                 items = [
-                    (group.uid, place, reward, group.step, group.policy_step)
+                    (group.uid, place, reward, group.step, group.weights_version)
                     for place, reward in enumerate(rewards_of(group))
                 ]
                 plain.store(group.prompt.text, items)

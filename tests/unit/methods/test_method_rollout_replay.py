@@ -179,10 +179,10 @@ class TestBatch:
 
     def test_replayed_groups_are_as_they_were(self, make_group):
         method = rollout_replay()
-        run(method, 2, [make_group([0, 0, 1, 0, 0, 0, 1, 0], prompt="a", step=2, policy_step=1, uid=7)])
+        run(method, 2, [make_group([0, 0, 1, 0, 0, 0, 1, 0], prompt="a", step=2, weights_version=1, uid=7)])
         (stored,) = method.replay
         (group,) = run(method, 5, [make_group(4, step=5)]).replayed
-        assert (group.uid, group.prompt, group.step, group.policy_step) == (7, stored.prompt, 2, 1)
+        assert (group.uid, group.prompt, group.step, group.weights_version) == (7, stored.prompt, 2, 1)
         assert group.responses == tuple(stored.responses[place] for _, place in names([group]))
         assert group.generated == stored.generated and stored.size == 8  # drawing removes nothing
 

@@ -105,8 +105,12 @@ def test_every_metric_of_a_method_is_in_the_catalogue(name, make_group):
     ledger, rng, seen = Ledger(), random.Random(1), set()
     for step in range(24):  # rollout_replay replays nothing in the first 20
         again = method.begin_step(step)
-        fresh = [make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, policy_step=step) for n in range(6)]
-        hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, policy_step=step) for prompt in again]
+        fresh = [
+            make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, weights_version=step) for n in range(6)
+        ]
+        hard = [
+            make_group(rng.randrange(5), size=4, prompt=prompt, step=step, weights_version=step) for prompt in again
+        ]
         batch = method.build_batch(step, fresh, hard)
         ledger.settle(fresh + hard, batch)
         assert batch.responses <= 6 * 4 and all(group.step < step for group in batch.replayed)
@@ -125,9 +129,11 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
         again = method.begin_step(step)
         count = rng.randrange(20)
         fresh = [
-            make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, policy_step=step) for n in range(count)
+            make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, weights_version=step) for n in range(count)
         ]
-        hard = [make_group(rng.randrange(5), size=4, prompt=prompt, step=step, policy_step=step) for prompt in again]
+        hard = [
+            make_group(rng.randrange(5), size=4, prompt=prompt, step=step, weights_version=step) for prompt in again
+        ]
         batch = method.build_batch(step, fresh, hard)
         assert not batch.cut or batch.responses > room - batch.cut[0].size
         kept = {group.uid for group in batch.fresh + batch.cut}

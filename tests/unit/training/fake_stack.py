@@ -107,7 +107,7 @@ class Engine:
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
-        self.weights, self.version, self.kept, self.alive = 0, 0, None, Ref(pending=True)
+        self.weights, self.weights_version, self.kept, self.alive = 0, 0, None, Ref(pending=True)
         self.awake = set() if world.args.vllm.enable_sleep else set(self.PARTS)
 
     def live(self) -> Ref:
@@ -133,23 +133,23 @@ class Engine:
 
     def keep_weights(self) -> None:
         self.world.fail_at("keep_weights")
-        self.kept = self.weights, self.version
+        self.kept = self.weights, self.weights_version
         self.world.note("keep", self.weights)
 
     def restore_weights(self) -> None:
         assert self.kept is not None, "no weights were kept"
-        self.weights, self.version = self.kept
+        self.weights, self.weights_version = self.kept
         self.world.note("restore", self.weights)
 
     def changed(self, version: int) -> None:
-        self.version = version
+        self.weights_version = version
 
     def save_weights(self, folder: str) -> None:
         self.world.note("save_weights", self.number)
         (Path(folder) / "rollout_weights_rank0.safetensors").write_text(str(self.weights))
 
     def load_weights(self, folder: str, version: int) -> None:
-        self.version = version
+        self.weights_version = version
         self.weights = int((Path(folder) / "rollout_weights_rank0.safetensors").read_text())
         self.world.note("load", self.weights)
 
@@ -180,7 +180,7 @@ class Engine:
                     "truncated": False,
                     "reward": reward,
                     "scores": reward,
-                    "extra_logs": dict.fromkeys(VERSIONS, self.version),
+                    "extra_logs": dict.fromkeys(VERSIONS, self.weights_version),
                     "number": number,
                 }
             )

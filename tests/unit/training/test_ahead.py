@@ -65,19 +65,19 @@ def test_every_response_is_of_the_weights_that_the_definition_says(world, queue,
     named = Counter()
     for step, fresh, hard, _ in seen:
         asked = max(0, step - queue)
-        assert len(fresh) == 4 and {(group.step, group.policy_step) for group in fresh} == {
+        assert len(fresh) == 4 and {(group.step, group.weights_version) for group in fresh} == {
             (step, asked - asked % delay)
         }
-        assert step - fresh[0].policy_step <= min(step, queue) + delay - 1
+        assert step - fresh[0].weights_version <= min(step, queue) + delay - 1
         for group in hard:
             # With the rollout of step t + q if the engines hold the weights of step t, otherwise in step t.
-            assert group.step == step and group.policy_step in (step, step - queue)
-            assert (group.policy_step % delay == 0) == (group.policy_step != step)
-            assert group.policy_step % again == 0 < group.policy_step
-            named[group.policy_step] += 1
+            assert group.step == step and group.weights_version in (step, step - queue)
+            assert (group.weights_version % delay == 0) == (group.weights_version != step)
+            assert group.weights_version % again == 0 < group.weights_version
+            named[group.weights_version] += 1
         for group in (*fresh, *hard):
             for response in group.responses:
-                wanted = made.log_probs(response.token_ids.tolist(), updates[group.policy_step])
+                wanted = made.log_probs(response.token_ids.tolist(), updates[group.weights_version])
                 assert response.log_probs.tolist() == pytest.approx(wanted[1:])
     due = range(again, 12 - queue, again)
     assert {step % delay == 0 for step in named} == {step % delay == 0 for step in due}
@@ -139,7 +139,7 @@ def test_no_two_prompts_of_a_run_have_the_same_seed(world, queue, delay, again):
     made = world(**ahead(queue, delay, again) | REPEATABLE)
     seen = watched(made)
     made.trainer.fit()
-    ages = [{step - group.policy_step for group in hard} for step, _, hard, _ in seen]
+    ages = [{step - group.weights_version for group in hard} for step, _, hard, _ in seen]
     assert {0, queue} in ages or delay == 1  # both kinds in one step
     seeds = [request.seed for request in made.requests]
     assert None not in seeds and len(set(seeds)) == len(seeds) > 48

@@ -292,7 +292,7 @@ class TestResume:
     def test_the_first_start_is_not_told_to_load(self, world):
         made = world(**REPEATABLE)
         made.trainer.fit()
-        assert made.noted("load") == [] and made.trainer.checkpoints.resumed_engine_step is None
+        assert made.noted("load") == [] and made.trainer.checkpoints.resumed_weights_version is None
 
     def test_the_weights_of_a_resumed_run_are_kept_where_they_are_needed(self, world, tmp_path):
         words = REPEATABLE | {"adapt.rollout_delay": 4, "train.num_episodes": 1}
@@ -357,7 +357,7 @@ class TestState:
 
     def test_says_all_that_the_next_step_depends_on(self, run):
         state = run.trainer.checkpoints.state_dict()
-        assert (state["step"], state["engine_step"], state["group_size"]) == (8, 6, 4)
+        assert (state["step"], state["weights_version"], state["group_size"]) == (8, 6, 4)
         assert state["generated"] == len(run.requests) and state["rollouts"] == 4 * len(run.requests)
         assert state["ledger"]["groups"]["generated"] == state["generated"]
         assert torch.equal(state["torch_rng"], torch.get_rng_state())
@@ -369,7 +369,7 @@ class TestState:
         state = run.trainer.checkpoints.state_dict()
         other = world(algorithm="ba_ppo")
         other.trainer.checkpoints.load_state_dict(state)
-        other.trainer.rollout_weights.step = state["engine_step"]  # the engines get these weights later
+        other.trainer.rollout_weights.weights_version = state["weights_version"]  # the engines get these weights later
         other.trainer._epoch_done = state["epoch_done"]
         torch.set_rng_state(state["torch_rng"])
         assert repr(other.trainer.checkpoints.state_dict()) == repr(state)

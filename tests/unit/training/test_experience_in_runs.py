@@ -45,7 +45,7 @@ class TestObserve:
             for group in groups:
                 places = [n for n, origin in enumerate(batch.origins) if origin.group is group]
                 lost = np.maximum(0, 1 - np.exp(passed.log_ratios[places]))
-                today = group.policy_step == step
+                today = group.weights_version == step
                 assert distances[group] == pytest.approx(0 if today else lost.mean(), abs=1e-12)
             dropped += len(groups) - int(sum(rows[step][f"groups/{s}"] for s in ("fresh", "reevaluated", "replayed")))
         assert any(tv > 0 for _, distances, _ in heard for tv in distances.values())

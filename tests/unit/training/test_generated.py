@@ -44,7 +44,7 @@ def test_numbers_are_those_of_the_layers_groups(groups, first, reward_range):
         for reward in rewards
     ]
     found = rows(samples, 2, first_uid=first, reward_range=reward_range)
-    about = {"first_uid": first, "step": 0, "policy_step": 0, "reward_range": reward_range}
+    about = {"first_uid": first, "step": 0, "weights_version": 0, "reward_range": reward_range}
     layer = groups_of(usable_groups(in_groups(samples, 2)), **about)
     assert [(group.uid, group.prompt.id, group.mean) for group in found[: len(layer)]] == [
         (group.uid, group.prompt.id, group.mean) for group in layer
@@ -87,8 +87,11 @@ class TestGeneratedStep:
         made = GeneratedStep.of(
             [("fresh", in_groups(fresh, 2), 5), ("reevaluated", in_groups(hard, 2), 7)], first_uid=30, step=7
         )
-        assert [(group.uid, group.step, group.policy_step) for group in made.fresh] == [(30, 7, 5), (31, 7, 5)]
-        assert [(group.uid, group.step, group.policy_step) for group in made.reevaluated] == [(33, 7, 7), (34, 7, 7)]
+        assert [(group.uid, group.step, group.weights_version) for group in made.fresh] == [(30, 7, 5), (31, 7, 5)]
+        assert [(group.uid, group.step, group.weights_version) for group in made.reevaluated] == [
+            (33, 7, 7),
+            (34, 7, 7),
+        ]
         recorded = [(group.uid, group.source, group.mean) for group in made.recorded]
         assert recorded == [
             *[(uid, "fresh", Fraction(1, 2)) for uid in (30, 31)],

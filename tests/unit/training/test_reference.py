@@ -280,7 +280,7 @@ class TestBatches:
         twice = response(1)
         for count in (2, 0):
             models.forget()
-            responses = [twice, response(2), replace(twice, policy_step=3)]
+            responses = [twice, response(2), replace(twice, weights_version=3)]
             assert_same(make(made, responses), openrlhfs(made, ranks, responses))
             assert models.seen.count(1) == count
 

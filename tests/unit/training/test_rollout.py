@@ -197,7 +197,7 @@ class TestEngine:
     def answers(self, seed: int | None, samples: int = 4):
         engine = object.__new__(RolloutEngine)
         engine.executor = Executor()
-        engine.tokenizer, engine.version = "t", None
+        engine.tokenizer, engine.weights_version = "t", None
         params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)
         found = asyncio.run(
             engine.generate_responses(
@@ -418,7 +418,7 @@ class TestOrder:
         assert [sample.index for sample in samples] == [[number] for number in range(count) for _ in range(2)]
         assert [sample.sequences[0, -1].item() for sample in samples] == [10, 11] * count
         assert rest == [None, count, False]
-        assert len(groups_of(in_groups(samples, 2), first_uid=0, step=0, policy_step=0)) == count
+        assert len(groups_of(in_groups(samples, 2), first_uid=0, step=0, weights_version=0)) == count
 
     def test_of_each_rollout_anew(self):
         run = made(*"fbdace", batch_size=3)
@@ -576,7 +576,7 @@ class TestSamples:
         assert is_usable(sample)
         for tensor in (sample.rewards, sample.scores, sample.info["reward"], sample.info["score"]):
             assert (tensor.shape, tensor.dtype, tensor.item()) == ((1,), torch.float32, number)
-        (group,) = groups_of(in_groups([sample], 1), first_uid=0, step=0, policy_step=0)
+        (group,) = groups_of(in_groups([sample], 1), first_uid=0, step=0, weights_version=0)
         assert group.responses[0].reward == number
 
     @pytest.mark.parametrize("value", NONE, ids=lambda value: repr(value)[:30])

@@ -25,14 +25,14 @@ class TestBroadcast:
             made.updates["actor"] += 1
             made.trainer.broadcast_to_vllm()
             assert made.trainer.state.step == step
-            assert made.trainer.rollout_weights.step == made.engines[0].weights == step - step % delay
+            assert made.trainer.rollout_weights.weights_version == made.engines[0].weights == step - step % delay
         assert made.noted("sync") == [step for step in range(1, 13) if step % delay == 0]
 
 
 def resuming(made: World, *, step: int, saved: int) -> World:
     """The world, at the start of a resumed run whose checkpoint of `step` has rollout weights of step `saved`."""
     made.updates["actor"] = made.trainer.state.step = step
-    made.trainer.checkpoints.resumed_engine_step = saved
+    made.trainer.checkpoints.resumed_weights_version = saved
     made.args.checked = replace(made.args.checked, resume_tag=f"global_step{step}")
     if saved != step:
         folder = made.checkpoints / "_adapt" / f"global_step{step}"
@@ -69,9 +69,11 @@ class TestResumeEngines:
         made.trainer.broadcast_to_vllm()
         each = [(name, argument) for name, argument in events for _ in range(1 if name == "sync" else 2)]
         assert made.events == each
-        assert made.trainer.state.step == step and made.trainer.checkpoints.resumed_engine_step is None
+        assert made.trainer.state.step == step and made.trainer.checkpoints.resumed_weights_version is None
         wanted = events[0][1]
-        assert made.trainer.rollout_weights.step == wanted and {engine.weights for engine in made.engines} == {wanted}
+        assert made.trainer.rollout_weights.weights_version == wanted and {
+            engine.weights for engine in made.engines
+        } == {wanted}
         # once: the next broadcast is after an update
         made.updates["actor"] += 1
         made.trainer.broadcast_to_vllm()
@@ -80,7 +82,11 @@ class TestResumeEngines:
     def test_weights_of_step_0_are_weights(self, world):
         made = resuming(world(**{"adapt.rollout_delay": 5, "adapt.reevaluate_every": 0}), step=2, saved=0)
         made.trainer.broadcast_to_vllm()
-        assert made.noted("load") == [0] and made.trainer.rollout_weights.step == 0 and made.trainer.state.step == 2
+        assert (
+            made.noted("load") == [0]
+            and made.trainer.rollout_weights.weights_version == 0
+            and made.trainer.state.step == 2
+        )
 
     @pytest.mark.parametrize("before", [1, 2, 3, 5])
     @pytest.mark.parametrize("delay", [1, 2, 3, 4, 7])
@@ -107,7 +113,7 @@ class TestResumeEngines:
         words = {"adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "adapt.max_shift_rollout": 0.5}
         made = resuming(world(**words), step=step, saved=saved)
         made.trainer.broadcast_to_vllm()
-        assert made.events == events and made.trainer.rollout_weights.step == events[0][1]
+        assert made.events == events and made.trainer.rollout_weights.weights_version == events[0][1]
 
     @staticmethod
     def goes_on(made: World, *, delay: int, again: int, evaluation: int) -> None:
@@ -118,7 +124,7 @@ class TestResumeEngines:
         held = engine.weights
         for step in range(start, start + 2 * delay + 2):
             held = step if step % delay == 0 else held
-            assert engine.weights == run.rollout_weights.step == held
+            assert engine.weights == run.rollout_weights.weights_version == held
             if again and step % again == 0:
                 with run.rollout_weights.of_today(step, next_rollout=step + 1):
                     assert engine.weights == step

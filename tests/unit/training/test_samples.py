@@ -100,7 +100,7 @@ def assert_same(found: Experience, wanted: Experience) -> None:
 
 
 def round_trip(samples: list[Experience], size: int) -> list[Experience]:
-    return samples_of(groups_of(in_groups(samples, size), first_uid=0, step=0, policy_step=0))
+    return samples_of(groups_of(in_groups(samples, size), first_uid=0, step=0, weights_version=0))
 
 
 CASES = {
@@ -151,7 +151,7 @@ def test_round_trip_of_anything(prompt_tokens, turns, max_len, reward, score, tr
 
 
 def test_a_sample_may_be_made_twice_from_one_group():
-    (group,) = groups_of(in_groups([made_by_openrlhf()], 1), first_uid=0, step=0, policy_step=0)
+    (group,) = groups_of(in_groups([made_by_openrlhf()], 1), first_uid=0, step=0, weights_version=0)
     first = samples_of([group])[0]
     first.sequences.zero_()
     first.rollout_log_probs.zero_()
@@ -198,22 +198,22 @@ class TestResponse:
 class TestGroups:
     def test_in_order_with_their_steps(self):
         samples = [made_by_openrlhf(prompt=f"p{n // 2}", label=f"{n // 2}", reward=n / 8, seed=n) for n in range(6)]
-        groups = groups_of(in_groups(samples, 2), first_uid=10, step=7, policy_step=5)
+        groups = groups_of(in_groups(samples, 2), first_uid=10, step=7, weights_version=5)
         assert [group.uid for group in groups] == [10, 11, 12]
         assert [(g.prompt.text, g.prompt.label) for g in groups] == [("p0", "0"), ("p1", "1"), ("p2", "2")]
-        assert {(group.step, group.policy_step, group.size) for group in groups} == {(7, 5, 2)}
+        assert {(group.step, group.weights_version, group.size) for group in groups} == {(7, 5, 2)}
         assert [[r.reward for r in group.responses] for group in groups] == [[0, 1 / 8], [2 / 8, 3 / 8], [4 / 8, 5 / 8]]
 
     def test_equal_prompts_of_two_rows_are_two_groups(self):
-        groups = groups_of(in_groups([made_by_openrlhf() for _ in range(4)], 2), first_uid=0, step=0, policy_step=0)
+        groups = groups_of(in_groups([made_by_openrlhf() for _ in range(4)], 2), first_uid=0, step=0, weights_version=0)
         assert len(groups) == 2 and groups[0].prompt == groups[1].prompt
 
     def test_images_belong_to_the_prompt(self):
-        groups = groups_of([[made_by_openrlhf(images=["a.png"])]], first_uid=0, step=0, policy_step=0)
+        groups = groups_of([[made_by_openrlhf(images=["a.png"])]], first_uid=0, step=0, weights_version=0)
         assert groups[0].prompt.images == ["a.png"]
 
     def test_nothing(self):
-        assert groups_of(in_groups([], 4), first_uid=0, step=0, policy_step=0) == []
+        assert groups_of(in_groups([], 4), first_uid=0, step=0, weights_version=0) == []
 
     @pytest.mark.parametrize("count", [1, 3, 5])
     def test_incomplete(self, count):
@@ -242,16 +242,16 @@ class TestGroups:
     def test_mixed(self, other):
         samples = [made_by_openrlhf(), made_by_openrlhf(), made_by_openrlhf(), made_by_openrlhf(**other)]
         with pytest.raises(ValueError, match="samples of group 1 are not responses to one prompt"):
-            groups_of(in_groups(samples, 2), first_uid=0, step=0, policy_step=0)
+            groups_of(in_groups(samples, 2), first_uid=0, step=0, weights_version=0)
 
     def test_samples_without_behaviour_log_probs_are_an_error(self):
         sample = made_by_openrlhf()
         sample.rollout_log_probs = None
         with pytest.raises(TypeError):
-            groups_of(in_groups([sample], 1), first_uid=0, step=0, policy_step=0)
+            groups_of(in_groups([sample], 1), first_uid=0, step=0, weights_version=0)
 
 
 def test_sample_of_takes_prompt_and_response_apart():
-    (group,) = groups_of(in_groups([made_by_openrlhf()], 1), first_uid=0, step=0, policy_step=0)
+    (group,) = groups_of(in_groups([made_by_openrlhf()], 1), first_uid=0, step=0, weights_version=0)
     sample = sample_of(group.prompt, group.responses[0])
     assert (sample.prompts, sample.labels) == (["1 + 1 ="], ["2"])
