@@ -99,7 +99,7 @@ def compare(before: Path, after: Path, within: float) -> int:
         for key in keys:
             pairs = [(step, one.get(key), two.get(key)) for step, (one, two) in enumerate(zip(*rows, strict=False))]
             numbers = [abs(one) for _, one, _ in pairs if isinstance(one, (int, float)) and one == one]
-            unequal = [(step, one, two) for step, one, two in pairs if differ(one, two, within * max(0.01, *numbers))]
+            unequal = [(step, one, two) for step, one, two in pairs if differ(one, two, within * max([0.01, *numbers]))]
             if unequal:
                 same = False
                 step, one, two = unequal[0]
