@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from openrlhf.trainer.ray import vllm_engine
 from openrlhf.utils.vlm_utils import dedup_media_tokens
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from bapo_openrlhf.adapt.vocabulary import VERSIONS
 from bapo_openrlhf.cpu import stack as cpu
@@ -171,9 +172,23 @@ class RolloutEngine(Engine):
                 memory_gib=verifier.memory_gib,
             )
 
+    async def _in_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call a function in each of vLLM's workers.
+
+        Raises:
+            EngineDeadError: vLLM's process died. vLLM itself would wait for the answers without end.
+        """
+        answers = asyncio.ensure_future(self.llm.collective_rpc(function, args=args))
+        while not answers.done():
+            await asyncio.wait([answers], timeout=1.0)
+            if self.llm.errored and not answers.done():
+                answers.cancel()
+                raise EngineDeadError()
+        return answers.result()
+
     async def merge_adapters(self, scale: float) -> None:
         """Merge the actor's LoRA adapters into the weights of each sync from now on, times alpha / r."""
-        await self.llm.collective_rpc(merge_adapters, args=(scale,))
+        await self._in_workers(merge_adapters, scale)
 
     @extends(Engine)
     async def generate_responses(
@@ -281,25 +296,25 @@ class RolloutEngine(Engine):
 
     async def update_weights(self, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
         """Receive and load a parcel of the actor's weights."""
-        await self.llm.collective_rpc(receive, args=(pieces, dtype))
+        await self._in_workers(receive, pieces, dtype)
 
     async def borrow_weights(self, pieces: Sequence[Piece], handles: Mapping[str, tuple[Any, tuple]]) -> None:
         """Load a parcel of the actor's weights from memory of the same GPUs."""
-        await self.llm.collective_rpc(borrow, args=(pieces, handles))
+        await self._in_workers(borrow, pieces, handles)
 
     async def keep_weights(self) -> int:
         """Keep today's weights in host memory instead of those kept before, and return their bytes."""
         self._kept_version = self.weights_version
-        return sum(await self.llm.collective_rpc(_keep))
+        return sum(await self._in_workers(_keep))
 
     async def restore_weights(self) -> None:
         """Sample from the kept weights again."""
-        await self.llm.collective_rpc(_restore)
+        await self._in_workers(_restore)
         await self.changed(self._kept_version)
 
     async def save_weights(self, folder: str) -> None:
         """Write the weights that the engine holds now: one safetensors file for each tensor-parallel rank."""
-        await self.llm.collective_rpc(_save, args=(folder,))
+        await self._in_workers(_save, folder)
 
     async def load_weights(self, folder: str, version: int) -> None:
         """Sample from saved weights of this version.
@@ -307,7 +322,7 @@ class RolloutEngine(Engine):
         Raises:
             ValueError: The weights are of another model or of another tensor-parallel size.
         """
-        await self.llm.collective_rpc(_load, args=(folder,))
+        await self._in_workers(_load, folder)
         await self.changed(version)
 
     async def changed(self, version: int | None) -> None:

@@ -9,6 +9,7 @@ import vllm
 from openrlhf.utils.agent import AgentExecutorBase
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training.faster.single_turn import SingleTurn
@@ -132,3 +133,20 @@ def test_an_executor_of_the_user_gets_all():
 @pytest.mark.parametrize("executor", [OwnExecutor(), SingleTurn()])
 def test_stop_strings_need_text(executor):
     assert ask(executor, stop=["\n"]).detokenize
+
+
+def test_a_call_ends_if_vllms_process_dies_while_it_waits():
+    """vLLM 0.29 leaves such a call without an answer."""
+
+    class Llm:
+        errored = False
+
+        async def collective_rpc(self, function, args=()):
+            self.errored = function is not len
+            return [function(*args)] if function is len else await asyncio.Event().wait()
+
+    engine = object.__new__(RolloutEngine)
+    engine.llm = Llm()
+    assert asyncio.run(engine._in_workers(len, "abc")) == [3]
+    with pytest.raises(EngineDeadError):
+        asyncio.run(asyncio.wait_for(engine._in_workers(sum, [1, 2]), timeout=30))
