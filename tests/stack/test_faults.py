@@ -170,7 +170,6 @@ KILLS = (
     Fault("engine/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
     # not noticed before the engine is asked for its delayed weights
     Fault("engine/3/training/0", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
-    Fault("core/4/saving/0.1", ("step 4, saving checkpoint global_step4: ",), 3),
     Fault("actor/3/making experience/0", ("step 3, making experience: ", *DIED), 3),
     Fault("actor/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
     Fault("actor/4/saving/0.01", ("step 4, saving checkpoint global_step4: ", *DIED), 3),

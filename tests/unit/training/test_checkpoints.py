@@ -382,8 +382,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 4}, "the state is of format 4; this version reads 3"),
-            ({"version": 2}, "the state is of format 2; this version reads 3"),
+            ({"version": 5}, "the state is of format 5; this version reads 4"),
+            ({"version": 3}, "the state is of format 3; this version reads 4"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],
