@@ -67,8 +67,9 @@ class Renderer:
         self._template, self._chat = template, chat
         if model is None:
             return
-        cpu.prepare_environment()
         try:
+            if not quick:
+                cpu.prepare_environment()  # which imports torch
             self.tokenizer = (apart if quick else Tokenizer)(model, fast)
             missing = chat and not self.tokenizer.has_chat_template()
         except Exception as error:  # transformers raises many kinds of errors for a bad folder
@@ -89,7 +90,7 @@ class Renderer:
         """
         chat = self.tokenizer.apply_chat_template if self._chat and self.tokenizer is not None else None
         if chat is None and self._template is None and isinstance(content, str):
-            return content
+            return content  # as OpenRLHF's function does, whose file imports torch
         return fill(content, self._template, chat)
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:

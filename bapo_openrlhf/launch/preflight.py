@@ -107,11 +107,11 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
     Returns:
         A warning for each model that is not on this machine, if nothing is downloaded (`ahead`).
     """
-    names = [("actor.model_name_or_path", args.actor.model_name_or_path)]
+    trained = [("actor.model_name_or_path", args.actor.model_name_or_path)]
     if args.critic.model_name_or_path:
-        names.append(("critic.model_name_or_path", args.critic.model_name_or_path))
-    if not args.reward.remote_url:
-        names += [("reward.model_name_or_path", name) for name in args.reward.model_name_or_path.split(",")]
+        trained.append(("critic.model_name_or_path", args.critic.model_name_or_path))
+    rewards = [] if args.reward.remote_url else args.reward.model_name_or_path.split(",")
+    names = [*trained, *(("reward.model_name_or_path", name) for name in rewards)]
     for flag, name in names:
         check_model(flag, name)
     elsewhere = {name: flag for flag, name in reversed(names) if ahead and not Path(name).expanduser().is_dir()}
@@ -120,23 +120,28 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
         "looked at"
         for name, flag in elsewhere.items()
     ]
-    for flag, name in names:
+    for flag, name in trained:
         folder = Path(name).expanduser()
-        if flag == "reward.model_name_or_path" or not folder.is_dir():
+        if not folder.is_dir():
             continue
-        try:
-            config = json.loads((folder / "config.json").read_bytes())
-        except ValueError:
-            raise ConfigError(f"{flag} is {name}; its config.json is not valid JSON") from None
+        config = _config_of(f"{flag} is {name}", folder)
         if args.actor.aux_loss_coef and "output_router_logits" not in config:
             raise ConfigError(
                 f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {name}; it must be 0 then, because "
                 "the model is no mixture of experts with a loss of its router (no output_router_logits in config.json)"
             )
-        if flag == "actor.model_name_or_path":
+        if (flag, name) == trained[0]:
             vision.check_model(f"{flag} is {name}", folder, config, args)
             _check_shape(f"{flag} {name}", config.get("text_config", config), args)
     return warnings
+
+
+def _config_of(model: str, folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    except ValueError:
+        raise ConfigError(f"{model}; its config.json is not valid JSON") from None
+    return config
 
 
 def _check_shape(model: str, found: dict[str, Any], args: SimpleNamespace) -> None:

@@ -5,7 +5,7 @@ prompt is a call, as in OpenRLHF.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
@@ -25,6 +25,17 @@ class DispatchingGenerator(SamplesGenerator):
     OpenRLHF replaces a filtered prompt as soon as its responses are there. So it is for an agent, whose responses may
     take very different times.
     """
+
+    @classmethod
+    def of(cls, trainer: Any, **own: Any) -> Self:
+        """A generator for the prompts, evaluations and engines of OpenRLHF's trainer.
+
+        Args:
+            trainer: The trainer, once OpenRLHF's constructor has run.
+            own: What a subclass takes in addition.
+        """
+        shared = ("strategy", "prompts_dataloader", "eval_dataloader", "tokenizer", "vllm_engines")
+        return cls(**{name: getattr(trainer, name) for name in shared}, **own)
 
     def set_up_engines(self) -> None:
         """Give each engine the tokenizer and the limits of the reward function, before anything is generated."""

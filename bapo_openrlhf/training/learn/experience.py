@@ -147,7 +147,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         Args:
             passed: What today's models say of the batch.
             kept: Positions of the samples that stay, in order; at least one.
-            monte_carlo: Whether the returns are Monte Carlo returns, whatever --adapt.critic_lambd is.
+            monte_carlo: Whether the returns are Monte Carlo returns. If so, --adapt.critic_lambd is not used.
         """
         origins, experiences = [passed.origins[place] for place in kept], passed.experiences
         if len(kept) < len(passed.origins):

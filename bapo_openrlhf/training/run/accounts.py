@@ -60,13 +60,10 @@ class StepAccounts:
             RuntimeError: Too many groups cannot be used.
         """
         state, size = self.state, self.args.rollout.n_samples_per_prompt
+        size_of_fresh = size if self.method.first_responses is None else None
         made = GeneratedStep.of(
             [
-                (
-                    "fresh",
-                    by_request(fresh, size if self.method.first_responses is None else None),
-                    rollout.weights_version,
-                ),
+                ("fresh", by_request(fresh, size_of_fresh), rollout.weights_version),
                 ("reevaluated", by_request(rollout.hard_samples, size), rollout.weights_version),
                 ("reevaluated", by_request(hard, size), state.step),
             ],

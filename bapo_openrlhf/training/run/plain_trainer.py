@@ -1,7 +1,6 @@
 """OpenRLHF's PPO trainer without batch adaptation. It trains as OpenRLHF does, and keeps this project's record."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,19 +26,9 @@ class RecordedPPOTrainer(Base):
         # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        run = self.args.run
-        self.recorder = StepRecorder(
-            folder=Path(run.dir) / run.name, tokenizer=self.tokenizer, answer_chars=run.answer_chars
-        )
+        self.recorder = StepRecorder.of(self.args.run, self.tokenizer)
         self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
-        self.samples_generator = RecordedSamplesGenerator(
-            strategy=self.strategy,
-            prompts_dataloader=self.prompts_dataloader,
-            eval_dataloader=self.eval_dataloader,
-            tokenizer=self.tokenizer,
-            vllm_engines=self.vllm_engines,
-            filtered=self.filtered,
-        )
+        self.samples_generator = RecordedSamplesGenerator.of(self, filtered=self.filtered)
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:

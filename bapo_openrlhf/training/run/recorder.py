@@ -5,7 +5,7 @@ The rows come from OpenRLHF's samples, so every group has one, also a group that
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -14,6 +14,7 @@ from openrlhf.utils.logging_utils import init_logger
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
+from bapo_openrlhf.flags.config import RunConfig
 from bapo_openrlhf.record.answers import PromptStates, shortened
 from bapo_openrlhf.record.run_record import (
     ANSWERS,
@@ -53,6 +54,11 @@ class StepRecorder:
         self._answer_chars, self._tokenizer = answer_chars, tokenizer
         self._prompt_states = PromptStates()
         self._warned: set[str] = set()  # kinds of warnings
+
+    @classmethod
+    def of(cls, run: RunConfig, tokenizer: Any) -> Self:
+        """The recorder of a run with these `--run.*` flags."""
+        return cls(folder=Path(run.dir) / run.name, tokenizer=tokenizer, answer_chars=run.answer_chars)
 
     def resume(self, step: int) -> None:
         """Continue the record after this step; a run at step 0 has none to continue.

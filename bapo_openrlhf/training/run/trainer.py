@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,12 +59,8 @@ class AdaptedPPOTrainer(Base):
         schedule = schedule_of(self.args, evaluates=self.eval_dataloader is not None)
         about = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **about)
-        self.samples_generator = (AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator)(
-            strategy=strategy,
-            prompts_dataloader=self.prompts_dataloader,
-            eval_dataloader=self.eval_dataloader,
-            tokenizer=self.tokenizer,
-            vllm_engines=self.vllm_engines,
+        self.samples_generator = (AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator).of(
+            self,
             begin_step=self._begin_step,
             step=lambda: self.state.step,
             weights_version=lambda: self.rollout_weights.weights_version,
@@ -83,8 +78,8 @@ class AdaptedPPOTrainer(Base):
         """Make what the hooks and `train_step` call. Each part gets what it needs, and knows no trainer."""
         args, actor, critic = self.args, self.actor_model_group, self.critic_model_group
         generator, maker = self.samples_generator, self.experience_maker
-        folder, data, kwargs = Path(args.run.dir) / args.run.name, self.prompts_dataloader, self.generate_kwargs
-        self.recorder = StepRecorder(folder=folder, tokenizer=self.tokenizer, answer_chars=args.run.answer_chars)
+        data, kwargs = self.prompts_dataloader, self.generate_kwargs
+        self.recorder = StepRecorder.of(args.run, self.tokenizer)
         unusable = UnusableGroups(
             max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=generator.failed_calls
         )

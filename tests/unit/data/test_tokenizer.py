@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from multiprocessing import active_children
 
 import pytest
@@ -75,3 +77,20 @@ def test_a_model_with_vision(tmp_path, config, has):
     assert not has_vision(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert has_vision(str(tmp_path)) is has
+
+
+def test_a_process_that_loads_it_apart_imports_no_torch(tokenizer_folder):
+    """Neither do prompts that are their rows' texts. Importing torch takes longer than all else that `check` does."""
+    script = (
+        "import sys\nfrom bapo_openrlhf.data.prompts import Renderer\n"
+        f"render = Renderer('model', {str(tokenizer_folder)!r}, template=None, chat=False, quick=True)\n"
+        "print(render.lengths([render('1+1')]), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[3]", "False"]
+
+
+@pytest.mark.parametrize("text", ["1+1", "{} \\boxed{x}", "<image>?"])
+def test_a_prompt_without_a_template_is_what_openrlhf_makes_of_it(text, tokenizer_folder):
+    render = prompts.Renderer("model", str(tokenizer_folder), template=None, chat=False)
+    assert render(text) == prompts.fill(text, None, None)
