@@ -65,7 +65,9 @@ def markdown(result: Mapping[str, Any]) -> str:
     about = (
         f"A run has {result['steps']} steps of BAPO-GRPO, and its numbers are means over the steps after the first "
         f"{WARM_UP}. The table has the median over {result['rounds']} rounds, with the smallest and the largest in "
-        "brackets. A ratio is to the run of the same round with all parts."
+        "brackets. A ratio is to the run of the same round with all parts. The quickstart's vocabulary has 64 "
+        "tokens. For large ones [Kernels](kernels.md) compares `log_probs` with OpenRLHF, in seconds and memory, and "
+        "[the third runs on a GPU](gpu_third.md) have steps without any part."
     )
     names = list(TIMES)
     lines = [
