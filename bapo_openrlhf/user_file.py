@@ -77,9 +77,9 @@ def place(error: BaseException, function: Any = None) -> str:
         return f"{error.filename}:{error.lineno}"
     way = [(str(frame.f_globals.get("__name__")), f"{frame.f_code.co_filename}:{line}")
            for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
-    own = [line for module, line in way if module.startswith(_PREFIX)]
+    in_package = [line for module, line in way if module.startswith(_PREFIX)]
     others = [definition(function)] if function else [line for module, line in way if module not in _LOADING]
-    return ["", *others, *own][-1]
+    return ["", *others, *in_package][-1]
 
 
 def definition(function: Any) -> str:

@@ -91,7 +91,7 @@ def in_parts(share: Sequence[int], size: int) -> list[list[int]]:
 def in_step(parts: Sequence[list[list[int]]]) -> list[list[list[int]]]:
     """The parts of each rank, with empty parts added so that all ranks have equally many. Each stands for a filler."""
     most = max(map(len, parts))
-    return [own + [[]] * (most - len(own)) for own in parts]
+    return [share + [[]] * (most - len(share)) for share in parts]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def step_totals(total: int, train_batch: int) -> list[int]:
     return [min(total - start, train_batch) for start in range(0, total, train_batch)]
 
 
-def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: int) -> list[MicroBatch]:
+def micro_batch_plan(total: int, rank_samples: int, ranks: int, size: int, train_batch: int) -> list[MicroBatch]:
     """The micro-batches of one rank for one epoch, in order.
 
     In each optimizer step but the last, a rank takes `train_batch / ranks` of its samples, so that the step holds
@@ -124,7 +124,7 @@ def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: i
 
     Args:
         total: Samples of the batch, on all ranks.
-        own: Samples of this rank: total / ranks, rounded down or up.
+        rank_samples: Samples of this rank: total / ranks, rounded down or up.
         ranks: Number of data-parallel ranks.
         size: Samples of a micro-batch.
         train_batch: Samples of an optimizer step, a multiple of ranks x size.
@@ -133,7 +133,7 @@ def micro_batch_plan(total: int, own: int, ranks: int, size: int, train_batch: i
     for step, samples in enumerate(step_totals(total, train_batch)):
         least, more = divmod(samples, ranks)  # `more` ranks have one sample more than the others
         parts = more * math.ceil((least + 1) / size) + (ranks - more) * math.ceil(least / size)
-        left, count = own - step * train_batch // ranks, math.ceil((least + (more > 0)) / size)
+        left, count = rank_samples - step * train_batch // ranks, math.ceil((least + (more > 0)) / size)
         for part in range(count):
             taken = min(max(left - part * size, 0), size)
             plan.append(MicroBatch(taken, part + 1 == count, samples, parts))
@@ -163,7 +163,7 @@ def parts_by_tokens(lengths: Sequence[int], most: int, *, padded: bool) -> list[
 
 
 def token_plan(
-    totals: Sequence[int], own: Sequence[Sequence[int]], counts: Sequence[int], real: Sequence[int]
+    totals: Sequence[int], rank_sizes: Sequence[Sequence[int]], counts: Sequence[int], real: Sequence[int]
 ) -> list[MicroBatch]:
     """The micro-batches of one rank for one epoch, in order, if they were made by tokens.
 
@@ -171,12 +171,12 @@ def token_plan(
 
     Args:
         totals: Samples on all ranks.
-        own: Samples of each micro-batch of this rank.
+        rank_sizes: Samples of each micro-batch of this rank.
         counts: Micro-batches of the rank that has most.
         real: Micro-batches on all ranks, without fillers.
     """
     return [
         MicroBatch(samples, part == count, total, parts)
-        for total, sizes, count, parts in zip(totals, own, counts, real, strict=True)
+        for total, sizes, count, parts in zip(totals, rank_sizes, counts, real, strict=True)
         for part, samples in enumerate([*sizes, *[0] * (count - len(sizes))], start=1)
     ]

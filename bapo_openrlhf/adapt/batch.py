@@ -88,26 +88,26 @@ def fill(
     return batch
 
 
-def fitting(groups: Iterable[Group], room: int) -> list[Group]:
-    """The groups that fit into `room` responses, in their order. A group that does not fit any more is left out."""
+def fitting(groups: Iterable[Group], free: int) -> list[Group]:
+    """The groups that fit into `free` responses, in their order. A group that does not fit any more is left out."""
     kept = []
     for group in groups:
-        if group.size <= room:
+        if group.size <= free:
             kept.append(group)
-            room -= group.size
+            free -= group.size
     return kept
 
 
-def highest_variance(groups: Sequence[Group], room: int) -> list[Group]:
-    """The groups with the highest reward variance (Prop. A.3) that fit into `room` responses, in the order they came.
+def highest_variance(groups: Sequence[Group], free: int) -> list[Group]:
+    """The groups with the highest reward variance (Prop. A.3) that fit into `free` responses, in the order they came.
 
     Of equal variances, the group whose policy is more recent stays, then the one that was generated last. A stored
     response in a group does not make the group older.
     """
-    if sum(group.size for group in groups) <= room:
+    if sum(group.size for group in groups) <= free:
         return list(groups)
     ranked = sorted(groups, key=lambda group: (group.variance, group.weights_version, group.uid), reverse=True)
-    kept = {group.uid for group in fitting(ranked, room)}
+    kept = {group.uid for group in fitting(ranked, free)}
     return [group for group in groups if group.uid in kept]
 
 

@@ -39,10 +39,10 @@ def clipped(log_ratios: np.ndarray, advantages: np.ndarray, clip: Clip) -> np.nd
     dual clip (arXiv 1912.09729) bounds it by -c A, so it is also constant if rho > c.
     """
     ratios = np.exp(np.minimum(log_ratios, LOG_RATIO_CAP))
-    found = ((advantages > 0) & (ratios > 1 + clip.high)) | ((advantages < 0) & (ratios < 1 - clip.low))
+    without_gradient = ((advantages > 0) & (ratios > 1 + clip.high)) | ((advantages < 0) & (ratios < 1 - clip.low))
     if clip.dual is not None:
-        found |= (advantages < 0) & (ratios > clip.dual)
-    return np.asarray(found)
+        without_gradient |= (advantages < 0) & (ratios > clip.dual)
+    return np.asarray(without_gradient)
 
 
 def first_update(tokens: Mapping[str, SourceTokens], clip: Clip) -> dict[str, float]:

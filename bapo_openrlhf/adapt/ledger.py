@@ -49,21 +49,21 @@ class Ledger:
             RuntimeError: A group is in no state or in several, or this step did not generate it. The message names it.
         """
         groups = list(generated)
-        made = Counter(group.uid for group in groups)
+        counts = Counter(group.uid for group in groups)
         places = {name: [group.uid for group in getattr(batch, name)] for name in (*STATES, *EARLIER)}
         settled = Counter(uid for state in STATES for uid in places[state])
         replays: Counter[int] = Counter(uid for name in EARLIER for uid in places[name])
-        twice = (made & replays) | (replays - Counter(set(replays)))  # X3: groups of earlier steps, each once
-        wrong = sorted((made - settled) + (settled - made) + twice)
+        twice = (counts & replays) | (replays - Counter(set(replays)))  # X3: groups of earlier steps, each once
+        wrong = sorted((counts - settled) + (settled - counts) + twice)
         if wrong:
             uid = wrong[0]
             states = [name for name, uids in places.items() for listed in uids if listed == uid]
             raise RuntimeError(
-                f"group {uid} was generated {made[uid]} time(s) in this step and is in the states {states}; "
+                f"group {uid} was generated {counts[uid]} time(s) in this step and is in the states {states}; "
                 f"every group must end in exactly one ({len(wrong)} do not)"
             )
         step = {state: len(getattr(batch, state)) for state in STATES}
-        step |= {FAILED: len(failed), "generated": sum(made.values()) + len(failed)}
+        step |= {FAILED: len(failed), "generated": sum(counts.values()) + len(failed)}
         responses = _responses(groups, batch) | {FAILED: sum(failed)}
         responses["generated"] = sum(group.size for group in groups) + sum(failed)
         self.counts.update(step)
@@ -93,8 +93,8 @@ def _responses(generated: Sequence[Group], batch: Batch) -> dict[str, int]:
     counts = dict.fromkeys((*STATES, DROPPED), 0)
     for state in STATES:
         for group in getattr(batch, state):
-            own = whole[group.uid]
-            held = sum(id(response) in own for response in group.responses) if state in TRAINED else len(own)
+            members = whole[group.uid]
+            held = sum(id(response) in members for response in group.responses) if state in TRAINED else len(members)
             counts[state] += held
-            counts[DROPPED] += len(own) - held
+            counts[DROPPED] += len(members) - held
     return counts

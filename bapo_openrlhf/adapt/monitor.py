@@ -114,11 +114,11 @@ def shifts(batch: Batch, sums: TokenSums, step: int, gap: Gap) -> dict[str, floa
     """
     metrics, start = {}, 0
     for source in SOURCES:
-        today = on_policy(getattr(batch, source), step)
-        own, start = sums.at(slice(start, start + len(today))), start + len(today)
-        if len(today):
-            metrics[f"shift/{source}"] = shift(own, today, gap)
-            metrics[f"kl/{source}"] = float(own.k3.sum() / max(own.tokens.sum(), 1))
+        from_current = on_policy(getattr(batch, source), step)
+        source_sums, start = sums.at(slice(start, start + len(from_current))), start + len(from_current)
+        if len(from_current):
+            metrics[f"shift/{source}"] = shift(source_sums, from_current, gap)
+            metrics[f"kl/{source}"] = float(source_sums.k3.sum() / max(source_sums.tokens.sum(), 1))
     return metrics
 
 

@@ -74,19 +74,19 @@ def review(
     bad = nonfinite(log_ratios, sizes)
     broken = {group.uid for group, is_bad in zip(groups, bad.tolist(), strict=True) if is_bad}
     uids = np.repeat([group.uid for group in groups], sizes)
-    today, sound = on_policy(groups, step), np.repeat(~bad, sizes)
-    gap = gap.measured(step, log_ratios[today & sound], sums.at(today & sound))
-    tv = group_tv(np.where(today, 0.0, log_ratios), sizes).tolist()
+    from_current, sound = on_policy(groups, step), np.repeat(~bad, sizes)
+    gap = gap.measured(step, log_ratios[from_current & sound], sums.at(from_current & sound))
+    tv = group_tv(np.where(from_current, 0.0, log_ratios), sizes).tolist()
     distances = {group: distance for group, distance in zip(groups, tv, strict=True) if group.uid not in broken}
     shifts: dict[Group, float] = {}
     rollout_shift = 0.0
     for source in SOURCES:
-        own = [group for group in getattr(batch, source) if group.uid not in broken]
-        rows = np.isin(uids, [group.uid for group in own])
-        found = group_shifts(sums.at(rows), today[rows], [group.size for group in own], gap)
-        shifts |= dict(zip(own, found.tolist(), strict=True))
+        members = [group for group in getattr(batch, source) if group.uid not in broken]
+        rows = np.isin(uids, [group.uid for group in members])
+        source_shifts = group_shifts(sums.at(rows), from_current[rows], [group.size for group in members], gap)
+        shifts |= dict(zip(members, source_shifts.tolist(), strict=True))
         if source == "fresh":
-            rollout_shift = shift(sums.at(rows), today[rows], gap)
+            rollout_shift = shift(sums.at(rows), from_current[rows], gap)
     too_far = set[int]()
     for source, limit in (("fresh", max_shift_fresh), ("replayed", max_shift_replayed)):
         too_far |= beyond({group.uid: shifts[group] for group in getattr(batch, source) if group in shifts}, limit)

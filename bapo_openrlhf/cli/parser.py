@@ -65,12 +65,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     for alias in ALIASES.get(last, "").split(" or "):
         of_group = f"{dashes}{group}.{alias.partition('.')[2]}"  # critic.lr is critic.adam.lr
         meant += [of_group if of_group in names else dashes + alias]
-    found = (
+    candidates = (
         [one for one in meant if one in names]
         or difflib.get_close_matches(name, [one for one in names if one.rpartition(".")[2] == last], n=3, cutoff=0)
         or difflib.get_close_matches(name, names, n=1)
     )
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    return f"; did you mean {' or '.join(candidates)}?" if candidates else ""
 
 
 def is_switch(action: argparse.Action | None) -> bool:
@@ -83,7 +83,7 @@ def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tup
 
     A switch alone turns on what it names. It also takes a value, as in YAML: `--train.colocate_all false`.
     """
-    left, found, rest = [], {}, list(words)
+    left, switches, rest = [], {}, list(words)
     while rest:
         flag, equals, text = rest[0].partition("=")
         action = parser._option_string_actions.get(flag)
@@ -96,8 +96,8 @@ def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tup
         value = _yaml(text) if equals else True
         if not isinstance(value, bool):
             raise ConfigError(f"{flag} is {text!r}; it must be true or false")
-        found[action.dest] = bool(action.const) == value
-    return left, found
+        switches[action.dest] = bool(action.const) == value
+    return left, switches
 
 
 def _may_follow(parser: argparse.ArgumentParser, word: str) -> bool:

@@ -51,6 +51,6 @@ def _shapes(sizes: Sequence[str] | None, actor: str | None) -> list[ModelShape]:
     for size in sizes or []:
         if size not in SHAPES:
             raise ConfigError(f"models has {size!r}; each must be one of {', '.join(SHAPES)}")
-    if sizes is None and (own := shape_of_actor(actor)):
-        return [own]
+    if sizes is None and (actor_shape := shape_of_actor(actor)):
+        return [actor_shape]
     return [SHAPES[size] for size in dict.fromkeys(sizes or SHAPES)]

@@ -144,16 +144,16 @@ def _write(study, planned: Sequence, out: Path) -> int:
     if not begun:
         raise ConfigError(f"study: no run in {out}/runs has made a step yet; --output names the study's folder")
     runs = [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in begun]
-    commits = sorted({str(found.run.fact("commit")) for found in runs})
-    about = {
+    commits = sorted({str(study_run.run.fact("commit")) for study_run in runs})
+    metadata = {
         **record.provenance(),
         "commits of the runs": ", ".join(commits),
         "seeds": ", ".join(map(str, study.seeds)),
     }
     results = Results(study, runs)
     paths = [*write_table(results.table, out), out / "summary.md", out / "report.html"]
-    paths[-2].write_text(summary(results, about), encoding="utf-8")
-    paths[-1].write_text(make_study_page(results, about, progress=charts_bar), encoding="utf-8")
+    paths[-2].write_text(summary(results, metadata), encoding="utf-8")
+    paths[-1].write_text(make_study_page(results, metadata, progress=charts_bar), encoding="utf-8")
     for row in table_of(results).rows:
         says, source, verdict, measured, interval, *_ = row
         print(f"{verdict:<15} {says} ({source}): {measured}, 95 % {interval}")

@@ -69,9 +69,9 @@ def set_up_worker() -> None:
     """Import the module with the stand-ins. The rest of its package is not imported, as vLLM's processes need none."""
     if IMPORTS_IT in sys.modules:
         return
-    found = find_spec("openrlhf")
-    assert found is not None and found.origin is not None
-    spec = spec_from_file_location(IMPORTS_IT, Path(found.origin).parent / "models" / "ring_attn_utils.py")
+    package = find_spec("openrlhf")
+    assert package is not None and package.origin is not None
+    spec = spec_from_file_location(IMPORTS_IT, Path(package.origin).parent / "models" / "ring_attn_utils.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     with stand_ins():

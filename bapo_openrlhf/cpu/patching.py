@@ -137,6 +137,6 @@ def _installed(distributions: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _versions() -> str:
-    found = ", ".join("{} {}".format(*_installed(names)) for names in WRITTEN_FOR)
+    installed = ", ".join("{} {}".format(*_installed(names)) for names in WRITTEN_FOR)
     wanted = ", ".join(f"{names[0]} {version}" for names, version in WRITTEN_FOR.items())
-    return f"installed: {found}; written for: {wanted}"
+    return f"installed: {installed}; written for: {wanted}"

@@ -129,7 +129,7 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
         )
     prepare_environment()
     shared = os.environ.get(SHARED_RAY)
-    own = {
+    local = {
         "address": "local",
         "num_gpus": num_logical_gpus,
         # One per device, plus a few for the trainer and for remote functions.
@@ -138,7 +138,7 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
         "include_dashboard": False,
     }
     return {
-        **({"address": shared} if shared else own),
+        **({"address": shared} if shared else local),
         "logging_level": "warning",
         "runtime_env": {
             "worker_process_setup_hook": "bapo_openrlhf.cpu.stack.set_up_ray_worker",

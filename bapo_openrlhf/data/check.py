@@ -42,7 +42,7 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
         ConfigError: The data cannot be read, or rows are not as a run needs them.
     """
     renderer, warnings = cache(lambda: _renderer(args, ahead=ahead)), []
-    found = Data(None, None, warnings)
+    data = Data(None, None, warnings)
     evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []
     for request in (*evaluation, sources.of_training(args)):
         missing = _unprepared(request) if ahead else []
@@ -54,13 +54,13 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
         looked = RowCheck(request, args, renderer() if what.parts else None).look(what)
         warnings += looked.warnings
         if request.flag == "data.prompt_dataset":
-            found = Data(what.rows, looked.problem, warnings)
+            data = Data(what.rows, looked.problem, warnings)
         elif (what.rows or 0) > args.data.max_samples:
             warnings.append(
                 f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
                 f"evaluation: only the first of the {what.rows} rows of eval.dataset are evaluated"
             )
-    return found
+    return data
 
 
 def check_warmup(args: SimpleNamespace) -> Read:
@@ -70,9 +70,9 @@ def check_warmup(args: SimpleNamespace) -> Read:
         ConfigError: The data cannot be read, or a row has no prompt or response.
     """
     request = sources.of_warmup(args)
-    found = read(request, download=True)
-    RowCheck(request, args, None).look(found)
-    return found
+    rows = read(request, download=True)
+    RowCheck(request, args, None).look(rows)
+    return rows
 
 
 def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:

@@ -34,8 +34,8 @@ def local_tokenizer(model: str) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     for file in TOKENIZER_FILES:
-        if isinstance(found := try_to_load_from_cache(model, file), str):
-            return str(Path(found).parent)
+        if isinstance(cached := try_to_load_from_cache(model, file), str):
+            return str(Path(cached).parent)
     return None
 
 

@@ -42,10 +42,10 @@ class Part:
         rows = self.rows.select_columns(kept)
         for start in range(0, len(rows), STEP):
             try:
-                found = rows[start : start + STEP]
+                block = rows[start : start + STEP]
             except Exception as error:  # of pyarrow, or of a library for images
                 raise ConfigError(f"{self.where} cannot be read: {one_line(error)}") from error
-            yield from (dict(zip(kept, row, strict=True)) for row in zip(*found.values(), strict=True))
+            yield from (dict(zip(kept, row, strict=True)) for row in zip(*block.values(), strict=True))
 
     def originals(self) -> Iterator[tuple[original.Row, bool]]:
         """Each row as its file has it, and whether it is of a CSV file. There are none without text files.
@@ -87,10 +87,10 @@ def read(request: Request, *, download: bool) -> Read:
     Raises:
         ConfigError: A data set is missing, empty or unreadable, or they cannot be put together.
     """
-    found = sources(request)
-    _check_probabilities(request, len(found))
-    elsewhere = [] if download else [source for source in found if not source.here]
-    parts = [_part(request, source) for source in found if source not in elsewhere]
+    located = sources(request)
+    _check_probabilities(request, len(located))
+    elsewhere = [] if download else [source for source in located if not source.here]
+    parts = [_part(request, source) for source in located if source not in elsewhere]
     if elsewhere:
         return Read(parts, elsewhere, None)
     rows = parts[0].rows
@@ -202,10 +202,10 @@ def _check_probabilities(request: Request, count: int) -> None:
     if request.probabilities is None:
         return
     try:
-        found = [float(word) for word in request.probabilities.split(",")]
+        values = [float(word) for word in request.probabilities.split(",")]
     except ValueError:
-        found = []
-    if len(found) != count or not all(p >= 0 for p in found) or abs(sum(found) - 1) > 1e-6:
+        values = []
+    if len(values) != count or not all(p >= 0 for p in values) or abs(sum(values) - 1) > 1e-6:
         raise ConfigError(
             f"{request.probabilities_flag} is {request.probabilities}; it must be {count} numbers of at least 0 whose "
             f"sum is 1, one for each data set of {request.flag}"

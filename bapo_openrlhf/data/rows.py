@@ -49,16 +49,16 @@ class Values:
             if column not in there:
                 yield f"no {column}", f"no column {column!r} ({flag}); it has {', '.join(there)}"
 
-    def wrong(self, row: Row, found: Row | None, *, is_csv: bool) -> Iterator[tuple[str, str]]:
+    def wrong(self, row: Row, raw: Row | None, *, is_csv: bool) -> Iterator[tuple[str, str]]:
         """A kind and a text for all that is wrong with a row.
 
         Args:
             row: As OpenRLHF's reader gives it.
-            found: As its file has it; None if its file has types.
+            raw: As its file has it; None if its file has types.
             is_csv: Whether that is a CSV file.
         """
-        if found is not None:
-            changed = [*self.missing(found.keys())] or [*self._changed(row, found, is_csv=is_csv)]
+        if raw is not None:
+            changed = [*self.missing(raw.keys())] or [*self._changed(row, raw, is_csv=is_csv)]
             if changed:
                 yield from changed
                 return
@@ -75,13 +75,13 @@ class Values:
             elif (error := _not_sendable(value)) is not None:
                 yield "label", f"{column} is {shown(value)}, which cannot be sent to a reward function ({error})"
 
-    def _changed(self, row: Row, found: Row, *, is_csv: bool) -> Iterator[tuple[str, str]]:
+    def _changed(self, row: Row, raw: Row, *, is_csv: bool) -> Iterator[tuple[str, str]]:
         same = original.is_same_cell if is_csv else original.is_same
         for column in self._columns.values():
-            if not same(found[column], row[column]):
-                was, made = shown(found[column]), shown(row[column])
+            if not same(raw[column], row[column]):
+                was, read = shown(raw[column]), shown(row[column])
                 text = (
-                    f"{column} is {was}, and OpenRLHF's reader makes {made} of it; give all rows of the column one "
+                    f"{column} is {was}, and OpenRLHF's reader makes {read} of it; give all rows of the column one "
                     "type, or save the data as a .parquet file, which has types"
                 )
                 yield f"changed {column}", text
@@ -95,8 +95,8 @@ def rows_of(part: Part, columns: list[str]) -> Iterator[tuple[str, Row, Row | No
     """
     originals = part.originals() if part.files else repeat((None, False))
     # The file comes first, because what is wrong with it explains an error of the reader.
-    for number, ((found, is_csv), row) in enumerate(zip(originals, part.values(columns), strict=False), 1):
-        yield f"{part.where}, row {number}", row, found, is_csv
+    for number, ((raw, is_csv), row) in enumerate(zip(originals, part.values(columns), strict=False), 1):
+        yield f"{part.where}, row {number}", row, raw, is_csv
     for _ in originals if part.files else ():
         pass  # it says at its end if the files have more rows
 
@@ -116,7 +116,7 @@ class RowCheck:
         self._values = Values(request.columns, chat=args.data.apply_chat_template)
         self._render = render if render is not None and render.renders else None
         response = None if self._supervised else args.rollout.max_new_tokens
-        self._room = args.data.max_len - (response or 1)  # tokens of the longest prompt that OpenRLHF does not cut
+        self._max_prompt = args.data.max_len - (response or 1)  # tokens of a prompt that OpenRLHF does not cut
         self._findings = Findings()
         self._seen: dict[str, tuple[str, str]] = {}  # by prompt and images: place and label of the first such row
         self._repeated: list[tuple[str, str]] = []  # place of a row, and of the first with its prompt
@@ -139,9 +139,9 @@ class RowCheck:
             for kind, text in missing:
                 self._findings.error(kind, f"{part.where}, row 1: {text}")
             waiting: list[tuple[str, str, bool]] = []
-            for place, row, found, is_csv in rows_of(part, columns) if not missing else ():
+            for place, row, raw, is_csv in rows_of(part, columns) if not missing else ():
                 self._count += 1
-                if self._is_good(place, row, found, is_csv=is_csv):
+                if self._is_good(place, row, raw, is_csv=is_csv):
                     waiting += self._prompt(place, row)
                 if len(waiting) == STEP:
                     self._measure(waiting)
@@ -151,9 +151,9 @@ class RowCheck:
         self._warn()
         return Looked(self._problem, self._findings.warnings)
 
-    def _is_good(self, place: str, row: Row, found: Row | None, *, is_csv: bool) -> bool:
+    def _is_good(self, place: str, row: Row, raw: Row | None, *, is_csv: bool) -> bool:
         """Whether a run can use the row. What is wrong is kept."""
-        wrong = list(self._values.wrong(row, found, is_csv=is_csv))
+        wrong = list(self._values.wrong(row, raw, is_csv=is_csv))
         for kind, text in wrong:
             self._findings.error(kind, f"{place}: {text}")
         if not wrong and not self._supervised:
@@ -193,17 +193,17 @@ class RowCheck:
         for (place, prompt, images), length in zip(prompts, lengths, strict=True):
             if not length:
                 self._findings.error("no tokens", f"{place}: the prompt {shown(prompt)} has no tokens")
-            elif length > self._room and images:
+            elif length > self._max_prompt and images:
                 text = f"the prompt has images and at least {length} tokens; it must have at most {self._limit}"
                 self._findings.error("long with images", f"{place}: {text}")
-            elif length > self._room:
+            elif length > self._max_prompt:
                 self._long.append((place, length))
 
     @property
     def _limit(self) -> str:
         response = self._args.rollout.max_new_tokens
         rest = f"rollout.max_new_tokens {response}" if response else "1 for a response"
-        return f"{self._room} = data.max_len {self._args.data.max_len} - {rest}"
+        return f"{self._max_prompt} = data.max_len {self._args.data.max_len} - {rest}"
 
     def _warn(self) -> None:
         """Say what is seldom meant."""

@@ -45,8 +45,8 @@ class Tokenizer:
 
     def lengths(self, texts: list[str]) -> list[int]:
         """The number of tokens of each text."""
-        found: Mapping[str, Any] = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
-        return [len(tokens) for tokens in found["input_ids"]]
+        encoded: Mapping[str, Any] = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+        return [len(tokens) for tokens in encoded["input_ids"]]
 
 
 def has_vision(model: str) -> bool:

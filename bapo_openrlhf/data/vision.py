@@ -60,19 +60,19 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
             f"{where}: it has images: {len(images)}; data.max_images_per_prompt is {data.max_images_per_prompt}, "
             f"it must be at least {len(images)}"
         )
-    found = places(row[data.input_key])
+    tags = places(row[data.input_key])
     if data.max_images_per_prompt < 1:
-        if found and data.apply_chat_template:
+        if tags and data.apply_chat_template:
             raise ConfigError(
                 f"{where}: the prompt has {TAG}, which OpenRLHF gives to the chat template as an image, and "
                 "data.max_images_per_prompt is 0; write the tag in another way"
             )
         return
-    if found and not data.apply_chat_template:
+    if tags and not data.apply_chat_template:
         raise ConfigError(f"{where}: {TAG} becomes an image only through a chat template: data.apply_chat_template")
-    if data.apply_chat_template and found != len(images):
+    if data.apply_chat_template and tags != len(images):
         raise ConfigError(
-            f"{where}: {len(images)} images (data.image_key {data.image_key}) and {found} {TAG} in the prompt; "
+            f"{where}: {len(images)} images (data.image_key {data.image_key}) and {tags} {TAG} in the prompt; "
             "the two numbers must be equal"
         )
     for image in images:

@@ -52,8 +52,8 @@ def _flag(
         allowed: A key of `errors.ALLOWED`; None if the value is not a number, or if it is checked elsewhere.
         argument: Further arguments of `ArgumentParser.add_argument`.
     """
-    about = {"help": help, "symbol": symbol, "source": source, "allowed": allowed, "argument": argument}
-    return field(default=default, metadata=about)
+    metadata = {"help": help, "symbol": symbol, "source": source, "allowed": allowed, "argument": argument}
+    return field(default=default, metadata=metadata)
 
 
 def check_numbers(prefix: str, config: Any) -> None:
@@ -342,19 +342,19 @@ def flags_of(args: Any) -> dict[str, Any]:
     Args:
         args: Nested arguments, as `cli.arguments.parse` returns them.
     """
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for name, value in vars(args).items():
         if hasattr(value, "__dict__"):
-            found |= {f"{name}.{inner}": item for inner, item in flags_of(value).items()}
+            flags |= {f"{name}.{inner}": item for inner, item in flags_of(value).items()}
         else:
-            found[name] = value
-    return found
+            flags[name] = value
+    return flags
 
 
 def help_text(item: Any) -> str:
     """The help of one flag, followed by its symbol and the place in the paper."""
-    about = ", ".join(part for part in (item.metadata["symbol"], item.metadata["source"]) if part)
-    return str(item.metadata["help"]) + (f" [{about}]" if about else "")
+    origin = ", ".join(part for part in (item.metadata["symbol"], item.metadata["source"]) if part)
+    return str(item.metadata["help"]) + (f" [{origin}]" if origin else "")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -110,13 +110,13 @@ class Layers:
         Those of a file that was written for another algorithm or method are left out: with a switch it is meant that
         they have no effect.
         """
-        found = set(self.words)
+        names = set(self.words)
         for file in self.files.values():
-            own = file.get("algorithm")
-            its_method = file.get(METHOD) or (ALGORITHMS[own].method if own in ALGORITHMS else None)
-            if own in (None, algorithm) and its_method in (None, method):
-                found |= {name for name, value in file.items() if value is not None}
-        return found
+            its_algorithm = file.get("algorithm")
+            its_method = file.get(METHOD) or (ALGORITHMS[its_algorithm].method if its_algorithm in ALGORITHMS else None)
+            if its_algorithm in (None, algorithm) and its_method in (None, method):
+                names |= {name for name, value in file.items() if value is not None}
+        return names
 
     def critic_follows(self) -> bool:
         """Whether a critic takes as many GPUs as the actor, because an algorithm was given and no size of a critic."""

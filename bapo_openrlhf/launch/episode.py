@@ -95,15 +95,15 @@ async def _play(executor: AgentExecutorBase, tokenizer: Any, problem: tuple[str,
         seed=None,
         logprobs=1 if args.adapt.enabled else None,
     )
-    about = {"prompt": problem[0], "label": problem[1], "images": None, "max_length": LENGTH}
+    arguments = {"prompt": problem[0], "label": problem[1], "images": None, "max_length": LENGTH}
     deadline = asyncio.timeout(args.verifier.timeout if args.verifier.processes else None)
     try:
         async with deadline:
-            found = await executor.execute(
-                **about, sampling_params=sampling, hf_tokenizer=tokenizer, llm_engine=ScriptedEngine(tokenizer)
+            response = await executor.execute(
+                **arguments, sampling_params=sampling, hf_tokenizer=tokenizer, llm_engine=ScriptedEngine(tokenizer)
             )
     except TimeoutError:
         if deadline.expired():
             raise TimeoutError(f"verifier.timeout: it took more than {args.verifier.timeout:g} s") from None
         raise
-    check_response(found, log_probs=args.adapt.enabled)
+    check_response(response, log_probs=args.adapt.enabled)

@@ -56,12 +56,12 @@ def check_inputs(
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     check_combinations(args, method=method)
     warnings += _check_models(args, ahead=ahead)
-    found = check_data(args, ahead=ahead) if data else Data(None, None, [])
-    warnings += found.warnings
-    prompts = elsewhere if found.prompts is None else found.prompts
+    data_check = check_data(args, ahead=ahead) if data else Data(None, None, [])
+    warnings += data_check.warnings
+    prompts = elsewhere if data_check.prompts is None else data_check.prompts
     candidates = 1 if method is None else method.candidates
     check_combinations(args, method=method, prompts=prompts)
-    warnings += check_reward(args, found.problem if call_reward else None)
+    warnings += check_reward(args, data_check.problem if call_reward else None)
     steps = None if prompts is None else run_steps(args, prompts, candidates)
     return Checked(
         arithmetic=arithmetic,
@@ -83,9 +83,9 @@ def check_packages(args: SimpleNamespace) -> None:
     Raises:
         ConfigError: The message names the packages, and attention that needs none.
     """
-    found = lacking(args)
-    if found and not cpu.active():
-        raise ConfigError(found)
+    problem = lacking(args)
+    if problem and not cpu.active():
+        raise ConfigError(problem)
 
 
 def check_model(flag: str, name: str | None) -> None:
@@ -144,16 +144,16 @@ def _config_of(model: str, folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_shape(model: str, found: dict[str, Any], args: SimpleNamespace) -> None:
+def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> None:
     """Check that a model's heads can be divided as asked, and that it has as many positions as `data.max_len`."""
-    heads, most = found.get("num_attention_heads"), found.get("max_position_embeddings")
+    heads, most = shape.get("num_attention_heads"), shape.get("max_position_embeddings")
     parts = {"vllm.tensor_parallel_size": args.vllm.tensor_parallel_size}
     if args.ds.ring_attn_size > 1:
         parts["ds.ring_attn_head_stride"] = args.ds.ring_attn_head_stride
     for flag, part in parts.items():
         if heads and heads % part:
             raise ConfigError(f"{flag} is {part}; it must divide {heads}, the attention heads of {model}")
-    scaled = found.get("rope_scaling") or (found.get("rope_parameters") or {}).get("rope_type", "default") != "default"
+    scaled = shape.get("rope_scaling") or (shape.get("rope_parameters") or {}).get("rope_type", "default") != "default"
     if most and not scaled and args.data.max_len > most:
         raise ConfigError(
             f"data.max_len is {args.data.max_len}; it must be at most {most}, the max_position_embeddings of {model}"

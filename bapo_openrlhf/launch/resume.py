@@ -140,11 +140,11 @@ def compare_with_beginning(args: SimpleNamespace, now: Settings, tag: str | None
     except (CheckpointError, OSError) as error:
         where = f"ckpt.path is {args.ckpt.path}; {error}"
         raise ConfigError(f"{where}; if that file is deleted, the run goes on and nothing is compared") from None
-    found = changes(before, now)
+    changed = changes(before, now)
     has_weights = tag is not None and any((file.parent / ADAPT / tag).glob("rollout_weights_rank*"))
     refused = {
         flag: pair
-        for flag, pair in found.items()
+        for flag, pair in changed.items()
         if not (may_change(flag) or is_mended(flag, *pair)) or (flag == "vllm.tensor_parallel_size" and has_weights)
     }
     if refused:
@@ -153,9 +153,9 @@ def compare_with_beginning(args: SimpleNamespace, now: Settings, tag: str | None
             f"ckpt.load_enable continues a run as it was begun, but {said}; give the old values, or start a new run "
             "from the model that was trained so far; docs/reliability.md lists what may change"
         )
-    for flag, (old, new) in found.items():
+    for flag, (old, new) in changed.items():
         _report(f"from step {next_step(args)} on, {flag} is {new}, and was {old}")
-    return found
+    return changed
 
 
 def keep_settings(args: SimpleNamespace, settings: Settings) -> None:
@@ -172,10 +172,10 @@ def next_step(args: SimpleNamespace) -> int:
     if not latest.exists():
         return 1
     text = latest.read_bytes()
-    found = re.search(rb"global_step([0-9]+)$", text)
-    if found is None:
+    match = re.search(rb"global_step([0-9]+)$", text)
+    if match is None:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {latest} names no checkpoint, but {text[:40]!r}")
-    return int(found[1]) + 1
+    return int(match[1]) + 1
 
 
 def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[str, str]:

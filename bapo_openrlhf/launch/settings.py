@@ -62,11 +62,11 @@ def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     A flag that only one of them has says nothing, because versions of this project have different ones.
     """
     old, new = before["config"], now["config"]
-    found = {name: (old[name], new[name]) for name in old if name in new and not is_one_of(name, NOT_COMPARED)}
+    pairs = {name: (old[name], new[name]) for name in old if name in new and not is_one_of(name, NOT_COMPARED)}
     if "inputs" in before:
         old, new = before["inputs"], now["inputs"]
-        found |= {name: (old.get(name), new.get(name)) for name in {**old, **new}}
-    return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+        pairs |= {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def is_mended(flag: str, before: Any, now: Any) -> bool:
@@ -99,8 +99,8 @@ def _known(flag: str, text: str) -> str:
         whole = blake2b(digest_size=8)
         for file in [path] if path.is_file() else _files(flag, path):
             status = file.stat()
-            found = _digest(file, status.st_size, status.st_mtime_ns, ends=flag in MODELS)
-            whole.update(f"{file.relative_to(path).as_posix()}\0{found}\0".encode())
+            digest = _digest(file, status.st_size, status.st_mtime_ns, ends=flag in MODELS)
+            whole.update(f"{file.relative_to(path).as_posix()}\0{digest}\0".encode())
     except OSError as error:
         raise ConfigError(f"{flag} is {text}; {error.filename or path} cannot be read: {error.strerror}") from None
     return f"blake2b {whole.hexdigest()}{mark}{inner}"

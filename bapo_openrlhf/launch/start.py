@@ -76,7 +76,7 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
     clock = time.perf_counter()
     steps = run_steps(args, checked.prompts, checked.candidates) if checked.prompts else None
     label = args.algorithm or f"{args.algo.advantage.estimator}+{args.adapt.method}"
-    about = {
+    metadata = {
         "name": args.run.name,
         "algorithm": label,
         "seed": args.train.seed,
@@ -87,12 +87,14 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         **settings,
     }
     if resumes:
-        first = {"at": about["started"], "step": next_step(args)}
-        about["changed"] = [{**first, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed.items()]
+        first = {"at": metadata["started"], "step": next_step(args)}
+        metadata["changed"] = [
+            {**first, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed.items()
+        ]
     try:
         if args.run.overwrite and not resumes:
             record.remove_run(folder)
-        record.begin_run(folder, about, resumes=resumes)
+        record.begin_run(folder, metadata, resumes=resumes)
         keep_settings(args, settings)
     except OSError as error:
         raise ConfigError(
@@ -104,10 +106,10 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         _train(args)
     rows = record.read_metrics(folder)
     summary = {
-        **{name: about[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
+        **{name: metadata[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
         **record.summarise(rows),
         "nothing_trained": nothing_trained(rows, args.algo.advantage.estimator),
-        "started": about["started"],
+        "started": metadata["started"],
         "finished": _now(),
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock

@@ -56,7 +56,10 @@ class AR3PO(StoredSuccesses):
     def more_responses(self, rewards: Sequence[Sequence[Fraction]]) -> list[int]:
         """The responses of one more stage for each prompt that has no success and fewer than G responses."""
         stage = self.group_size // self.stages
-        return [stage * (len(own) < self.group_size and max(own) <= self.success_above) for own in rewards]
+        return [
+            stage * (len(group_rewards) < self.group_size and max(group_rewards) <= self.success_above)
+            for group_rewards in rewards
+        ]
 
     def has_failed(self, group: Group) -> bool:
         """Whether no response of the group is a success."""

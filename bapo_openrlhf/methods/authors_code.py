@@ -103,7 +103,7 @@ class AuthorsCode(FilteredMethod):
         keep = self.keeps(fresh)
         keep = keep if any(keep) else [True] * len(fresh)
         batch = Batch(
-            fresh=fitting([group for group, kept in zip(fresh, keep, strict=True) if kept], self.room),
+            fresh=fitting([group for group, kept in zip(fresh, keep, strict=True) if kept], self.max_responses),
             filtered=[group for group, kept in zip(fresh, keep, strict=True) if not kept],
         )
         hard = self._hard()
@@ -112,14 +112,14 @@ class AuthorsCode(FilteredMethod):
             stored = hard[group.prompt.id]
             (better if group.mean > stored.mean else batch.unimproved).append(group)
             self.again[stored.uid] = [*self.again.get(stored.uid, ()), str(group.mean)][-LAST:]
-        batch.reevaluated = self._cut(better, self.room - batch.responses)
+        batch.reevaluated = self._cut(better, self.max_responses - batch.responses)
         settled = {group.uid for group in (*batch.fresh, *batch.reevaluated, *batch.filtered)}
         batch.cut = [group for group in (*fresh, *better) if group.uid not in settled]
 
-        if (room := self.room - batch.responses) > 0 and self.replay_steps:
+        if (free := self.max_responses - batch.responses) > 0 and self.replay_steps:
             if self.moving and len(self.replay) >= LEAST_STORED:
                 self.thresholds.update(((mean_reward(self.replay) or 0) - Fraction(1, 5)) / Fraction(3, 5))
-            drawn = self.replay.sample(room // self.group_size, self.rng, self.good)
+            drawn = self.replay.sample(free // self.group_size, self.rng, self.good)
             promoted = {hard[group.prompt.id].uid for group in batch.reevaluated}
             batch.replayed = [group for group in drawn if group.uid not in promoted]
 
@@ -138,13 +138,13 @@ class AuthorsCode(FilteredMethod):
         }
         return batch
 
-    def _cut(self, groups: Sequence[Group], room: int) -> list[Group]:
-        """The groups with at most `room` of their responses, chosen at random if there are more."""
+    def _cut(self, groups: Sequence[Group], most: int) -> list[Group]:
+        """The groups with at most `most` of their responses, chosen at random if there are more."""
         places = [(group, position) for group in groups for position in range(group.size)]
-        if len(places) <= room:
+        if len(places) <= most:
             return list(groups)
         left: dict[Group, list[int]] = {}
-        for index in sorted(self.rng.choice(len(places), size=room, replace=False).tolist()):
+        for index in sorted(self.rng.choice(len(places), size=most, replace=False).tolist()):
             left.setdefault(places[index][0], []).append(places[index][1])
         return [group.keep(positions, relative_to="kept") for group, positions in left.items()]
 

@@ -91,8 +91,8 @@ class BAPO(FilteredMethod):
         # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7), but no prompt
         # of X2, because the batch is a partition (Def. 3.1).
         prompts = {group.prompt.id for group in x2}
-        batch = fill(self.room, fresh, self.keeps(fresh), x2, replay=lambda room: self.draw_replay(
-            room // self.group_size, lambda group: self.replayable(group) and group.prompt.id not in prompts
+        batch = fill(self.max_responses, fresh, self.keeps(fresh), x2, replay=lambda free: self.draw_replay(
+            free // self.group_size, lambda group: self.replayable(group) and group.prompt.id not in prompts
         ))  # fmt: skip
         batch.unimproved, batch.solved = unimproved, solved
 

@@ -181,7 +181,7 @@ class FilteredMethod(Method):
                 setattr(self, item.name, value)
             if allowed and not ALLOWED[allowed](value):
                 raise ValueError(f"{item.name} is {value}; it must be {allowed}")
-        self.room = self.capacity * self.group_size
+        self.max_responses = self.capacity * self.group_size
         self.rng = np.random.Generator(np.random.PCG64(self.seed))
         self.fresh_filter = make_filter(self.filter, mean=self.gaussian_mean, std=self.gaussian_std)
 

@@ -64,15 +64,15 @@ class BoundBAPO(BAPO):
 
     def draw_replay(self, count: int, accept: Callable[[Group], bool]) -> list[Group]:
         """The stored groups with the largest terms, see the class."""
-        last, found = {uid: (age, distance) for uid, age, distance in self.last}, []
+        last, rows = {uid: (age, distance) for uid, age, distance in self.last}, []
         for group in filter(accept, self.replay):
             before, distance = last.get(group.uid, (0, 0.0))
             growth = self.mean_distance(self.step - group.weights_version) - self.mean_distance(before)
             tv = min(1.0, distance + max(0.0, growth))
             term = bound_term(0.0, stability_constant(float(group.variance), self.eps), tv)
-            found.append((term, group.variance, group.weights_version, group.uid, tv, group))
-        enough = sorted((row for row in found if row[0] >= self.least), reverse=True)
-        self._drawn = {"bound/below_least": len(found) - len(enough)}
+            rows.append((term, group.variance, group.weights_version, group.uid, tv, group))
+        enough = sorted((row for row in rows if row[0] >= self.least), reverse=True)
+        self._drawn = {"bound/below_least": len(rows) - len(enough)}
         if drawn := enough[:count]:
             self._drawn["bound/tv_predicted"] = sum(tv for *_, tv, _ in drawn) / len(drawn)
         self.replay.counts["sampled"] += len(drawn)

@@ -142,11 +142,11 @@ class DOTS(FilteredMethod):
         self.predictor.update(fresh)
         places = min(len(self.replay), self.replay_places)
         batch = fill(
-            self.room,
+            self.max_responses,
             fresh,
             self.keeps(fresh),
             most_fresh=(self.capacity - places) * self.group_size,
-            replay=lambda room: self.replay.sample(places, self.rng),
+            replay=lambda free: self.replay.sample(places, self.rng),
         )
         for group in fresh:  # last: a step's own groups are not replayed in that same step
             self.replay.add(group)

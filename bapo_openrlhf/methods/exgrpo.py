@@ -130,7 +130,9 @@ class ExGRPO(FilteredMethod):
             for group, past in zip(reevaluated, stored, strict=True)
         ]
         x2 = [group for group in mixed if has_signal(group)]
-        batch = fill(self.room, fresh, self.keeps(fresh), x2, most_fresh=self.room - self.group_size * len(x2))
+        batch = fill(
+            self.max_responses, fresh, self.keeps(fresh), x2, most_fresh=self.max_responses - self.group_size * len(x2)
+        )
         batch.solved = [group for group in mixed if not has_signal(group)]
 
         right = sum(len(right_responses(group)) for group in fresh)

@@ -81,11 +81,11 @@ class Freshness(FilteredMethod):
         """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps, drawn by their priorities."""
         keep = self.keeps(fresh)
 
-        def replay(room: int) -> list[Group]:
-            count = min(room // self.group_size, self.places)
+        def replay(free: int) -> list[Group]:
+            count = min(free // self.group_size, self.places)
             return self.replay.sample(count, self.rng, priority=lambda g: self.priority(g, step) ** self.exponent)
 
-        batch = fill(self.room, fresh, keep, replay=replay)
+        batch = fill(self.max_responses, fresh, keep, replay=replay)
         for group, kept in zip(fresh, keep, strict=True):  # last: a step's own groups are not replayed in that step
             if kept:
                 self.replay.add(group)

@@ -70,4 +70,4 @@ class MoPPS(FilteredMethod):
             "prompts/known": len(self.posteriors),
             **forecast_metrics(fresh, counts[:, 0] / counts.sum(axis=1), known),
         }
-        return fill(self.room, fresh, self.keeps(fresh))
+        return fill(self.max_responses, fresh, self.keeps(fresh))

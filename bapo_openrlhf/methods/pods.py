@@ -58,7 +58,7 @@ class PODS(FilteredMethod):
             for group, passed in zip(fresh, keeps, strict=True)
         ]
         self.measured = {"groups/capacity": self.capacity}
-        return fill(self.room, parts, keeps)
+        return fill(self.max_responses, parts, keeps)
 
 
 def most_varied(rewards: Sequence[Fraction], size: int) -> list[int]:

@@ -111,7 +111,9 @@ class PromptReplay(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X2: groups of named prompts."""
-        batch = fill(self.room, fresh, self.keeps(fresh), [group for group in reevaluated if has_signal(group)])
+        batch = fill(
+            self.max_responses, fresh, self.keeps(fresh), [group for group in reevaluated if has_signal(group)]
+        )
         equal = [group for group in reevaluated if not has_signal(group)]
         batch.unimproved = [group for group in equal if group.mean < HALF]
         batch.solved = [group for group in equal if group.mean >= HALF]

@@ -75,15 +75,15 @@ def method_class(name: str) -> type[Method]:
     if name not in METHODS and not (colon and place.endswith(".py") and attribute):
         raise ConfigError(f"adapt.method is {name}; it must be none, {', '.join(METHODS)}, or FILE.py:CLASS")
     module = importlib.import_module(place) if name in METHODS else user_file.load("adapt.method", Path(place))
-    found = getattr(module, attribute, None)
-    if not (isinstance(found, type) and issubclass(found, Method)):
+    kind = getattr(module, attribute, None)
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ConfigError(
             f"adapt.method is {name}; {place} has no class {attribute} that is a bapo_openrlhf.methods.Method"
         )
-    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    missing = sorted(getattr(kind, "__abstractmethods__", ()))
     if missing:
         raise ConfigError(f"adapt.method is {name}; {attribute} lacks {', '.join(missing)}")
-    return found
+    return kind
 
 
 def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) -> Method:
@@ -99,14 +99,14 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
         ConfigError: The method has no such option or refuses its value.
     """
     parameters = inspect.signature(kind).parameters
-    own = _options(kind, parameters, given)
+    allowed = _options(kind, parameters, given)
     chosen = {name: given[name] for name in parameters if name in given}
     for word in options:
         name, equals, text = word.partition("=")
-        if not equals or name not in own:
-            known = ", ".join(f"{option}={default}" for option, default in own.items()) or "none"
+        if not equals or name not in allowed:
+            known = ", ".join(f"{option}={default}" for option, default in allowed.items()) or "none"
             raise ConfigError(f"adapt.options has {word!r}; {kind.__name__} takes NAME=VALUE of these: {known}")
-        chosen[name] = _value(word, text, own[name])
+        chosen[name] = _value(word, text, allowed[name])
     try:
         return kind(**chosen)
     except (ValueError, TypeError) as error:
@@ -116,14 +116,14 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
 def _options(
     kind: type[Method], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    own = {name: parameter.default for name, parameter in parameters.items() if name not in given}
-    without = [name for name, default in own.items() if default is inspect.Parameter.empty]
+    allowed = {name: parameter.default for name, parameter in parameters.items() if name not in given}
+    without = [name for name, default in allowed.items() if default is inspect.Parameter.empty]
     if without:
         raise ConfigError(
             f"adapt.method {kind.__name__}: its constructor's {', '.join(without)} must have a default, or be one of "
             f"{', '.join(given)}"
         )
-    return own
+    return allowed
 
 
 def _value(word: str, text: str, default: Any) -> Any:

@@ -76,11 +76,11 @@ class ReMix(FilteredMethod):
         keep = self.keeps(fresh)
         most_fresh, replayed = self.mix(sum(keep), len(self.replay))
         batch = fill(
-            self.room,
+            self.max_responses,
             fresh,
             keep,
             most_fresh=most_fresh * self.group_size,
-            replay=lambda room: self.replay.sample(replayed, self.rng),
+            replay=lambda free: self.replay.sample(replayed, self.rng),
         )
         for group, kept in zip(fresh, keep, strict=True):  # last: a step's own groups are not replayed in that step
             if kept:

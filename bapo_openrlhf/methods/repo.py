@@ -104,7 +104,7 @@ class RePO(FilteredMethod):
         prompts = {group.prompt.id: group.prompt for group in fresh}  # each once; otherwise X3 could have a uid twice
         drawn = [group for prompt in prompts.values() for group in self.replays(self.cache.groups(prompt))]
         informative = [group for group in drawn if has_signal(group)]
-        batch = fill(self.room, fresh, keep, replay=lambda room: highest_variance(informative, room))
+        batch = fill(self.max_responses, fresh, keep, replay=lambda free: highest_variance(informative, free))
 
         for group in fresh:  # last: a step's own responses are not replayed in that same step
             self.cache.add(group)

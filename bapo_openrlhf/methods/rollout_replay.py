@@ -84,9 +84,9 @@ class RolloutReplay(FilteredMethod):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: drawn responses of earlier steps, those of one group together."""
         keep = self.keeps(fresh)
-        batch = fill(self.room, fresh, keep)
+        batch = fill(self.max_responses, fresh, keep)
         wanted = 0 if step < self.warm_up else round(self.replay_share * batch.responses)
-        batch.replayed, drawn = self.draw(min(wanted, self.room - batch.responses))
+        batch.replayed, drawn = self.draw(min(wanted, self.max_responses - batch.responses))
         for group, kept in zip(fresh, keep, strict=True):  # last: a step's own responses are not replayed in that step
             if kept:
                 self.replay.add(group)
@@ -102,7 +102,7 @@ class RolloutReplay(FilteredMethod):
         if not stored or count <= 0:
             return [], np.zeros(0)
         rewards = [np.array(group.generated) for group in stored]
-        advantages = np.abs(np.concatenate([group_relative_advantages(own, own, self.eps) for own in rewards]))
+        advantages = np.abs(np.concatenate([group_relative_advantages(values, values, self.eps) for values in rewards]))
         weights = (advantages + EPSILON) ** self.exponent
         count = min(count, len(weights))
         chosen = np.sort(self.rng.choice(len(weights), size=count, replace=False, p=weights / weights.sum()))
@@ -112,5 +112,5 @@ class RolloutReplay(FilteredMethod):
             number = int(np.searchsorted(ends, place, side="right"))
             positions.setdefault(number, []).append(place - int(ends[number]) + stored[number].size)
         self.replay.counts["sampled"] += len(positions)
-        groups = [stored[number].keep(own, relative_to="generated") for number, own in positions.items()]
+        groups = [stored[number].keep(places, relative_to="generated") for number, places in positions.items()]
         return groups, advantages[chosen]

@@ -67,7 +67,7 @@ class StoredSuccesses(FilteredMethod):
                 ages.append(step - group.weights_version_of(success))
                 group = self.help(group, success)
             helped.append(group)
-        batch = fill(self.room, helped, self.keeps(helped))
+        batch = fill(self.max_responses, helped, self.keeps(helped))
 
         for group in fresh:  # last, and as generated: what is stored is from earlier steps, each response once
             right = tuple(

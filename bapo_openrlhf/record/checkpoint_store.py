@@ -244,11 +244,11 @@ class CheckpointStore:
             raise error
 
         top = self.folder(tag, part)
-        found = []
+        files = []
         for folder, folders, names in os.walk(top, onerror=stop) if top.exists() else ():
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-            found += [(Path(folder) / name).relative_to(self.path).as_posix() for name in names + links]
-        return sorted(found)
+            files += [(Path(folder) / name).relative_to(self.path).as_posix() for name in names + links]
+        return sorted(files)
 
     def _size(self, path: str) -> int:
         self._refuse_links(path)

@@ -149,9 +149,9 @@ class Follower(Seen):
             return
         self.damaged.add(name)
         with suppress(ValueError, RecursionError):
-            found = json.loads(data, parse_constant=lambda word: None)
-            if (shapes.ABOUT if name == RUN else shapes.SUMMARY)(found):
-                setattr(self, "run" if name == RUN else "summary", found)
+            document = json.loads(data, parse_constant=lambda word: None)
+            if (shapes.METADATA if name == RUN else shapes.SUMMARY)(document):
+                setattr(self, "run" if name == RUN else "summary", document)
                 self.damaged.discard(name)
 
 

@@ -22,18 +22,18 @@ def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | 
     means = {row[REWARD] for row in rows if row.get(REWARD) is not None}
     without = all(row.get("groups/with_signal") == 0 for row in rows)
     if all(row.get("skipped_update") for row in rows):
-        found = f"nothing was trained: the batch was empty in {steps}"
+        what = f"nothing was trained: the batch was empty in {steps}"
     elif without and (estimator in GROUP_ESTIMATORS or len(means) == 1):
-        found = f"nothing was learned in {steps}"
+        what = f"nothing was learned in {steps}"
     else:
         return None
     generated = f"{_total(rows, 'groups/generated')} groups were generated"
     if without:
         spread = " to ".join(f"{mean:g}" for mean in sorted({min(means), max(means)})) if means else "unknown"
         why = f"in each group all rewards were equal (mean reward {spread}), and only differences carry a signal"
-        return f"{found}. {generated}; {why}. Look at the reward function, or take prompts of another difficulty"
+        return f"{what}. {generated}; {why}. Look at the reward function, or take prompts of another difficulty"
     ends = ", ".join(f"{count} {end.replace('_', ' ')}" for end in ENDS if (count := _total(rows, f"groups/{end}")))
-    return f"{found}. {generated}: {ends}"
+    return f"{what}. {generated}: {ends}"
 
 
 def _total(rows: Sequence[Mapping[str, Any]], key: str) -> int:

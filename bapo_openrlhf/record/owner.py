@@ -184,10 +184,10 @@ def _owner(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        found = json.loads(text)
+        owner = json.loads(text)
     except ValueError:
-        found = None
-    return (found if isinstance(found, dict) else {}) if text else None
+        owner = None
+    return (owner if isinstance(owner, dict) else {}) if text else None
 
 
 def _text(me: dict[str, Any]) -> bytes:

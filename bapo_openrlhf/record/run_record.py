@@ -100,30 +100,35 @@ class RunRecord:
                 file.write("".join(lines))
 
 
-def begin_run(directory: str | os.PathLike, about: Mapping[str, Any], *, resumes: bool = False) -> None:
+def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resumes: bool = False) -> None:
     """Write run.json, and delete the files of an earlier run that this run will write again.
 
     Args:
         directory: Folder of the run. It is created if necessary.
-        about: name, algorithm, seed, started (ISO, UTC), total_steps (None if unknown), `provenance()`, bf16_products
-            (on a CPU, how bfloat16 matrices are multiplied, "direct" or "float32", by the first step that does it so;
-            otherwise None), config and inputs (`launch.settings.settings_of`), and changed (what a resume changed: at,
-            the first step with it, flag, before, now).
+        metadata: name, algorithm, seed, started (ISO, UTC), total_steps (None if unknown), `provenance()`,
+            bf16_products (on a CPU, how bfloat16 matrices are multiplied, "direct" or "float32", by the first step that
+            does it so; otherwise None), config and inputs (`launch.settings.settings_of`), and changed (what a resume
+            changed: at, the first step with it, flag, before, now).
         resumes: Whether the run continues an earlier one. Then its lines and the time of its first start stay, and
-            `about["started"]` is added to "resumed", and `about["changed"]` to the "changed" of earlier resumes.
+            `metadata["started"]` is added to "resumed", and `metadata["changed"]` to the "changed" of earlier resumes.
     """
     directory = Path(directory)
     if resumes:
         earlier = read_run(directory)
-        again = [*earlier.get("resumed", []), about["started"]]
-        changed = [*earlier.get("changed", []), *about.get("changed", [])]
-        about = {**about, "started": earlier.get("started", about["started"]), "resumed": again, "changed": changed}
+        again = [*earlier.get("resumed", []), metadata["started"]]
+        changed = [*earlier.get("changed", []), *metadata.get("changed", [])]
+        metadata = {
+            **metadata,
+            "started": earlier.get("started", metadata["started"]),
+            "resumed": again,
+            "changed": changed,
+        }
         for name in BY_STEP:
             _rows(directory / name)  # the trainer reads them when everything has been loaded
         read_warnings(directory)
     for name in (SUMMARY,) if resumes else (SUMMARY, *BY_STEP):
         (directory / name).unlink(missing_ok=True)
-    _write(directory / RUN, about)
+    _write(directory / RUN, metadata)
 
 
 def holds_run(directory: str | os.PathLike) -> bool:
@@ -167,7 +172,7 @@ def empty_folder(folder: Path) -> None:
 
 def read_run(directory: str | os.PathLike) -> dict[str, Any]:
     """Read run.json (see `begin_run`). Empty if there is none."""
-    return _read(Path(directory) / RUN, shapes.ABOUT)
+    return _read(Path(directory) / RUN, shapes.METADATA)
 
 
 def read_metrics(directory: str | os.PathLike) -> list[dict[str, Any]]:
@@ -301,10 +306,10 @@ def _write(path: Path, content: Mapping[str, Any]) -> Path:
 
 def _read(path: Path, shape: shapes.Check) -> dict[str, Any]:
     content = _content(path)
-    found = {} if content is None else _parsed(content)
-    if not shape(found):
+    document = {} if content is None else _parsed(content)
+    if not shape(document):
         raise ConfigError(f"{path} is damaged: it does not say what a run writes there; move it away, or repair it")
-    return found
+    return document
 
 
 def _content(path: Path) -> bytes | None:

@@ -54,7 +54,7 @@ def fields(known: Mapping[str, Check], *, required: tuple[str, ...] = ()) -> Che
 
 
 _CHANGE = {"at": text, "step": whole, "flag": text, "before": anything, "now": anything}
-ABOUT = fields({
+METADATA = fields({
     "name": text, "algorithm": text, "seed": whole, "started": text, "resumed": list_of(text),
     "total_steps": maybe(whole), "commit": maybe(text), "command": text, "versions": map_of(text),
     "bf16_products": maybe(map_of(text, str.isdecimal)), "config": map_of(anything), "inputs": map_of(text),

@@ -155,10 +155,10 @@ def read_document(path: Path, kind: str) -> dict[str, Any]:
         newer = isinstance(version, int) and version > FORMAT_VERSION
         writer = "was written by a newer version: " if newer else "has "
         raise CheckpointError(f"{path} {writer}format {version!r}, but this version reads {FORMAT_VERSION}")
-    found = document.get("blake2b")
-    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{64}", found):
-        raise CheckpointError(f"{path} is damaged: its digest is {found!r}")
-    if blake2b(raw.replace(found.encode("ascii"), NO_DIGEST, 1)).hexdigest() != found:
+    digest = document.get("blake2b")
+    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise CheckpointError(f"{path} is damaged: its digest is {digest!r}")
+    if blake2b(raw.replace(digest.encode("ascii"), NO_DIGEST, 1)).hexdigest() != digest:
         raise CheckpointError(f"{path} is damaged: its digest does not match its content")
     return document
 

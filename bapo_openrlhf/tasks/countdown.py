@@ -41,10 +41,10 @@ def parse_problem(text: str) -> tuple[list[int], int]:
     Raises:
         ValueError: The text does not have the form that `format_problem` writes.
     """
-    found = _PROBLEM.fullmatch(text)
-    if not found:
+    match = _PROBLEM.fullmatch(text)
+    if not match:
         raise ValueError(f"label is {text!r}; it must be a Countdown problem such as '3 5 7:22'")
-    numbers, target = found.groups()
+    numbers, target = match.groups()
     return [int(number) for number in numbers.split(" ")], int(target)
 
 
@@ -212,30 +212,30 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
     puzzles = []
     for level, count in shares(n, mixes[part]).items():
         rng = random.Random(f"{seed}/{part}/{level}")
-        found = _different(rng, level, "train" if part == "train" else "test", count)
-        if len(found) < count:
+        chosen = _different(rng, level, "train" if part == "train" else "test", count)
+        if len(chosen) < count:
             raise ConfigError(
                 f"{generator}/{part}: the number of problems is {n}, {count} of them of level {level}, which has only "
-                f"{len(found)} different ones; it must be at most {int(len(found) / mixes[part][level])}"
+                f"{len(chosen)} different ones; it must be at most {int(len(chosen) / mixes[part][level])}"
             )
-        puzzles += found
+        puzzles += chosen
     random.Random(f"{seed}/{part}").shuffle(puzzles)
     return puzzles
 
 
 def _different(rng: random.Random, level: str, split: str, count: int) -> list[Puzzle]:
     """Different puzzles of one level and split. There are fewer than `count` if the level is nearly exhausted."""
-    found: dict[str, Puzzle] = {}
+    puzzles: dict[str, Puzzle] = {}
     misses = 0
-    while len(found) < count and misses < MISSES:
+    while len(puzzles) < count and misses < MISSES:
         puzzle = make_puzzle(rng, level)
         key = format_problem(puzzle.numbers, puzzle.target)
-        if puzzle.split == split and key not in found:
-            found[key] = puzzle
+        if puzzle.split == split and key not in puzzles:
+            puzzles[key] = puzzle
             misses = 0
         else:
             misses += 1
-    return list(found.values())
+    return list(puzzles.values())
 
 
 def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
@@ -345,8 +345,8 @@ def answer(response: str) -> str | None:
     """
     before, closed, _ = response.rpartition("</answer>")
     if not closed:
-        found = _RESPONSE.fullmatch(response)
-        return found and found.group(1)
+        match = _RESPONSE.fullmatch(response)
+        return match and match.group(1)
     _, opened, text = before.rpartition("<answer>")
     if not opened or _TWO_NUMBERS.search(text):
         return None
@@ -393,8 +393,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         numbers, target = parse_problem(label)
         # The prompt is searched for because a tokenizer may put a token before it.
-        _, found, response = query.partition(prompt)
-        expression = answer(response) if found else None
+        _, prompt_found, response = query.partition(prompt)
+        expression = answer(response) if prompt_found else None
         value = None if expression is None else _value_over(expression, numbers)
         rewards.append(float(value is not None and value == target))
         well_formed.append(float(value is not None))

@@ -26,13 +26,13 @@ def has_letters(text: str) -> bool:
 
 def split(text: str, separator: str) -> list[str]:
     """The parts of a text between separators that are in no brackets."""
-    found, start, depth = [], 0, 0
+    parts, start, depth = [], 0, 0
     for at, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if depth <= 0 and text.startswith(separator, at):
-            found.append(text[start:at])
+            parts.append(text[start:at])
             start = at + len(separator)
-    return [part.strip(" ") for part in (*found, text[start:])]
+    return [part.strip(" ") for part in (*parts, text[start:])]
 
 
 # ---------------------------------------------------------------------------------------------------- words and units

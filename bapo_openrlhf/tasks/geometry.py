@@ -219,11 +219,11 @@ def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
     Raises:
         ConfigError: There are fewer than `n`.
     """
-    found = [figure for figure in figures() if figure.part == part]
-    if n > len(found):
-        raise ConfigError(f"the number of problems is {n}; it must be at most {len(found)}, all that {part} has")
+    candidates = [figure for figure in figures() if figure.part == part]
+    if n > len(candidates):
+        raise ConfigError(f"the number of problems is {n}; it must be at most {len(candidates)}, all that {part} has")
     rng = random.Random(f"{seed}/{part}")
-    for figure in rng.sample(found, n):
+    for figure in rng.sample(candidates, n):
         image = draw(figure, turned=rng.uniform(0, 360))
         yield Problem(f"{TAG}{figure.text}", str(figure.answer), figure.name, (image,))
 

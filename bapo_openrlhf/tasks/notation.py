@@ -64,8 +64,8 @@ def parts(text: str) -> tuple[str, str]:
     text, money = _without_money(_characters(text))
     text = _INVISIBLE.sub("", _SEPARATOR.sub("", text))
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("\\varnothing", "\\emptyset")
-    text = re.sub(r"\\([lr])angle(?![a-zA-Z]) ?", lambda found: "(" if found[1] == "l" else ")", text)
-    text = _CONSTANT.sub(lambda found: found[1] or found[2], text)
+    text = re.sub(r"\\([lr])angle(?![a-zA-Z]) ?", lambda match: "(" if match[1] == "l" else ")", text)
+    text = _CONSTANT.sub(lambda match: match[1] or match[2], text)
     text = _BLANK.sub(" ", text).strip(" ").rstrip(_END)
     while styled := _STYLED.fullmatch(text):
         text = styled[1].strip(" ").rstrip(_END)
@@ -92,15 +92,15 @@ def _characters(text: str) -> str:
     return text.translate(_CHARACTERS)
 
 
-def _magnitude(found: re.Match[str]) -> str:
+def _magnitude(match: re.Match[str]) -> str:
     """5 million as 5000000. A unit may follow within the same group."""
-    number = Decimal(found[1].replace(",", "")).scaleb(_MAGNITUDES[found[3]])
-    return f"{number:f}" + (found[2] or " ")
+    number = Decimal(match[1].replace(",", "")).scaleb(_MAGNITUDES[match[3]])
+    return f"{number:f}" + (match[2] or " ")
 
 
-def _fraction(found: re.Match[str]) -> str:
+def _fraction(match: re.Match[str]) -> str:
     r"""A repeating decimal as a fraction, for example 0.1\overline{6} as \frac{15}{90}."""
-    whole, fixed, repeated = found.groups()
+    whole, fixed, repeated = match.groups()
     below = (10 ** len(repeated) - 1) * 10 ** len(fixed)
     above = int(whole + fixed + repeated) - int((whole + fixed) or "0")
     return rf"\frac{{{above}}}{{{below}}}"
@@ -152,11 +152,11 @@ _MONEY = re.compile(r"^([+-]?) ?(?:\\\$|(€)|(£)) ?|(?<=[0-9]) ?(?:\\\$|(€)|
 def _without_money(text: str) -> tuple[str, list[str]]:
     r"""The text without the sign of a currency before or after it. A dollar sign without \ is LaTeX's."""
     text = re.sub(r"(?<!\\)\$", "", text).strip()
-    found = _MONEY.search(text)
-    if not found or not re.search("[0-9]", text):
+    match = _MONEY.search(text)
+    if not match or not re.search("[0-9]", text):
         return text, []
-    name = "euro" if "€" in found[0] else "pound" if "£" in found[0] else "dollar"
-    return text[: found.start()] + (found[1] or "") + text[found.end() :], [name]
+    name = "euro" if "€" in match[0] else "pound" if "£" in match[0] else "dollar"
+    return text[: match.start()] + (match[1] or "") + text[match.end() :], [name]
 
 
 def _without_units(text: str) -> tuple[str, list[str]]:

@@ -49,12 +49,12 @@ def library() -> Any:
     try:
         factory = importlib.import_module("reasoning_gym.factory")
         importlib.import_module("reasoning_gym")  # It registers the tasks.
-        found = importlib.metadata.version("reasoning-gym")
+        installed = importlib.metadata.version("reasoning-gym")
     except ImportError as error:
-        found = f"none ({one_line(error)})"
-    if found != VERSION:
+        installed = f"none ({one_line(error)})"
+    if installed != VERSION:
         raise ConfigError(
-            f"the package reasoning-gym has version {found}; it must be {VERSION}: `pip install "
+            f"the package reasoning-gym has version {installed}; it must be {VERSION}: `pip install "
             f"reasoning-gym=={VERSION}` installs it"
         )
     for name in LITERALS:
@@ -159,18 +159,18 @@ def asked(tasks: str | None, config: Path | None) -> list[Asked]:
     words = [word.strip() for word in (tasks or ",".join(entries)).split(",")]
     kinds = []
     for word in words:
-        found = _WORD.fullmatch(word)
-        if not found or (found["weight"] and _weight(found["weight"]) is None):
+        match = _WORD.fullmatch(word)
+        if not match or (match["weight"] and _weight(match["weight"]) is None):
             raise ConfigError(
                 f"--tasks has {word!r}; each must be NAME, NAME@LEVEL or NAME:WEIGHT, with a weight of at least 0"
             )
-        name = found["name"].partition("@")[0]
+        name = match["name"].partition("@")[0]
         entry = {**entries.get(name, {})}
-        if found["level"]:
-            entry["level"] = int(found["level"])
-        if found["weight"]:
-            entry["weight"] = found["weight"]
-        kinds.append(_kind(found["name"], name, entry, list(entries)))
+        if match["level"]:
+            entry["level"] = int(match["level"])
+        if match["weight"]:
+            entry["weight"] = match["weight"]
+        kinds.append(_kind(match["name"], name, entry, list(entries)))
     twice = next((kind.name for kind in kinds if sum(kind.name == other.name for other in kinds) > 1), None)
     if twice is not None:
         raise ConfigError(f"--tasks has {twice} twice; a name may be given once")
@@ -240,9 +240,9 @@ def _of_level(factory: Any, task: str, level: Any) -> dict[str, Any]:
     if type(level) is not int or not 0 <= level <= highest:
         raise ValueError(f"level is {level!r}; it must be 0..{highest}")
     curriculum.set_global_level(level)
-    made = dataclasses.asdict(curriculum.generate_configuration())
+    parameters = dataclasses.asdict(curriculum.generate_configuration())
     usual = dataclasses.asdict(factory.DATASETS[task][1]())
-    return {key: value for key, value in made.items() if key not in ("seed", "size") and value != usual[key]}
+    return {key: value for key, value in parameters.items() if key not in ("seed", "size") and value != usual[key]}
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -256,9 +256,9 @@ MISSES = 2_000  # After so many entries without a new problem a kind counts as e
 
 def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
     """Different problems of a kind. There are fewer than `count` if the kind is nearly exhausted."""
-    found: dict[str, Problem] = {}
+    by_question: dict[str, Problem] = {}
     index = missed = 0
-    while len(found) < count and missed < MISSES:
+    while len(by_question) < count and missed < MISSES:
         if index % BLOCK == 0:
             data = library().create_dataset(kind.task, **kind.parameters, seed=seed + 1_000_003 * index, size=BLOCK)
         try:
@@ -267,7 +267,7 @@ def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
             raise ConfigError(f"{kind.name}: reasoning-gym cannot make entry {index}: {one_line(error)}") from error
         question = entry["question"]
         digest = hashlib.sha256(question.encode()).digest()
-        if digest[0] % 8 not in _SHARES.get(part, _TEST) or question in found:
+        if digest[0] % 8 not in _SHARES.get(part, _TEST) or question in by_question:
             continue
         entry = _plain(entry)
         label = repr({"task": kind.task, "parameters": kind.parameters, "entry": entry})
@@ -275,9 +275,9 @@ def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
             raise ConfigError(f"{kind.name}: an entry of reasoning-gym's {kind.task} cannot be written as a literal")
         steps = digest[1] / 256 < kind.steps
         solution = worked.solution(kind.task, entry, steps=steps) if part == "warmup" else None
-        found[question] = Problem(text=question, label=label, key=question, solution=solution)
+        by_question[question] = Problem(text=question, label=label, key=question, solution=solution)
         missed = 0
-    return list(found.values())
+    return list(by_question.values())
 
 
 def _plain(value: Any) -> Any:
@@ -302,15 +302,15 @@ def _trained(kinds: Sequence[Asked], part: str) -> list[Asked]:
 def _generate(kinds: Sequence[Asked], part: str, count: int, seed: int) -> Iterator[Problem]:
     named = [kind for kind in kinds if kind.name == part]
     chosen = {kind.name: kind for kind in named or _trained(kinds, part)}
-    made: list[Problem] = []
+    generated: list[Problem] = []
     for name, number in shares(count, {name: kind.weight or 1.0 for name, kind in chosen.items()}).items():
         kind = chosen[name]
         new = problems(kind, part, number, seed)
         if len(new) < number:
             raise ConfigError(f"{part}: {number} problems of {kind.name} are asked for; there are only {len(new)}")
-        made += new
-    random.Random(f"{seed}/{part}").shuffle(made)
-    return iter(made)
+        generated += new
+    random.Random(f"{seed}/{part}").shuffle(generated)
+    return iter(generated)
 
 
 def tagged_prompt(problem: Problem) -> str:
@@ -382,7 +382,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     """
     # The prompt is searched for because a tokenizer may put a token before it. It has tags without an answer.
     parts = [query.partition(prompt) for query, prompt in zip(queries, prompts, strict=True)]
-    responses = [after if found else before for before, found, after in parts]
+    responses = [after if separator else before for before, separator, after in parts]
     rewards = vector([score(response, label) for response, label in zip(responses, labels, strict=True)])
     answered = vector([float(answer(response) is not None) for response in responses])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"answered": answered}}
@@ -416,8 +416,8 @@ def configured(tasks: str | None, config: Path | None) -> Task:
     sizes = {"train": 1000, **dict.fromkeys(names, 100)}
     if _trained(kinds, "warmup"):
         sizes["warmup"] = 500
-    made = {f"reasoning-gym {VERSION}": sizes}
-    return dataclasses.replace(TASK, benchmarks=names, generate=generate, sizes=made, kinds=repr(kinds))
+    sizes_by_generator = {f"reasoning-gym {VERSION}": sizes}
+    return dataclasses.replace(TASK, benchmarks=names, generate=generate, sizes=sizes_by_generator, kinds=repr(kinds))
 
 
 TASK = Task(

@@ -59,12 +59,12 @@ def _partial(a: Fraction, sign: str, b: Fraction) -> str:
 
 def divisor(numbers: list[int]) -> list[str]:
     """Euclid's steps to the greatest common divisor, for example 48, 36: "48 mod 36 = 12", "36 mod 12 = 0"."""
-    steps, found = [], numbers[0]
+    steps, result = [], numbers[0]
     for number in numbers[1:]:
-        found, other = max(found, number), min(found, number)
+        result, other = max(result, number), min(result, number)
         while other:
-            steps.append(f"{found} mod {other} = {found % other}")
-            found, other = other, found % other
+            steps.append(f"{result} mod {other} = {result % other}")
+            result, other = other, result % other
     return steps
 
 

@@ -21,11 +21,11 @@ EXTENDED: list[tuple[type, Callable[..., Any]]] = []  # a class of OpenRLHF, and
 def require_version() -> None:
     """Raise RuntimeError unless the installed OpenRLHF is the one that this package extends."""
     try:
-        found = importlib.metadata.version("openrlhf")
+        installed = importlib.metadata.version("openrlhf")
     except importlib.metadata.PackageNotFoundError:
-        found = "none"
-    if found != OPENRLHF_VERSION:
-        raise RuntimeError(f"openrlhf {found} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
+        installed = "none"
+    if installed != OPENRLHF_VERSION:
+        raise RuntimeError(f"openrlhf {installed} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
 
 
 def file_of(relative: str) -> Path:

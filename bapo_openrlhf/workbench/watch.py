@@ -36,11 +36,11 @@ def picture(seen: Seen, width: int, height: int | None = None) -> Text:
         lines += flow("!", [printable(text)], width, " ", style=WARNING, label=2)
     if seen.rows:
         numbers = [Text(), *_numbers(seen, width)]
-        room = 21 if height is None else height - len(lines) - len(numbers)
-        bars = min(max(room // 3, LEAST_BATCHES), MOST_BATCHES)
+        lines_left = 21 if height is None else height - len(lines) - len(numbers)
+        bars = min(max(lines_left // 3, LEAST_BATCHES), MOST_BATCHES)
         batches = [Text(), *_batches(seen, width, bars)]
-        room -= len(batches) + 4  # a blank line, the title of the curve, its axis and the steps
-        lines += [Text(), *_reward(seen, width, min(max(room, LEAST_CURVE), MOST_CURVE)), *batches]
+        lines_left -= len(batches) + 4  # a blank line, the title of the curve, its axis and the steps
+        lines += [Text(), *_reward(seen, width, min(max(lines_left, LEAST_CURVE), MOST_CURVE)), *batches]
         lines += numbers if height is None else numbers[: max(height - len(lines), 0)]
     for line in lines:
         line.truncate(width)
@@ -49,32 +49,32 @@ def picture(seen: Seen, width: int, height: int | None = None) -> Text:
 
 def warnings(seen: Seen) -> list[str]:
     """What the user should look at, worst first, one line each."""
-    found = [seen.problem] if seen.problem else []
+    lines = [seen.problem] if seen.problem else []
     if seen.broken:
-        found.append(f"lines of metrics.jsonl that are left out because they are not rows: {seen.broken}")
-    found += [f"{name} is damaged, so what it says is left out" for name in sorted(seen.damaged)]
+        lines.append(f"lines of metrics.jsonl that are left out because they are not rows: {seen.broken}")
+    lines += [f"{name} is damaged, so what it says is left out" for name in sorted(seen.damaged)]
     if seen.is_silent:
         usual = f", but a step takes {duration(seen.step_seconds)}" if seen.step_seconds else ""
         what = "no new step" if seen.rows else "no step yet"
-        found.append(f"{what} for {duration(seen.age)}{usual}: the run may have stopped; see its output (train.log)")
+        lines.append(f"{what} for {duration(seen.age)}{usual}: the run may have stopped; see its output (train.log)")
     if seen.ended and seen.summary.get("nothing_trained"):
-        found.append(seen.summary["nothing_trained"])
-    found += [row["text"] for row in seen.warnings if row["kind"] not in COUNTED]
+        lines.append(seen.summary["nothing_trained"])
+    lines += [row["text"] for row in seen.warnings if row["kind"] not in COUNTED]
     skipped = [row["step"] for row in seen.rows if row.get("skipped_update")]
     if skipped:
         of = f"{len(skipped)} of {len(seen.rows)} updates skipped"
-        found.append(f"{of}, the last in step {skipped[-1]}: the batch was empty")
+        lines.append(f"{of}, the last in step {skipped[-1]}: the batch was empty")
     for name, why in (("failed", "no reward"), ("nonfinite", "log-probs that are not finite")):
         count = _sum(seen.recent, f"groups/{name}")
         if count:
             steps = many(len(seen.recent), "step")
-            found.append(f"{many(count, 'group')} left out in the last {steps}: {why}")
-    return found + _far(seen)
+            lines.append(f"{many(count, 'group')} left out in the last {steps}: {why}")
+    return lines + _far(seen)
 
 
 def _far(seen: Seen) -> list[str]:
     """A warning for each source from whose groups today's policy was too far in recent steps."""
-    found = []
+    lines = []
     for source, most, advice in (
         ("replayed", FARTHEST_SHIFT, f"a group beyond {FARTHEST_SHIFT:.1e} was worth less than half a fresh one. "
          "--adapt.max_shift_replayed leaves such groups out, and a smaller learning rate brings them nearer"),
@@ -85,10 +85,10 @@ def _far(seen: Seen) -> list[str]:
         groups = _sum(known, f"groups/{source}")
         shift = sum(row[f"groups/{source}"] * row[f"shift/{source}"] for row in known) / max(groups, 1)
         if shift > most:
-            found.append(
+            lines.append(
                 f"{source} groups are at a shift of {shift:.1e}. In our study, with 62 tokens a response, {advice}"
             )
-    return found
+    return lines
 
 
 # ── Sections, each a list of lines ──

@@ -15,7 +15,7 @@ from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.reward.failures import Failures
 
 CALLS = 8  # of each engine and rollout at most, so that the progress bar moves and samples are made meanwhile
-OWN = ("prompt", "label", "images")  # what a request does not share with the others of its rollout
+VARYING = ("prompt", "label", "images")  # what a request does not share with the others of its rollout
 
 
 class DispatchingGenerator(SamplesGenerator):
@@ -27,20 +27,20 @@ class DispatchingGenerator(SamplesGenerator):
     """
 
     @classmethod
-    def of(cls, trainer: Any, **own: Any) -> Self:
+    def of(cls, trainer: Any, **options: Any) -> Self:
         """A generator for the prompts, evaluations and engines of OpenRLHF's trainer.
 
         Args:
             trainer: The trainer, once OpenRLHF's constructor has run.
-            own: What a subclass takes in addition.
+            options: What a subclass takes in addition.
         """
         shared = ("strategy", "prompts_dataloader", "eval_dataloader", "tokenizer", "vllm_engines")
-        return cls(**{name: getattr(trainer, name) for name in shared}, **own)
+        return cls(**{name: getattr(trainer, name) for name in shared}, **options)
 
     def set_up_engines(self) -> None:
         """Give each engine the tokenizer and the limits of the reward function, before anything is generated."""
-        about = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
-        ray.get([engine.set_up.remote(*about) for engine in self.vllm_engines])
+        settings = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
+        ray.get([engine.set_up.remote(*settings) for engine in self.vllm_engines])
 
     def failed_calls(self) -> str:
         """What the engines say of failed calls of the reward function or the agent, to go on a sentence."""
@@ -93,8 +93,8 @@ class DispatchingGenerator(SamplesGenerator):
         }
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         boxes: list[list[tuple[int, dict[str, Any]]]] = [[] for _ in self.vllm_engines]
-        own = zip(prompts, labels, images or [None] * len(prompts), strict=True)
-        for place, (prompt, label, image) in enumerate(own):
+        rows = zip(prompts, labels, images or [None] * len(prompts), strict=True)
+        for place, (prompt, label, image) in enumerate(rows):
             least = loads.index(min(loads))
             loads[least] += size
             request = shared | {"prompt": prompt, "label": label, "images": image} | self._next_number()
@@ -112,8 +112,8 @@ class DispatchingGenerator(SamplesGenerator):
         refs: dict[int, Any] = {}
         for start in range(0, len(box), size):
             places, requests = zip(*box[start : start + size], strict=True)
-            shared = {name: value for name, value in requests[0].items() if name not in (*OWN, "seed", "number")}
-            own = [{name: value for name, value in request.items() if name not in shared} for request in requests]
-            found = engine.generate_groups.options(num_returns=len(own)).remote(own, **shared)
-            refs |= zip(places, found if len(own) > 1 else [found], strict=True)
+            shared = {name: value for name, value in requests[0].items() if name not in (*VARYING, "seed", "number")}
+            differing = [{name: value for name, value in request.items() if name not in shared} for request in requests]
+            results = engine.generate_groups.options(num_returns=len(differing)).remote(differing, **shared)
+            refs |= zip(places, results if len(differing) > 1 else [results], strict=True)
         return refs

@@ -60,13 +60,13 @@ class _TokenLogProbs(torch.autograd.Function):
             logits = torch.nn.functional.linear(hidden, weight[block], None if bias is None else bias[block])
             for rows in _tiles(logits):
                 x = _scaled(logits[rows], temperature)
-                before, found = total[rows], torch.logsumexp(x, -1)
-                after = found if len(blocks) == 1 else torch.logaddexp(before, found)
+                before, block_total = total[rows], torch.logsumexp(x, -1)
+                after = block_total if len(blocks) == 1 else torch.logaddexp(before, block_total)
                 inside, places = _in_block(labels[rows], block)
                 chosen[rows] = torch.where(inside, x.gather(-1, places).squeeze(-1), chosen[rows])
                 if entropy:
-                    shares = (x - found.unsqueeze(-1)).exp_()
-                    here = shares.mul_(x).sum(-1) * (found - after).exp()
+                    shares = (x - block_total.unsqueeze(-1)).exp_()
+                    here = shares.mul_(x).sum(-1) * (block_total - after).exp()
                     mean[rows] = here if len(blocks) == 1 else mean[rows] * (before - after).exp() + here
                 total[rows] = after
         answer = torch.stack([chosen - total, total - mean] if entropy else [chosen - total], -1)
@@ -182,9 +182,9 @@ class TokenHead(torch.nn.Linear):
     @classmethod
     def of(cls, head: torch.nn.Linear) -> Self:
         """A head with the parameters of `head`: the same objects, so that embeddings stay tied."""
-        made = cls(head.in_features, head.out_features, bias=head.bias is not None, device="meta")
-        made.weight, made.bias = head.weight, head.bias
-        return made.train(head.training)
+        token_head = cls(head.in_features, head.out_features, bias=head.bias is not None, device="meta")
+        token_head.weight, token_head.bias = head.weight, head.bias
+        return token_head.train(head.training)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits; or log-probs and entropies at the places that it is asked for, and 0 at the others.
@@ -195,11 +195,11 @@ class TokenHead(torch.nn.Linear):
         if asked is None:
             return super().forward(hidden)
         rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, asked.places)
-        found = token_log_probs(
+        log_probs = token_log_probs(
             rows, self.weight, self.bias, asked.labels, temperature=asked.temperature, entropy=asked.entropy
         )
-        nothing = found.new_zeros(hidden.shape[:-1].numel(), found.shape[-1])
-        asked.answer = nothing.index_copy(0, asked.places, found).view(*hidden.shape[:-1], -1)
+        nothing = log_probs.new_zeros(hidden.shape[:-1].numel(), log_probs.shape[-1])
+        asked.answer = nothing.index_copy(0, asked.places, log_probs).view(*hidden.shape[:-1], -1)
         return asked.answer
 
 

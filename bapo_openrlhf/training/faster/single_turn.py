@@ -56,10 +56,10 @@ class SingleTurn(SingleTurnAgentExecutor):
             raise
 
     @extends(SingleTurnAgentExecutor)
-    async def _fetch_rewards_via_http(self, *about: Any) -> list[dict[str, Any]]:
+    async def _fetch_rewards_via_http(self, *request: Any) -> list[dict[str, Any]]:
         """The reward of the one response from an endpoint."""
         try:
-            return await super()._fetch_rewards_via_http(*about)
+            return await super()._fetch_rewards_via_http(*request)
         except Exception as error:
             self.failures.add("raised", f"no reward came: {one_line(error)}", ", ".join(self.reward_endpoints))
             raise
@@ -210,21 +210,21 @@ class _Turn:
 
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
         """This response, in the form of vLLM's output."""
-        found = await self._group.response(self._place, prompt_token_ids, sampling_params, multi_modal_data)
-        self.log_probs = found.log_probs
-        return SimpleNamespace(outputs=[found])
+        response = await self._group.response(self._place, prompt_token_ids, sampling_params, multi_modal_data)
+        self.log_probs = response.log_probs
+        return SimpleNamespace(outputs=[response])
 
 
 class _Once:
     """A tokenizer that is asked the same for each response of a prompt, and computes it for the first one."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._found = tokenizer, None
+        self._tokenizer, self._encoded = tokenizer, None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
     def __call__(self, **request: Any) -> Any:
-        if self._found is None:
-            self._found = self._tokenizer(**request)
-        return self._found
+        if self._encoded is None:
+            self._encoded = self._tokenizer(**request)
+        return self._encoded

@@ -55,9 +55,9 @@ class MergingLoader:
         """The weights under the names of the model without adapters."""
         for name, tensor in weights:
             name = name.removeprefix(PREFIX)
-            found = _PART.fullmatch(name)
-            if found:
-                yield from self._merge(found[1], found[2], tensor)
+            match = _PART.fullmatch(name)
+            if match:
+                yield from self._merge(match[1], match[2], tensor)
             elif is_adapter(name):
                 raise RuntimeError(f"{name} cannot be merged; adapters must be those of linear layers")
             else:

@@ -98,9 +98,9 @@ class NamedAgent(AgentExecutorBase):
             RuntimeError: The agent raised an error. Another class could be one that other processes do not know.
         """
         try:
-            found = await self.executor.execute(**request)
-            check_response(found, log_probs=False)
-            return found
+            result = await self.executor.execute(**request)
+            check_response(result, log_probs=False)
+            return result
         except Exception as error:
             raise RuntimeError(f"the agent raised {user_file.described(error)}") from error
 
@@ -138,15 +138,15 @@ class LimitedAgent(AgentExecutorBase):
         _progress.set(response)  # the tasks of this response inherit it, also in the other thread
         try:
             async with response.deadline:
-                found = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_outcome(work), loop))
-                if not isinstance(found, Exception):
-                    check_response(found, log_probs=True)
-                    return found
+                outcome = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_outcome(work), loop))
+                if not isinstance(outcome, Exception):
+                    check_response(outcome, log_probs=True)
+                    return outcome
         except (TimeoutError, Invalid) as error:
-            found = error
+            outcome = error
         if self.engine.llm.errored:
-            raise found
-        await self._count(found, response.deadline.expired(), request["prompt"], loop)
+            raise outcome
+        await self._count(outcome, response.deadline.expired(), request["prompt"], loop)
         return {
             "prompt": request["prompt"],
             "label": request["label"],

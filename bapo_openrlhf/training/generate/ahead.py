@@ -83,7 +83,7 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
         next_step: Trainer step of the next rollout to ask for.
     """
 
-    ALONG = "reevaluated ahead"  # because the step of the rollout may generate hard prompts of its own again
+    HARD_KIND = "reevaluated ahead"  # because the step of the rollout may generate hard prompts of its own again
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -106,29 +106,29 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
         """
         self._left += hard
         for step in range(self.next_step, until + 1):
-            along: list[Prompt] = []
+            prompts: list[Prompt] = []
             if step == until:
-                along, self._left = self._left, []
-            self._rollouts.append(self._thread.submit(self._make, step, self.weights_version(), along, kwargs))
+                prompts, self._left = self._left, []
+            self._rollouts.append(self._thread.submit(self._make, step, self.weights_version(), prompts, kwargs))
             self.next_step = step + 1
 
     def _make(self, step: int, weights_version: int, hard: list[Prompt], kwargs: dict[str, Any]) -> Asked:
         """Generate a rollout, in the thread. An epoch may end without samples, and the next one begins then."""
-        found: list[Samples] = []
+        batches: list[Samples] = []
         rollout, left = Rollout(), hard
 
-        def take_along() -> list[Prompt]:
+        def take_hard_prompts() -> list[Prompt]:
             nonlocal left
             left = []
             return hard
 
         while self._epochs < self.args.train.num_episodes:
-            samples, rollout = self._generate_rollout(step, weights_version, take_along, **kwargs)
-            found.append(samples)
+            samples, rollout = self._generate_rollout(step, weights_version, take_hard_prompts, **kwargs)
+            batches.append(samples)
             self._epochs += rollout.exhausted
             if samples[0]:
                 break
-        return found, rollout, left
+        return batches, rollout, left
 
     def wait(self) -> None:
         """Wait until all rollouts that were asked for are there. The error of one that failed is raised."""
@@ -164,7 +164,7 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
         """The rollouts that training has not reached yet, as plain data and tensors."""
         self.wait()
         asked = [rollout.result() for rollout in self._rollouts]
-        rollouts = [_rollout_state(found, rollout) for found, rollout, _ in asked if found]
+        rollouts = [_rollout_state(batches, rollout) for batches, rollout, _ in asked if batches]
         beyond = len(asked) - len(rollouts)  # asked for after the last epoch; a resumed run may have more epochs
         left = [prompt_state(prompt) for prompt in chain(self._left, *(left for *_, left in asked))]
         state = {"next_step": self.next_step - beyond, "epochs": self._epochs, "rollouts": rollouts}
@@ -180,12 +180,12 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
             self._rollouts.append(rollout)
 
 
-def _rollout_state(found: list[Samples], rollout: Rollout) -> dict[str, Any]:
-    samples = [[list(map(vars, some)), *rest] for some, *rest in found]
+def _rollout_state(batches: list[Samples], rollout: Rollout) -> dict[str, Any]:
+    samples = [[list(map(vars, some)), *rest] for some, *rest in batches]
     return {"samples": samples, "rollout": vars(rollout) | {"hard_samples": list(map(vars, rollout.hard_samples))}}
 
 
 def _rollout_of(state: dict[str, Any]) -> Asked:
-    found = [([Experience(**sample) for sample in some], *rest) for some, *rest in state["samples"]]
+    batches = [([Experience(**sample) for sample in some], *rest) for some, *rest in state["samples"]]
     hard = [Experience(**sample) for sample in state["rollout"]["hard_samples"]]
-    return found, Rollout(**state["rollout"] | {"hard_samples": hard}), []
+    return batches, Rollout(**state["rollout"] | {"hard_samples": hard}), []

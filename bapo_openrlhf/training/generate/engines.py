@@ -110,7 +110,7 @@ class RolloutEngine(Engine):
     faster = True
     weights_version: int | None = None
     tokenizer: Any = None  # OpenRLHF's asynchronous trainer sends one with each request and does not call `set_up`
-    _kept_version: int | None = None
+    _kept_weights_version: int | None = None
 
     async def __init__(
         self, *, num_gpus: float, bundle_indices: list[int] | None = None, full_determinism: bool = False,
@@ -209,7 +209,7 @@ class RolloutEngine(Engine):
                 seeded = copy(sampling_params)
                 seeded.seed = request_seed(seed, sample)
                 tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
-            responses = [response for found in await asyncio.gather(*tasks) for response in found]
+            responses = [response for group in await asyncio.gather(*tasks) for response in group]
         return [self._versioned(response, first) | {"number": number} for response in responses]
 
     def _versioned(self, response: dict[str, Any], first: int | None) -> dict[str, Any]:
@@ -239,9 +239,9 @@ class RolloutEngine(Engine):
         """The responses to one prompt. The arguments are those of `generate_responses`."""
         seeds = None if seed is None else [request_seed(seed, sample) for sample in range(num_samples)]
         group, first = GroupTurn(self, self.tokenizer, seeds, num_samples), self.weights_version
-        about = {"prompt": prompt, "label": label, "images": images, "max_length": max_length}
-        about |= {"sampling_params": sampling_params, "hf_tokenizer": group.tokenizer}
-        responses = await asyncio.gather(*(self.executor.execute(**about, llm_engine=turn) for turn in group.turns))
+        request = {"prompt": prompt, "label": label, "images": images, "max_length": max_length}
+        request |= {"sampling_params": sampling_params, "hf_tokenizer": group.tokenizer}
+        responses = await asyncio.gather(*(self.executor.execute(**request, llm_engine=turn) for turn in group.turns))
         responses = [self._versioned(response, first) for response in responses]
         return PackedGroup.of(responses, number, [turn.log_probs for turn in group.turns])
 
@@ -304,13 +304,13 @@ class RolloutEngine(Engine):
 
     async def keep_weights(self) -> int:
         """Keep today's weights in host memory instead of those kept before, and return their bytes."""
-        self._kept_version = self.weights_version
+        self._kept_weights_version = self.weights_version
         return sum(await self._in_workers(_keep))
 
     async def restore_weights(self) -> None:
         """Sample from the kept weights again."""
         await self._in_workers(_restore)
-        await self.changed(self._kept_version)
+        await self.changed(self._kept_weights_version)
 
     async def save_weights(self, folder: str) -> None:
         """Write the weights that the engine holds now: one safetensors file for each tensor-parallel rank."""

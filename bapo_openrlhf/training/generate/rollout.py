@@ -76,22 +76,22 @@ class RecordedSamplesGenerator(DispatchingGenerator):
     def __init__(self, *, filtered: list[Experience], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._filtered = filtered
-        self._made: list[Experience] = []
+        self._converted: list[Experience] = []
 
     @extends(SamplesGenerator)
     def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
         """Make a sample of a response, and remember it."""
         sample = super()._process_response_into_experience(response, **kwargs)
-        self._made.append(sample)
+        self._converted.append(sample)
         return sample
 
     @extends(SamplesGenerator)
     def _generate_vllm(self, **kwargs: Any) -> Any:
         """Generate, and report the samples that OpenRLHF did not accept."""
-        self._made = []
+        self._converted = []
         accepted, *rest = super()._generate_vllm(**kwargs)
         kept = set(map(id, accepted))
-        self._filtered += [sample for sample in self._made if id(sample) not in kept]
+        self._filtered += [sample for sample in self._converted if id(sample) not in kept]
         return accepted, *rest
 
 
@@ -146,7 +146,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             `generate_samples`.
     """
 
-    ALONG = "reevaluated"  # kind of the hard prompts that a rollout takes along, for their seeds
+    HARD_KIND = "reevaluated"  # kind of the hard prompts that a rollout takes along, for their seeds
     log_probs = True  # a stored response needs them
 
     def __init__(
@@ -209,7 +209,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             self._asked = len(prompts) + len(hard)
             if hard:
                 kwargs = {name: kwargs[name] for name in kwargs if name not in ("images", "n_samples_per_prompt")}
-                self._hard_requests = self._dispatch_hard_prompts(hard, self.ALONG, **kwargs)
+                self._hard_requests = self._dispatch_hard_prompts(hard, self.HARD_KIND, **kwargs)
         return refs
 
     @extends(SamplesGenerator)
@@ -304,13 +304,13 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             torch.set_rng_state(self.rng_after_first_draw)
             self.rng_after_first_draw = None
         try:
-            found = super().generate_samples(**kwargs)
+            batch = super().generate_samples(**kwargs)
         finally:
             self._kind, self._numbers = "evaluation", itertools.count()
         hard, self._hard_samples = self._hard_samples, []
         numbers = {"added_seconds": self._added_seconds, "passed_over": self._passed_over, "asked": self._asked}
         seconds = time.perf_counter() - start
-        return found, Rollout(weights_version, hard, **numbers, exhausted=found[-1], seconds=seconds)
+        return batch, Rollout(weights_version, hard, **numbers, exhausted=batch[-1], seconds=seconds)
 
     def wait(self) -> None:
         """Wait until all that was asked for is generated. Here a rollout is generated when it is asked for."""

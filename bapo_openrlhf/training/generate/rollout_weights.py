@@ -103,7 +103,7 @@ class RolloutWeights:
         self.weights_version = step
 
     @contextmanager
-    def of_today(self, step: int, *, next_rollout: int) -> Iterator[None]:
+    def synced_to(self, step: int, *, next_rollout: int) -> Iterator[None]:
         """During the block the engines hold today's weights, afterwards those that the next rollout needs.
 
         Args:

@@ -59,28 +59,28 @@ async def _checked(function: Any, returned: Any, needed: Mapping[str, tuple[str,
     try:
         if not inspect.isawaitable(returned):
             raise Invalid("is not async; write `async def`")
-        found = await returned
-        _check(found, needed)
+        result = await returned
+        _check(result, needed)
         if needed is _STEP:
-            _check_numbers(found)
-        return found
+            _check_numbers(result)
+        return result
     except Invalid as error:
         raise Invalid(f"{function.__qualname__} {error}", user_file.definition(function)) from None
 
 
-def check_response(found: Any, *, log_probs: bool) -> None:
+def check_response(response: Any, *, log_probs: bool) -> None:
     """Check what an executor returned for one response.
 
     Args:
-        found: What it returned.
+        response: What it returned.
         log_probs: Whether a log-prob of each token is needed, as with batch adaptation.
 
     Raises:
         Invalid: Something is missing, or is not of the kind that OpenRLHF needs.
     """
-    _check(found, _RESPONSE)
-    _check_numbers(found)
-    tokens, ranges, given = (found[name] for name in ("observation_tokens", "action_ranges", "rollout_log_probs"))
+    _check(response, _RESPONSE)
+    _check_numbers(response)
+    tokens, ranges, given = (response[name] for name in ("observation_tokens", "action_ranges", "rollout_log_probs"))
     if not all(0 <= start <= end <= len(tokens) for start, end in ranges):
         raise Invalid(f"returned action_ranges = {shown(ranges)}; each must be within the {len(tokens)} tokens")
     if (log_probs or given is not None) and (given is None or len(given) != len(tokens)):
@@ -88,23 +88,25 @@ def check_response(found: Any, *, log_probs: bool) -> None:
         raise Invalid(f"returned {count} rollout_log_probs for {len(tokens)} observation_tokens; each needs one")
 
 
-def _check(found: Any, needed: Mapping[str, tuple[str, Any]]) -> None:
-    if not isinstance(found, Mapping):
-        raise Invalid(f"returned {shown(found)}, a {type(found).__name__}; it must be a dict with {', '.join(needed)}")
+def _check(result: Any, needed: Mapping[str, tuple[str, Any]]) -> None:
+    if not isinstance(result, Mapping):
+        raise Invalid(
+            f"returned {shown(result)}, a {type(result).__name__}; it must be a dict with {', '.join(needed)}"
+        )
     for key, (what, fits) in needed.items():
-        if key not in found:
+        if key not in result:
             raise Invalid(f"returned no {key}; it must be {what}")
-        if not fits(found[key]):
-            value = found[key]
+        if not fits(result[key]):
+            value = result[key]
             raise Invalid(f"returned {key} = {shown(value)}, a {type(value).__name__}; it must be {what}")
 
 
-def _check_numbers(found: Mapping[str, Any]) -> None:
+def _check_numbers(result: Mapping[str, Any]) -> None:
     """Check the reward of a response, scores and logged numbers, which may be missing."""
     for key in ("reward", "scores"):
-        if found.get(key) is not None:
-            one_number(key, found[key], finite=True)
-    logs = found.get("extra_logs") or {}
+        if result.get(key) is not None:
+            one_number(key, result[key], finite=True)
+    logs = result.get("extra_logs") or {}
     if not isinstance(logs, Mapping):
         raise Invalid(f"returned extra_logs = {shown(logs)}; it must be a dict of numbers")
     for key, value in logs.items():

@@ -93,8 +93,8 @@ def set_advantages(
         elif log_ratio is None:
             experience.advantages, experience.returns = gae(experience.values, tokens, mask, discounts)
         else:
-            found = corrected_returns(experience.values, tokens, mask, log_ratio, discounts)
-            experience.advantages, experience.returns = found
+            estimates = corrected_returns(experience.values, tokens, mask, log_ratio, discounts)
+            experience.advantages, experience.returns = estimates
         experience.info["return"] = tokens.sum(dim=-1)
         if "reward" in experience.info:
             experience.info["reward"] = experience.rewards.clone()
@@ -116,9 +116,9 @@ def related_rewards(
     rewards[order] = torch.cat([experience.rewards for experience in experiences]).double().numpy()
     edges = np.flatnonzero(np.diff([group.uid for group in groups], prepend=-1, append=-1)).tolist()
     for start, end in itertools.pairwise(edges):
-        own, group = rewards[start:end], groups[start]
+        members, group = rewards[start:end], groups[start]
         if group.relative_to == "kept" or len(group.generated) == group.size:
-            baseline = own
+            baseline = members
         elif estimator != "gae" and penalises_length(args):
             raise ValueError(
                 f"group {group.uid} holds only some of its responses; the length penalties of the others "
@@ -127,7 +127,7 @@ def related_rewards(
         else:
             baseline = np.array(group.generated)
         spread[start:end] = baseline.std()
-        rewards[start:end] = relative_rewards(estimator, own, baseline, args.adapt.eps)
+        rewards[start:end] = relative_rewards(estimator, members, baseline, args.adapt.eps)
     for experience in experiences:
         experience.info["group_reward_std"] = torch.from_numpy(spread[experience.index]).float()
     return [torch.from_numpy(rewards[experience.index]).float() for experience in experiences]
@@ -176,10 +176,10 @@ def corrected_returns(
         discounts: Gamma and both lambdas.
     """
     numbers = values.double().numpy(), rewards.double().numpy(), log_ratios, mask.numpy()
-    found, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.actor)
+    advantages, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.actor)
     if discounts.critic != discounts.actor:
         _, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.critic)
-    return torch.from_numpy(found).float(), torch.from_numpy(targets).float()
+    return torch.from_numpy(advantages).float(), torch.from_numpy(targets).float()
 
 
 def discounted_sums(numbers: torch.Tensor, factor: float) -> torch.Tensor:

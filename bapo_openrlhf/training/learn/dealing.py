@@ -31,9 +31,9 @@ Places = list[int]  # positions of samples in a batch
 Cut = Callable[[list[int], list[Places]], list[list[Places]]]  # see `dealt_batches`
 
 
-def ranks_of(group: RayActorGroup) -> int:
+def ranks_of(workers: RayActorGroup) -> int:
     """Number of data-parallel ranks of a model. All processes of a ring or of a tensor-parallel group are one rank."""
-    return len(group._actor_handlers) // group.duplicate_actors
+    return len(workers._actor_handlers) // workers.duplicate_actors
 
 
 def lengths_of(samples: Sequence[Experience]) -> list[int]:
@@ -93,7 +93,7 @@ def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int)
             return replace(samples[part[0]], info=dict(samples[part[0]].info))
         return Experience.concat_experiences([samples[place] for place in part], pad) if part else filler
 
-    return [[batch(part) for part in own] for own in in_step(cut(lengths, dealt))]
+    return [[batch(part) for part in share] for share in in_step(cut(lengths, dealt))]
 
 
 class Packed(dict):
@@ -147,8 +147,8 @@ class DealtActorGroup(RayActorGroup):
         ranks = ranks_of(self)
         if method_name == "append":
             experiences = kwargs["experience"]
-            method_name, own = "take", (ranks, *map(id, experiences))
-            calls = [(ref, 1) for ref in self._once(own, experiences[0], lambda: shares(experiences, ranks))]
+            method_name, key = "take", (ranks, *map(id, experiences))
+            calls = [(ref, 1) for ref in self._once(key, experiences[0], lambda: shares(experiences, ranks))]
         else:
             calls = [self._call(part) for part in equal_parts(kwargs, ranks)]
         copies = self.duplicate_actors  # the processes of a ring or of a tensor-parallel group get the same
@@ -211,10 +211,10 @@ def shares(experiences: Sequence[Experience], ranks: int) -> Iterator[dict[str, 
     dealt = deal(lengths_of(samples), ranks)
     filler = make_experience_batch([filler_of(samples[dealt[0][0]])])  # of the shortest sample, as in `dealt_batches`
     for share in dealt:
-        own = make_experience_batch([samples[place] for place in share]) if share else None
-        for name, values in own.info.items() if own else ():
-            own.info[name] = torch.stack(values) if isinstance(values, list) else values
-        yield {"experience": [own], "filler": [filler], "samples": [len(samples)]}
+        rank_batch = make_experience_batch([samples[place] for place in share]) if share else None
+        for name, values in rank_batch.info.items() if rank_batch else ():
+            rank_batch.info[name] = torch.stack(values) if isinstance(values, list) else values
+        yield {"experience": [rank_batch], "filler": [filler], "samples": [len(samples)]}
 
 
 class DealtBatch:
@@ -256,7 +256,7 @@ class DealtBatch:
         if key not in self._forward_batches:
             samples = [self.samples[place] for place in places]
             dealt = dealt_batches(samples, key[0], self._cut, self._pad)
-            self._forward_batches[key] = [batch for own in dealt for batch in own]
+            self._forward_batches[key] = [batch for rank_batches in dealt for batch in rank_batches]
         return self._forward_batches[key]
 
     def ask(
@@ -340,6 +340,6 @@ def stacked(rows: Sequence[torch.Tensor], batch: Experience) -> torch.Tensor:
         batch: The batch of these samples.
     """
     result = rows[0].new_zeros(batch.action_mask.shape)
-    for found, row, length in zip(result, rows, batch.attention_mask.sum(-1).tolist(), strict=True):
-        found[: length - 1] = row[: length - 1]
+    for target, row, length in zip(result, rows, batch.attention_mask.sum(-1).tolist(), strict=True):
+        target[: length - 1] = row[: length - 1]
     return result

@@ -5,7 +5,7 @@ as for fresh ones. This module decides three more things: the policy in the deno
 that the KL penalty pulls to, and how group-relative advantages are normalised (Eq. 2).
 
 A batch passes the experience maker in two halves, because the review of the batch comes between them:
-`BatchToTrain` -> `forward` -> `ForwardPass` -> review -> `finish` -> `MadeExperience`.
+`BatchToTrain` -> `forward` -> `ForwardPass` -> review -> `finish` -> `BatchExperience`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,7 +97,7 @@ class ForwardPass:
 
 
 @dataclass(frozen=True)
-class MadeExperience(ForwardPass):
+class BatchExperience(ForwardPass):
     """What comes out of the experience maker: the experience of the samples that stayed, and numbers about it.
 
     Attributes:
@@ -141,7 +141,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         return ForwardPass(experiences, batch.origins, log_ratios, sums, kept)
 
     @torch.no_grad()
-    def finish(self, passed: ForwardPass, kept: Sequence[int], *, monte_carlo: bool = False) -> MadeExperience:
+    def finish(self, passed: ForwardPass, kept: Sequence[int], *, monte_carlo: bool = False) -> BatchExperience:
         """Make the experience of the samples that stay: old log-probs, KL target, advantages and weights.
 
         Args:
@@ -155,11 +155,11 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
         corrections, loss_log_ratios = [], []
         for experience in experiences:
-            today, on_policy = experience.action_log_probs, [origins[place].on_policy for place in experience.index]
+            log_probs, on_policy = experience.action_log_probs, [origins[place].on_policy for place in experience.index]
             if self.args.adapt.returns == "vtrace":
                 corrections.append(off_policy_log_ratios(experience, on_policy))
             self._set_policies(experience, on_policy)
-            loss_log_ratios.append(self._loss_log_ratio(today, experience))
+            loss_log_ratios.append(self._loss_log_ratio(log_probs, experience))
         set_advantages(
             experiences,
             [origin.group for origin in origins],
@@ -171,7 +171,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
         masked = self._mask_moved(experiences, loss_log_ratios)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
-        return MadeExperience(experiences, origins, log_ratios, sums, passed.reference_kept, tokens, masked)
+        return BatchExperience(experiences, origins, log_ratios, sums, passed.reference_kept, tokens, masked)
 
     @extends(RemoteExperienceMaker)
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -199,8 +199,8 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         reference = dealt.ask(self.initial_model_group, known.missing, images=True, alone=beside_actor)
         log_probs, values = dealt.in_batches(actor()), dealt.in_batches(critic())
         known.keep(reference(), dealt.samples)
-        for batch, today, value in zip(dealt.batches, log_probs, values, strict=True):
-            batch.action_log_probs, batch.values = today, value
+        for batch, action_log_probs, value in zip(dealt.batches, log_probs, values, strict=True):
+            batch.action_log_probs, batch.values = action_log_probs, value
             self._set_kl(batch, None if self.initial_model_group is None else known.of(batch))
         return dealt.batches
 
@@ -213,12 +213,12 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             batch: Forward-pass batch. Its `action_log_probs` are today's.
             reference: Log-probs under the reference model, shape (B, A); None if there is none.
         """
-        kl, today, mask = self.args.algo.kl, batch.action_log_probs, batch.action_mask
+        kl, log_probs, mask = self.args.algo.kl, batch.action_log_probs, batch.action_mask
         batch.base_action_log_probs = reference if kl.use_loss else None
-        batch.kl = moved = torch.zeros_like(today)
+        batch.kl = moved = torch.zeros_like(log_probs)
         if reference is not None and not kl.use_loss:
-            batch.kl = compute_approx_kl(today, reference, kl_estimator=kl.estimator)
-            moved = today.float() - reference.float()
+            batch.kl = compute_approx_kl(log_probs, reference, kl_estimator=kl.estimator)
+            moved = log_probs.float() - reference.float()
         batch.info["kl"] = masked_mean(batch.kl, mask, dim=-1)
         batch.info["logprobs_diff"] = masked_mean(moved, mask, dim=-1)
 
@@ -232,30 +232,30 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         if self.args.adapt.kl_target == "behaviour":
             self._pull_towards_behaviour(experience)
         if self.args.adapt.ratio == "behaviour":
-            today, behaviour = experience.action_log_probs, experience.rollout_log_probs
-            experience.action_log_probs = old_log_probs(today, behaviour, torch.tensor(on_policy))
+            recomputed, behaviour = experience.action_log_probs, experience.rollout_log_probs
+            experience.action_log_probs = old_log_probs(recomputed, behaviour, torch.tensor(on_policy))
 
     def _pull_towards_behaviour(self, experience: Experience) -> None:
         """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3 in a forward-pass batch."""
-        today, behaviour, mask = experience.action_log_probs, experience.rollout_log_probs, experience.action_mask
+        log_probs, behaviour, mask = experience.action_log_probs, experience.rollout_log_probs, experience.action_mask
         if self.args.algo.kl.use_loss:
             experience.base_action_log_probs = behaviour
             return
-        experience.kl = compute_approx_kl(today, behaviour, kl_estimator=self.args.algo.kl.estimator) * mask
+        experience.kl = compute_approx_kl(log_probs, behaviour, kl_estimator=self.args.algo.kl.estimator) * mask
         experience.info["kl"] = masked_mean(experience.kl, mask, dim=-1)
 
-    def _loss_log_ratio(self, today: torch.Tensor, experience: Experience) -> torch.Tensor:
+    def _loss_log_ratio(self, recomputed: torch.Tensor, experience: Experience) -> torch.Tensor:
         """Log of the ratio that OpenRLHF's loss clips before the first update, shape (B, A).
 
         Args:
-            today: Log-probs under today's policy, shape (B, A).
+            recomputed: Log-probs under today's policy, shape (B, A).
             experience: Forward-pass batch with its old log-probs.
         """
         gspo = self.args.actor.policy_loss_type == "gspo"  # one ratio a response: the geometric mean over its tokens
         corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
         old = experience.rollout_log_probs if corrected else experience.action_log_probs
         mask = experience.action_mask.bool()
-        log_ratio = torch.where(mask, today.float() - old.float(), 0.0)
+        log_ratio = torch.where(mask, recomputed.float() - old.float(), 0.0)
         if gspo:
             log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
         return log_ratio
@@ -333,15 +333,15 @@ def row_of(experience: Experience, row: int) -> Experience:
     return Experience(**{field.name: pick(getattr(experience, field.name)) for field in fields(Experience)})
 
 
-def old_log_probs(today: torch.Tensor, behaviour: torch.Tensor, on_policy: torch.Tensor) -> torch.Tensor:
+def old_log_probs(recomputed: torch.Tensor, behaviour: torch.Tensor, on_policy: torch.Tensor) -> torch.Tensor:
     """Log-probs in the denominator of the PPO ratio, shape (B, A) (Eq. 3: rho = pi_theta / alpha).
 
     If today's policy generated a sample, the actor's own log-probs are those of the behaviour policy. Otherwise the
     stored log-probs are used.
 
     Args:
-        today: Log-probs under today's policy, shape (B, A).
+        recomputed: Log-probs under today's policy, shape (B, A).
         behaviour: Stored log-probs, shape (B, A).
         on_policy: Whether today's policy generated each sample, bool, shape (B,).
     """
-    return torch.where(on_policy.unsqueeze(-1), today, behaviour.to(today.dtype))
+    return torch.where(on_policy.unsqueeze(-1), recomputed, behaviour.to(recomputed.dtype))

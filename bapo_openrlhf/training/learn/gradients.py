@@ -29,12 +29,12 @@ def probe_gradients(
     first, second = (policy_gradient(trainer, reference[half], pad) for half in (0, 1))
     whole = first + second
     sums: dict[str, torch.Tensor] = {}
-    found: dict[Hashable, tuple[float, float]] = {"halves": (cosine(first, second), float(whole.norm()))}
+    alignments: dict[Hashable, tuple[float, float]] = {"halves": (cosine(first, second), float(whole.norm()))}
     for uid, rows in groups.items():
         gradient = policy_gradient(trainer, rows, pad)
-        found[uid] = cosine(gradient, whole), float(gradient.norm())
+        alignments[uid] = cosine(gradient, whole), float(gradient.norm())
         sums[sources[uid]] = sums.get(sources[uid], 0) + gradient
-    return found | {source: (cosine(total, whole), float(total.norm())) for source, total in sums.items()}
+    return alignments | {source: (cosine(total, whole), float(total.norm())) for source, total in sums.items()}
 
 
 def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch.Tensor:
@@ -61,8 +61,8 @@ def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch
                 batch_num_tokens=1,  # not a mean, so that gradients of groups add up to that of the batch
                 global_batch_size=1,
             )[0]
-            found = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            total += torch.cat([gradient.flatten().float() for gradient in found])
+            gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            total += torch.cat([gradient.flatten().float() for gradient in gradients])
     finally:
         actor.model = engine
         actor.train()

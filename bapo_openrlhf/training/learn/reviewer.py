@@ -30,8 +30,8 @@ class Reviewer:
             RuntimeError: Too many of its groups have log-probs that are not finite.
         """
         step, gap = self.state.step, self.state.reviewed.gap
-        found = review(batch, passed.log_ratios, passed.sums, step, gap, **self.limits)
+        reviewed = review(batch, passed.log_ratios, passed.sums, step, gap, **self.limits)
         what = "have log-probs under today's policy that are not finite"
-        self.state.reviewed = found
-        self.unusable.check(step + 1, "nonfinite", found.nonfinite, len(batch), what)
-        return found
+        self.state.reviewed = reviewed
+        self.unusable.check(step + 1, "nonfinite", reviewed.nonfinite, len(batch), what)
+        return reviewed

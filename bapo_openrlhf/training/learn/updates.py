@@ -176,8 +176,8 @@ class _WholeBatch:
         of_tokens, of_samples = (counts / accumulated).unbind()
         normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
         return [
-            (experience, Part(plan, own, ranks * accumulated, normalisers))
-            for own, (plan, experience) in zip(tokens, step, strict=True)
+            (experience, Part(plan, count, ranks * accumulated, normalisers))
+            for count, (plan, experience) in zip(tokens, step, strict=True)
         ]
 
     def train_micro_batch(self, experience: Experience, part: Part, *loss_arguments: Any) -> None:
@@ -256,8 +256,8 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         """Make one step of the exponential moving average of the weights. Under ZeRO-3, each rank averages its part."""
         for weight, mean in zip(self.actor.parameters(), self.ema_model.parameters(), strict=True):
             if weight.requires_grad:
-                own, average = (getattr(parameter, "ds_tensor", parameter).data for parameter in (weight, mean))
-                average.copy_((1 - self.ema_beta) * own.to(average.device) + self.ema_beta * average)
+                current, average = (getattr(parameter, "ds_tensor", parameter).data for parameter in (weight, mean))
+                average.copy_((1 - self.ema_beta) * current.to(average.device) + self.ema_beta * average)
 
     def loss(self, experience: Experience, part: Part, kl_coef: float) -> torch.Tensor:
         """The actor's loss of a micro-batch (Eq. 1, 3), with the terms for KL, experts and entropy.
@@ -375,8 +375,8 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
     def _metrics(self) -> dict[str, float]:
         """OpenRLHF's metrics of the critic. The norm is the mean over optimizer steps."""
         norms, rates = list(map(float, self._norms)), self._rates
-        own = {"critic_lr": sum(rates) / len(rates), "critic_grad_norm": sum(norms) / len(norms)}
-        return self.means.reduced(torch.cuda.current_device()) | own
+        metrics = {"critic_lr": sum(rates) / len(rates), "critic_grad_norm": sum(norms) / len(norms)}
+        return self.means.reduced(torch.cuda.current_device()) | metrics
 
 
 def sample_numbers(sample: Experience) -> dict[str, float]:

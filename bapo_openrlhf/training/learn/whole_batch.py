@@ -73,14 +73,16 @@ class WholeBatchReplayBuffer:
         steps = [samples[start : start + window] for start in range(0, -(-self.total // ranks), window)]
         lengths = [[int(sample.total_length) for sample in step] for step in steps]
         parts = [parts_by_tokens(step, limit, padded=not self.packing_samples) for step in lengths]
-        counts = torch.tensor([len(own) for own in parts], device=torch.cuda.current_device())
+        counts = torch.tensor([len(step_parts) for step_parts in parts], device=torch.cuda.current_device())
         most, filled, group = counts.clone(), counts, strategy.ds_device_mesh["dp"].get_group()
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
         dist.all_reduce(filled, op=dist.ReduceOp.SUM, group=group)
         totals = step_totals(self.total, args.train.batch_size)
-        sizes = [list(map(len, own)) for own in parts]
+        sizes = [list(map(len, step_parts)) for step_parts in parts]
         self.plan = token_plan(totals, sizes, most.tolist(), filled.tolist())
-        self.items = [step[place] for step, own in zip(steps, parts, strict=True) for part in own for place in part]
+        self.items = [
+            step[place] for step, step_parts in zip(steps, parts, strict=True) for part in step_parts for place in part
+        ]
 
     def loader(self, shuffle: bool, pin_memory: bool) -> DataLoader:
         """The micro-batches of an epoch, in the order of the plan, in the memory of the CPU.

@@ -78,10 +78,10 @@ class UnusableGroups:
         """
         if not unusable:
             return
-        found = f"{unusable} of {total} groups {what}"
+        counted = f"{unusable} of {total} groups {what}"
         if unusable > self.max_share * total:
             raise RuntimeError(
-                f"{found}; adapt.max_failed_share is {self.max_share}. The log of the rollout engine has each error"
+                f"{counted}; adapt.max_failed_share is {self.max_share}. The log of the rollout engine has each error"
                 f"{self.failed_calls()}"
             )
-        self.warn(step, kind, f"{found}, and are left out{self.failed_calls()}")
+        self.warn(step, kind, f"{counted}, and are left out{self.failed_calls()}")

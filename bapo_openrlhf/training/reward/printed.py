@@ -34,13 +34,13 @@ class _Cut(io.TextIOBase):
 @contextmanager
 def cut(whose: str) -> Iterator[None]:
     """Cut what the block prints by `sys.stdout` and `sys.stderr`. The block is a call of the user's code."""
-    found = _Cut()
+    printed = _Cut()
     try:
-        with redirect_stdout(found), redirect_stderr(found):
+        with redirect_stdout(printed), redirect_stderr(printed):
             yield
     finally:
-        if found.count > MOST:
-            found.to.write(left_out(whose, found.count - MOST))
+        if printed.count > MOST:
+            printed.to.write(left_out(whose, printed.count - MOST))
 
 
 class Printed:

@@ -211,12 +211,12 @@ class RewardPool:
                 if not self._calls:
                     return []
                 most, taken = self._together(), list[_Call]()
-                room = SENT_AHEAD
-                while self._calls and (not taken or (len(taken) < most and len(self._calls[0].request) <= room)):
+                left = SENT_AHEAD
+                while self._calls and (not taken or (len(taken) < most and len(self._calls[0].request) <= left)):
                     call = self._calls.popleft()
                     if call.running() or call.set_running_or_notify_cancel():
                         taken.append(call)
-                        room -= len(call.request)
+                        left -= len(call.request)
                 if taken:
                     self._busy += 1
                     if self._calls:

@@ -15,7 +15,7 @@ from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.generate.generated import GeneratedStep
 from bapo_openrlhf.training.generate.rollout import Rollout
 from bapo_openrlhf.training.generate.samples import by_request
-from bapo_openrlhf.training.learn.experience import MadeExperience
+from bapo_openrlhf.training.learn.experience import BatchExperience
 from bapo_openrlhf.training.reward.failures import UnusableGroups
 from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.run_state import RunState
@@ -61,7 +61,7 @@ class StepAccounts:
         """
         state, size = self.state, self.args.rollout.n_samples_per_prompt
         size_of_fresh = size if self.method.first_responses is None else None
-        made = GeneratedStep.of(
+        generated = GeneratedStep.of(
             [
                 ("fresh", by_request(fresh, size_of_fresh), rollout.weights_version),
                 ("reevaluated", by_request(rollout.hard_samples, size), rollout.weights_version),
@@ -71,12 +71,12 @@ class StepAccounts:
             step=state.step,
             reward_range=self.args.adapt.rewards(),
         )
-        state.generated += len(made.recorded)
+        state.generated += len(generated.recorded)
         what = "gave no reward or no finite log-probs"
-        self.unusable.check(state.step + 1, "failed", len(made.failed), len(made.recorded), what)
-        return made
+        self.unusable.check(state.step + 1, "failed", len(generated.failed), len(generated.recorded), what)
+        return generated
 
-    def require_room(self, batch: Batch) -> None:
+    def require_capacity(self, batch: Batch) -> None:
         """Raise ValueError if a batch is larger than its capacity."""
         if batch.responses > self.capacity:
             raise ValueError(
@@ -84,15 +84,15 @@ class StepAccounts:
                 f"{self.capacity} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
             )
 
-    def before_update(self, made: MadeExperience) -> dict[str, Any]:
+    def before_update(self, experience: BatchExperience) -> dict[str, Any]:
         """Metrics of the experience of the reviewed batch, before the step's first update."""
         reviewed, actor = self.state.reviewed, self.args.actor
-        status: dict[str, Any] = {"tokens/reference_kept": made.reference_kept}
-        if made.masked is not None:
-            status["importance/masked_share"] = made.masked
-        status |= off_policy(reviewed.batch, made.log_ratios, self.method.constants(), self.args.adapt.eps)
-        status |= shifts(reviewed.batch, made.sums, self.state.step, reviewed.gap)
-        return status | first_update(made.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip))
+        status: dict[str, Any] = {"tokens/reference_kept": experience.reference_kept}
+        if experience.masked is not None:
+            status["importance/masked_share"] = experience.masked
+        status |= off_policy(reviewed.batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
+        status |= shifts(reviewed.batch, experience.sums, self.state.step, reviewed.gap)
+        return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip))
 
     def settle(self, step: int, generated: GeneratedStep, rollout: Rollout) -> dict[str, Any]:
         """Enter what became of each group of a step, and record it. Returns the metrics.

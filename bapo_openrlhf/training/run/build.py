@@ -167,13 +167,13 @@ def engines_on(args: SimpleNamespace, kind: Any, place: Any) -> list[Any]:
     count, size, share = args.vllm.num_engines, args.vllm.tensor_parallel_size, SHARE if place else 1
     settings = settings_of_engines(args) | {"num_gpus": share}
     place, gpus = place or reserved(count * size), 0 if size > 1 else share  # several workers ask for their own GPUs
-    found = []
+    created = []
     for number in range(count):
         bundles = get_bundle_indices(place, number, size) if size > 1 else None
         where = PlacementGroupSchedulingStrategy(place, bundles[0] if bundles else number, True)  # also for its workers
         process = kind.options(num_cpus=gpus, num_gpus=gpus, scheduling_strategy=where)
-        found.append(process.remote(**settings, bundle_indices=bundles, seed=args.train.seed + number))
-    return found
+        created.append(process.remote(**settings, bundle_indices=bundles, seed=args.train.seed + number))
+    return created
 
 
 def settings_of_engines(args: SimpleNamespace) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class WholeCheckpoints:
             "ahead": self.generator.state_dict() if self.ahead else None,
             "torch_rng": torch.get_rng_state(),
             "worker_rng": {
-                name: ray.get(group.async_run_method(method_name="rng_state")) for name, group in self.workers.items()
+                name: ray.get(model.async_run_method(method_name="rng_state")) for name, model in self.workers.items()
             },
             "gap": self.state.reviewed.gap.state_dict(),
             "ledger": self.ledger.state_dict(),

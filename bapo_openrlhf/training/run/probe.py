@@ -23,8 +23,8 @@ from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.generate.samples import by_request
 from bapo_openrlhf.training.learn.experience import (
     AdaptedExperienceMaker,
+    BatchExperience,
     BatchToTrain,
-    MadeExperience,
     SampleOrigin,
     row_of,
 )
@@ -68,21 +68,21 @@ class GradientProbe:
         self.generator, self.generate_kwargs, self.data = generator, generate_kwargs, data
         self.rollout_weights = rollout_weights
 
-    def measure(self, made: MadeExperience) -> dict[str, float]:
+    def measure(self, experience: BatchExperience) -> dict[str, float]:
         """Write a line of probes.jsonl for each group of the reviewed batch. Returns metrics of the step.
 
         Args:
-            made: The experience of the batch, before the update.
+            experience: The experience of the batch, before the update.
         """
         step, reviewed = self.state.step, self.state.reviewed
         if not self.rollout_weights.schedule.probe_due(step):
             return {}
         self.state.phase, start = "probing gradients", time.perf_counter()
         groups = {group.uid: (source, group) for source, group in reviewed.batch.with_sources()}
-        [found] = ray.get(self.actor.async_run_method(
+        [alignments] = ray.get(self.actor.async_run_method(
             method_name="probe_gradients",
             reference=self._reference_rows(step),
-            groups=rows_by(made, lambda origin: origin.group.uid),
+            groups=rows_by(experience, lambda origin: origin.group.uid),
             sources={uid: source for uid, (source, _) in groups.items()},
         ))  # fmt: skip
         rows = [
@@ -93,13 +93,13 @@ class GradientProbe:
                 "tv": reviewed.distances[group],
                 "shift": reviewed.shifts[group],
                 "mean": float(group.mean),
-                "cosine": found[uid][0],
-                "norm": found[uid][1],
+                "cosine": alignments[uid][0],
+                "norm": alignments[uid][1],
             }
             for uid, (source, group) in groups.items()
         ]
         self.recorder.record.append_rows(PROBES, step + 1, rows)
-        cosines = {f"probe/{name}": value[0] for name, value in found.items() if isinstance(name, str)}
+        cosines = {f"probe/{name}": value[0] for name, value in alignments.items() if isinstance(name, str)}
         return cosines | {"timing/probe": time.perf_counter() - start}
 
     def _reference_rows(self, step: int) -> Rows:
@@ -107,20 +107,20 @@ class GradientProbe:
         rng = np.random.default_rng([self.args.train.seed, step])
         places = rng.choice(len(self.data), size=min(REFERENCE, len(self.data)), replace=False).tolist()
         prompts = [Prompt(text, label) for _, text, label, _ in map(self.data.__getitem__, places)]
-        with self.rollout_weights.of_today(step, next_rollout=step + 1):
+        with self.rollout_weights.synced_to(step, next_rollout=step + 1):
             samples = self.generator.reevaluate(prompts, kind="probe", **self.generate_kwargs)
-        made = GeneratedStep.of(
+        generated = GeneratedStep.of(
             [("fresh", by_request(samples, self.args.rollout.n_samples_per_prompt), step)], first_uid=0, step=step
         )
-        to_train = BatchToTrain.of(Batch(fresh=made.fresh), step)
+        to_train = BatchToTrain.of(Batch(fresh=generated.fresh), step)
         reference = self.maker.finish(self.maker.forward(to_train), range(len(to_train.origins)))
         return rows_by(reference, lambda origin: origin.group.uid % 2)
 
 
-def rows_by(made: MadeExperience, key: Callable[[SampleOrigin], Hashable]) -> Rows:
+def rows_by(batch: BatchExperience, key: Callable[[SampleOrigin], Hashable]) -> Rows:
     """The samples of an experience by a key of their origins, in order, each as an experience of its own."""
     rows = defaultdict(list)
-    for experience in made.experiences:
+    for experience in batch.experiences:
         for row, place in enumerate(experience.index):
-            rows[key(made.origins[place])].append(row_of(experience, row))
+            rows[key(batch.origins[place])].append(row_of(experience, row))
     return dict(rows)

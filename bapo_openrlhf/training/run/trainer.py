@@ -26,7 +26,7 @@ from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights, schedule_of
-from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchToTrain, MadeExperience
+from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
 from bapo_openrlhf.training.learn.reviewer import Reviewer
 from bapo_openrlhf.training.reward.failures import UnusableGroups
 from bapo_openrlhf.training.run.accounts import StepAccounts
@@ -57,8 +57,8 @@ class AdaptedPPOTrainer(Base):
         self.ahead = adapt.steps_ahead(self.args.train)
         self.prompts_dataloader = SharedLoader(self.prompts_dataloader) if self.ahead else self.prompts_dataloader
         schedule = schedule_of(self.args, evaluates=self.eval_dataloader is not None)
-        about = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
-        self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **about)
+        options = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
+        self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **options)
         self.samples_generator = (AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator).of(
             self,
             begin_step=self._begin_step,
@@ -67,7 +67,7 @@ class AdaptedPPOTrainer(Base):
             candidates=self.method.candidates,
             choose=lambda prompts, count: self.method.choose_prompts(self.state.step, prompts, count),
             first=self.method.first_responses,
-            more=lambda rewards: self.method.more_responses([exact_rewards(own, adapt.rewards()) for own in rewards]),
+            more=lambda rewards: self.method.more_responses([exact_rewards(r, adapt.rewards()) for r in rewards]),
         )
         models = self.actor_model_group, self.critic_model_group, self.reward_model_group, self.reference_model_group
         name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
@@ -110,10 +110,11 @@ class AdaptedPPOTrainer(Base):
         """
         state, step, rollout, timing = self.state, self.state.step, self.samples_generator.rollout, dict[str, float]()
         # Lines 12-15: generate hard prompts again with today's weights, unless the rollout took them along.
-        along = self._begin_step() if self.ahead else []
+        hard_prompts = self._begin_step() if self.ahead else []
         hard = self._reevaluate(timing)
         if self.ahead:
-            self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)  # line 6 of a later step
+            # Line 6 of a later step.
+            self.samples_generator.ask(step + self.ahead, hard_prompts, **self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, rollout_samples, hard)
         pretrained = self.pretraining.train(generated.fresh)
@@ -122,18 +123,18 @@ class AdaptedPPOTrainer(Base):
         with timed(timing, "timing/adapt"):
             self.method.unanswered([group.prompt for group in generated.failed if group.source == "reevaluated"])
             batch = self.method.build_batch(step, generated.fresh, generated.reevaluated)
-        self.accounts.require_room(batch)
+        self.accounts.require_capacity(batch)
         # Today's log-probs and values. Groups leave whose log-probs are not finite or too far from today's.
         state.phase, start = "making experience", time.perf_counter()
         passed = self.experience_maker.forward(BatchToTrain.of(batch, step))
         reviewed = self.reviewer.review(batch, passed)
         # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
-        made = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
+        experience = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
         seconds = time.perf_counter() - start
         self.method.observe_distances(step, reviewed.distances)
         # Line 18: the update.
-        status, next_step = self._update(made, global_step)
-        if made:
+        status, next_step = self._update(experience, global_step)
+        if experience:
             timing["timing/make_experience"] = seconds
         # Every group that was generated ends in exactly one counted state.
         status |= pretrained | timing | self.accounts.settle(step, generated, rollout)
@@ -160,27 +161,28 @@ class AdaptedPPOTrainer(Base):
             return []
         state.phase = "generating hard prompts again"
         next_rollout = state.step if self.ahead else state.step + 1
-        with timed(timing, "timing/reevaluation"), weights.of_today(state.step, next_rollout=next_rollout):
+        with timed(timing, "timing/reevaluation"), weights.synced_to(state.step, next_rollout=next_rollout):
             return self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
 
-    def _update(self, made: MadeExperience | None, global_step: int) -> tuple[dict, int]:
+    def _update(self, experience: BatchExperience | None, global_step: int) -> tuple[dict, int]:
         """OpenRLHF's update on the experience of the batch; no update if no group is left."""
-        if made is None:
+        if experience is None:
             # The step counts nevertheless, so that the multiples of v and m stay where they are.
             self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
             self.broadcast_to_vllm()
             return {"skipped_update": 1}, global_step + 1
-        own = self.accounts.before_update(made) | self.probe.measure(made) | self._scale_learning_rate(made)
-        status, next_step = super().train_step(made.experiences, global_step)
-        return status | own, next_step
+        metrics = self.accounts.before_update(experience) | self.probe.measure(experience)
+        metrics |= self._scale_learning_rate(experience)
+        status, next_step = super().train_step(experience.experiences, global_step)
+        return status | metrics, next_step
 
-    def _scale_learning_rate(self, made: MadeExperience) -> dict[str, float]:
+    def _scale_learning_rate(self, experience: BatchExperience) -> dict[str, float]:
         """Send the factor of this step to the actor (`--adapt.scale_learning_rate`). Returns its metric."""
         if not self.args.adapt.scale_learning_rate:
             return {}
-        on_policy = [origin.on_policy for origin in made.origins]  # their ratio starts at 1
+        on_policy = [origin.on_policy for origin in experience.origins]  # their ratio starts at 1
         full = self.arithmetic.full_samples(len(on_policy))
-        factor = learning_rate_factor(np.where(on_policy, 0.0, made.log_ratios), full)
+        factor = learning_rate_factor(np.where(on_policy, 0.0, experience.log_ratios), full)
         ray.get(self.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
         return {"importance/learning_rate_factor": factor}
 
@@ -245,7 +247,7 @@ class AdaptedPPOTrainer(Base):
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
         """Evaluate today's policy as OpenRLHF does, and record the result."""
         self.state.phase = "evaluating"
-        with self.rollout_weights.of_today(self.state.step, next_rollout=self.state.step):
+        with self.rollout_weights.synced_to(self.state.step, next_rollout=self.state.step):
             numbers = super().evaluate(global_step, **generate_kwargs)
             self.recorder.add_evaluation(global_step, numbers)
         return numbers

@@ -45,14 +45,14 @@ def read(folder: Path) -> Evaluation:
         ConfigError: The folder is not an evaluation.
     """
     settings = store.read_settings(folder)
-    found = Evaluation(folder, settings, {name: store.read_rows(folder, name) for name in settings["benchmarks"]})
-    for name, rows in found.rows.items():
+    evaluation = Evaluation(folder, settings, {name: store.read_rows(folder, name) for name in settings["benchmarks"]})
+    for name, rows in evaluation.rows.items():
         for identity, row in rows.items():
-            if len(row["scores"]) != found.runs or not {"input", "label"} <= row.keys():
+            if len(row["scores"]) != evaluation.runs or not {"input", "label"} <= row.keys():
                 raise ConfigError(
-                    f"{folder / name}.jsonl is damaged: problem {identity} is no row of {found.runs} runs"
+                    f"{folder / name}.jsonl is damaged: problem {identity} is no row of {evaluation.runs} runs"
                 )
-    return found
+    return evaluation
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:

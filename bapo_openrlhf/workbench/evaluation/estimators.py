@@ -104,9 +104,9 @@ def estimate(value: float, means: np.ndarray) -> Estimate:
     return {"value": float(value), "low": low, "high": high}
 
 
-def with_interval(found: Estimate | None, signed: bool = False) -> str:
+def with_interval(estimated: Estimate | None, signed: bool = False) -> str:
     """A value and its interval as text with two decimals; "-" for None."""
-    if found is None:
+    if estimated is None:
         return "-"
     sign = "+" if signed else ""
-    return f"{found['value']:{sign}.2f} [{found['low']:{sign}.2f}, {found['high']:{sign}.2f}]"
+    return f"{estimated['value']:{sign}.2f} [{estimated['low']:{sign}.2f}, {estimated['high']:{sign}.2f}]"

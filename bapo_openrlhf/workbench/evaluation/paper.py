@@ -54,12 +54,12 @@ class Block:
 def _block(rows: dict[str, dict[str, list[Any]]], **fields: Any) -> Block:
     """A block from its rows: for each base model and method a number for each benchmark, the average, and the rest."""
     count = len(fields["benchmarks"])
-    found = [
+    block_rows = [
         Row(base, method, tuple(cells[:count]), *cells[count:])
         for base, rows_of in rows.items()
         for method, cells in rows_of.items()
     ]
-    return Block(**fields, rows=tuple(found))
+    return Block(**fields, rows=tuple(block_rows))
 
 
 BLOCKS = tuple(_block(**block) for block in yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text("utf-8")))

@@ -126,8 +126,8 @@ def load(
     problems = tuple(_problems(f"benchmark {name}", file, columns, chat=chat))
     sha256 = hashlib.sha256(content).hexdigest()
     generator = None if equals else _generator(file.parent / MANIFEST, name)
-    size, asked, own = len(problems), problems[:limit], reward_range if equals else UNIT
-    return Benchmark(name, title, file, sha256, reward.resolve(), asked, size, columns, generator, own)
+    size, asked, its_range = len(problems), problems[:limit], reward_range if equals else UNIT
+    return Benchmark(name, title, file, sha256, reward.resolve(), asked, size, columns, generator, its_range)
 
 
 def _generator(manifest: Path, name: str) -> str | None:
@@ -150,8 +150,8 @@ def _problems(flag: str, file: Path, columns: Columns, *, chat: bool) -> Iterato
         raise ConfigError(f"{part.where}: {text}")
     ids: set[str] = set()
     rows = rows_of(part, [columns.input, columns.label, columns.images, "id"])
-    for number, (place, row, found, is_csv) in enumerate(rows, 1):
-        for _, text in values.wrong(row, found, is_csv=is_csv):
+    for number, (place, row, original, is_csv) in enumerate(rows, 1):
+        for _, text in values.wrong(row, original, is_csv=is_csv):
             raise ConfigError(f"{place}: {text}")
         identity = row.get("id")
         identity = f"{flag.split()[-1]}-{number}" if identity is None else identity

@@ -34,14 +34,14 @@ def write(
     Returns:
         The content of results.json.
     """
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     means: dict[str, np.ndarray] = {}
     for benchmark in benchmarks:
         rows = store.read_rows(request.out, benchmark.name)
         finished = [rows[problem.id] for problem in benchmark.problems if problem.id in rows]
         seed = [request.sampling.seed, zlib.crc32(benchmark.name.encode())]
         metrics, means[benchmark.name] = estimate(finished, request.ks, seed, benchmark.reward_range)
-        found[benchmark.name] = {
+        entries[benchmark.name] = {
             "title": benchmark.title,
             "problems": len(finished),
             "in_file": benchmark.size,
@@ -57,8 +57,8 @@ def write(
         "name": request.name,
         "unit": "percent; tokens in tokens",
         "interval": f"{estimators.LEVEL:.0%} bootstrap over problems",
-        "benchmarks": found,
-        "averages": _averages(found, means, request.sampling.runs),
+        "benchmarks": entries,
+        "averages": _averages(entries, means, request.sampling.runs),
         "settings": settings,
         "k": list(request.ks),
         "seed": request.sampling.seed,
@@ -105,15 +105,15 @@ def estimate(
     return metrics, means[:, 0]
 
 
-def _averages(found: Mapping[str, Any], means: Mapping[str, np.ndarray], runs: int) -> dict[str, Estimate]:
+def _averages(entries: Mapping[str, Any], means: Mapping[str, np.ndarray], runs: int) -> dict[str, Estimate]:
     """The average of each of the paper's blocks that was run completely, by the block's title.
 
     All benchmarks have the same weight. They are resampled independently.
     """
     averages = {}
     for block in paper.BLOCKS:
-        if all(name in found for name in block.benchmarks):
-            value = np.mean([found[name]["metrics"][f"avg@{runs}"]["value"] for name in block.benchmarks])
+        if all(name in entries for name in block.benchmarks):
+            value = np.mean([entries[name]["metrics"][f"avg@{runs}"]["value"] for name in block.benchmarks])
             resampled = np.mean([means[name] for name in block.benchmarks], axis=0)
             averages[block.title] = estimators.estimate(float(value), resampled)
     return averages
@@ -129,7 +129,7 @@ def tables(results: Mapping[str, Any]) -> list[Table]:
 
 
 def _paper_table(results: Mapping[str, Any], block: Block) -> Table:
-    found, runs = results["benchmarks"], results["settings"]["sampling"]["runs"]
+    entries, runs = results["benchmarks"], results["settings"]["sampling"]["runs"]
     more = block.rows[0].rollouts is not None  # Table 1 (a) has two more columns.
     columns = ("", "Method", *block.benchmarks.values(), block.average, *(("Rollouts", "Type") if more else ()))
     rows = [
@@ -137,8 +137,8 @@ def _paper_table(results: Mapping[str, Any], block: Block) -> Table:
          *((row.rollouts, row.kind) if more else ()))
         for row in block.rows
     ]  # fmt: skip
-    own = [found[name]["metrics"][f"avg@{runs}"] if name in found else None for name in block.benchmarks]
-    cells = map(with_interval, [*own, results["averages"].get(block.title)])
+    metrics = [entries[name]["metrics"][f"avg@{runs}"] if name in entries else None for name in block.benchmarks]
+    cells = map(with_interval, [*metrics, results["averages"].get(block.title)])
     rows.append(("this run", results["name"], *cells, *(("-", "-") if more else ())))
     notes = [f"paper: {paper.SOURCE.removesuffix('1')}{block.part}, percent, mean of {paper.RUNS} runs"]
     if any("*" in row.method for row in block.rows):
@@ -151,18 +151,18 @@ def _paper_table(results: Mapping[str, Any], block: Block) -> Table:
 
 def _metrics_table(results: Mapping[str, Any]) -> Table:
     """A row for each metric, and a column for each benchmark."""
-    found = results["benchmarks"]
-    names = dict.fromkeys(metric for entry in found.values() for metric in entry["metrics"])
+    entries = results["benchmarks"]
+    names = dict.fromkeys(metric for entry in entries.values() for metric in entry["metrics"])
     del names["tokens"]
-    rows = [(name, *(with_interval(entry["metrics"].get(name)) for entry in found.values())) for name in names]
-    rows += [("tokens", *(f"{entry['metrics']['tokens']['value']:.1f}" for entry in found.values()))]
-    rows += [(count, *(str(entry[count]) for entry in found.values())) for count in ("problems", "unjudged")]
+    rows = [(name, *(with_interval(entry["metrics"].get(name)) for entry in entries.values())) for name in names]
+    rows += [("tokens", *(f"{entry['metrics']['tokens']['value']:.1f}" for entry in entries.values()))]
+    rows += [(count, *(str(entry[count]) for entry in entries.values())) for count in ("problems", "unjudged")]
     note = (
         f"percent, [{results['interval']}]; tokens: mean length of a response; unjudged: responses whose judge failed, "
         "counted as wrong"
     )
-    columns = ("", *(entry["title"] for entry in found.values()))
-    return Table.of(columns, rows, f"{results['name']}: every metric", notes=[note, *_notes(results, found)])
+    columns = ("", *(entry["title"] for entry in entries.values()))
+    return Table.of(columns, rows, f"{results['name']}: every metric", notes=[note, *_notes(results, entries)])
 
 
 def _notes(results: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:

@@ -47,9 +47,9 @@ def evaluate(
         RunError: Generation failed. Finished problems are kept.
     """
     check(request)
-    about = (request.data, request.reward, request.limit, request.reward_range, request.columns)
+    options = (request.data, request.reward, request.limit, request.reward_range, request.columns)
     chat = request.chat_template is True
-    benchmarks = [problems.load(spec, *about, chat=chat) for spec in request.benchmarks]
+    benchmarks = [problems.load(spec, *options, chat=chat) for spec in request.benchmarks]
     settings = _settings(request, benchmarks)
     store.check_settings(request.out, settings)
     rows = {b.name: store.read_rows(request.out, b.name) for b in benchmarks}

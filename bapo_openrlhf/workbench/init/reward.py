@@ -7,8 +7,8 @@ NUMBER = re.compile(r"Answer:\s*\**\s*(-?\d[\d,]*(?:\.\d+)?)")
 
 def answer(response):
     """The final answer of a response; None if it has none. `bapo-openrlhf evaluate` counts it for majority votes."""
-    found = NUMBER.findall(response)
-    return found[-1].replace(",", "") if found else None
+    numbers = NUMBER.findall(response)
+    return numbers[-1].replace(",", "") if numbers else None
 
 
 def reward_func(queries, prompts, labels, **kwargs):
@@ -21,6 +21,6 @@ def reward_func(queries, prompts, labels, **kwargs):
     """
     rewards = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        found = answer(query.split(prompt, 1)[-1])
-        rewards.append(1.0 if found is not None and float(found) == float(label) else 0.0)
+        given = answer(query.split(prompt, 1)[-1])
+        rewards.append(1.0 if given is not None and float(given) == float(label) else 0.0)
     return {"rewards": rewards, "scores": rewards, "extra_logs": {}}

@@ -73,4 +73,4 @@ def css() -> str:
 
 def without_variables(text: str) -> str:
     """`text` with the light theme's colours in place of the variables, because a PNG file has no style sheet."""
-    return re.sub(r"var\(--([\w-]+)\)", lambda found: LIGHT[found[1]], text)
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: LIGHT[match[1]], text)

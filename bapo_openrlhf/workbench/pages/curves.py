@@ -75,8 +75,8 @@ def binned(values: pd.Series, width: int, *, peaks: bool = False) -> pd.Series:
     if width == 1:
         return values
     bins = values.groupby((values.index.astype(int) - 1) // width)
-    found = bins.max() if peaks else bins.mean()
-    return found.set_axis(found.index * width + (width + 1) / 2)
+    of_bins = bins.max() if peaks else bins.mean()
+    return of_bins.set_axis(of_bins.index * width + (width + 1) / 2)
 
 
 def chunk_means(values: pd.Series, most: int) -> pd.Series:

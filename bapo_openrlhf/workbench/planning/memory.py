@@ -132,13 +132,13 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
         experience = forward + max(state("actor") + on_actor, reference)
         training = max(state(m) + activations[m] + (on_actor if m == "actor" else 0.0) for m in trained)
     largest = max(state(model) + activations[model] for model in trained)
-    room, ranks = constants.usable_bytes, max(workload.ranks(model, algorithm, total) for model in trained)
+    usable, ranks = constants.usable_bytes, max(workload.ranks(model, algorithm, total) for model in trained)
     engines, actors = (workload.gpus_of(role, algorithm, total) for role in ("engines", "actor"))
     reasons = {
         "engine": size is None,
         "GPUs": total < len(workload.blocks(algorithm)) or engines < (size or 0) or actors < workload.copies,
-        "training": largest > room,
-        "together": max(generation, experience, training) > room,
+        "training": largest > usable,
+        "together": max(generation, experience, training) > usable,
         # DeepSpeed requires that each rank has a micro-batch in each optimizer step.
         "batch": args.train.batch_size < ranks * args.train.micro_batch_size,
     }

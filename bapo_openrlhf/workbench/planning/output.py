@@ -38,20 +38,20 @@ def page(plan: Plan) -> str:
 
 def _groups(plan: Plan) -> str:
     head = ("fresh", "again", "x1", "x2", "x3", "trained", "responses", "update_tokens", "rollouts")
-    found = [plan.counts(algorithm) for algorithm in ALGORITHMS]
-    rows = [(e["method"], *(e[name] for name in head), e["rollouts"] / found[0]["rollouts"]) for e in found]
+    counts = [plan.counts(algorithm) for algorithm in ALGORITHMS]
+    rows = [(e["method"], *(e[name] for name in head), e["rollouts"] / counts[0]["rollouts"]) for e in counts]
     table = Table.of(("method", *(name.replace("_", " ").replace("x", "X") for name in head), "x GRPO"), rows)
     return table.markdown() + f'\n"rollouts" are the responses of all {plan.steps} steps.\n'
 
 
 def _lines(plan: Plan) -> dict[str, list[Row]]:
     """The sizes of all models on all numbers of GPUs, by algorithm. Algorithms of the same memory share a line."""
-    found: dict[str, tuple[list[str], list[Row]]] = {}
+    by_memory: dict[str, tuple[list[str], list[Row]]] = {}
     for algorithm in ALGORITHMS:
         rows = [plan.sizes(shape, gpus, algorithm) for shape in plan.shapes for gpus in plan.gpus]
         memory = [[row[name] for name in (*PHASES, "word")] for row in rows]
-        found.setdefault(str(memory), ([], rows))[0].append(algorithm.name)
-    return {", ".join(names): rows for names, rows in found.values()}
+        by_memory.setdefault(str(memory), ([], rows))[0].append(algorithm.name)
+    return {", ".join(names): rows for names, rows in by_memory.values()}
 
 
 def _memory(lines: Mapping[str, list[Row]]) -> str:

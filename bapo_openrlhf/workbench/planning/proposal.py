@@ -41,9 +41,9 @@ def lowest_stage(
     DeepSpeed cannot put a model to sleep in it.
     """
     for stage in (1, 2, 3) if most_ranks(workload, gpus) > 1 else (2,):
-        found = gpu_memory(shape, with_flags(workload, {STAGE: stage}), constants, workload.algorithm, gpus)
-        if found.word == "fits":
-            return stage, found
+        needed = gpu_memory(shape, with_flags(workload, {STAGE: stage}), constants, workload.algorithm, gpus)
+        if needed.word == "fits":
+            return stage, needed
     return None, None
 
 
@@ -57,8 +57,8 @@ def proposed(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
     if stage is None:
         return None
     kept = {STAGE: stage, RECOMPUTES: False}
-    found = gpu_memory(shape, with_flags(workload, kept), constants, workload.algorithm, gpus)
-    return kept | {RECOMPUTES: found.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
+    needed = gpu_memory(shape, with_flags(workload, kept), constants, workload.algorithm, gpus)
+    return kept | {RECOMPUTES: needed.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
 
 
 def lower_stage(shape: ModelShape, gpus: int, workload: Workload, constants: Constants, gpu: str) -> list[str]:
@@ -68,8 +68,10 @@ def lower_stage(shape: ModelShape, gpus: int, workload: Workload, constants: Con
     stage, lower = lowest_stage(shape, gpus, workload, constants)
     if stage in (None, 3):
         return []
-    own = gpu_memory(shape, workload, constants, workload.algorithm, gpus)
-    sizes = f"{lower.gib:.1f} GiB a GPU in the tightest phase with stage {stage}, and {own.gib:.1f} GiB with stage 3"
+    current = gpu_memory(shape, workload, constants, workload.algorithm, gpus)
+    sizes = (
+        f"{lower.gib:.1f} GiB a GPU in the tightest phase with stage {stage}, and {current.gib:.1f} GiB with stage 3"
+    )
     return [
         f"{STAGE} is 3; {stage} fits too, and takes less time, because stage 3 gathers the weights for each pass. "
         f"Predicted for {shape.name} on {many(gpus, f'{gpu} GPU')} (--gpu names another kind): {sizes}"

@@ -120,17 +120,17 @@ def shape_of_folder(flag: str, folder: Path) -> ModelShape:
         whole = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{flag} {folder}: config.json cannot be read: {error}") from None
-    found: Mapping[str, Any] = whole.get("text_config") or whole  # The language part of a vision model.
-    if any(key in found for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+    language: Mapping[str, Any] = whole.get("text_config") or whole  # The language part of a vision model.
+    if any(key in language for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise ConfigError(f"{flag} is {folder}, a mixture of experts; it must be a dense model")
 
     def size(name: str, default: int | None = None) -> int:
-        value = found.get(name) if found.get(name) is not None else default
+        value = language.get(name) if language.get(name) is not None else default
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{flag} {folder}: config.json has {name} {value!r}; it must be a whole number above 0")
         return value
 
-    heads, kind = size("num_attention_heads"), str(found.get("model_type", whole.get("model_type", "")))
+    heads, kind = size("num_attention_heads"), str(language.get("model_type", whole.get("model_type", "")))
     return ModelShape(
         name=folder.name,
         layers=size("num_hidden_layers"),
@@ -140,7 +140,7 @@ def shape_of_folder(flag: str, folder: Path) -> ModelShape:
         head_dim=size("head_dim", size("hidden_size") // heads),
         intermediate=size("intermediate_size"),
         vocabulary=size("vocab_size"),
-        tied=bool(whole.get("tie_word_embeddings", found.get("tie_word_embeddings", False))),
+        tied=bool(whole.get("tie_word_embeddings", language.get("tie_word_embeddings", False))),
         qkv_bias=kind.startswith("qwen2"),
         qk_norm=kind.startswith("qwen3"),
     )

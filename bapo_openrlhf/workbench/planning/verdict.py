@@ -33,17 +33,17 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
 
     They are about the configuration's own number of GPUs if it is among `gpus`, and otherwise about the lowest.
     """
-    found = {count: memory.gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
-    own = workload.gpus if workload.gpus in gpus else min(gpus)
-    one, name, asked = found[own], f"{shape.name} with {workload.algorithm.name}", many(own, f"{gpu} GPU")
-    fitting = [count for count in gpus if found[count].word == "fits"]
+    by_gpus = {count: memory.gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
+    number = workload.gpus if workload.gpus in gpus else min(gpus)
+    one, name, asked = by_gpus[number], f"{shape.name} with {workload.algorithm.name}", many(number, f"{gpu} GPU")
+    fitting = [count for count in gpus if by_gpus[count].word == "fits"]
     if one.word == "fits":
         others = [str(count) for count in sorted(set(gpus) - set(fitting))]
         but = f" It does not fit on {_or(others)}; the tables below say why." if others else ""
-        faster = _faster(shape, own, workload, constants)
+        faster = _faster(shape, number, workload, constants)
         return f"Predicted: {name} fits on {asked}. {_tightest(one, constants)}{faster}{but}"
-    remedies = [f"with {change}" for change in _changes(shape, own, workload, constants)]
-    if larger := [count for count in fitting if count > own]:
+    remedies = [f"with {change}" for change in _changes(shape, number, workload, constants)]
+    if larger := [count for count in fitting if count > number]:
         remedies.append(f"on {many(min(larger), f'{gpu} GPU')}")
     advice = f"It would fit {_or(remedies)}." if remedies else NO_FLAG
     return f"Predicted: {name} does not fit on {asked}. {_why(one, shape, workload, constants)} {advice}"
@@ -52,28 +52,28 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
 def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> str:
     """A sentence if what the plan proposes has a lower ZeRO stage or less recomputation than the configuration."""
     flags = proposed(shape, gpus, workload, constants)
-    own = {STAGE: workload.args.ds.zero_stage, RECOMPUTES: workload.args.actor.gradient_checkpointing_enable}
-    if not flags or flags == own or any(flags[flag] > own[flag] for flag in flags):
+    current = {STAGE: workload.args.ds.zero_stage, RECOMPUTES: workload.args.actor.gradient_checkpointing_enable}
+    if not flags or flags == current or any(flags[flag] > current[flag] for flag in flags):
         return ""
-    changes = [f"with --{STAGE} {flags[STAGE]}"] if flags[STAGE] < own[STAGE] else []
-    changes += [f"without --{RECOMPUTES}"] if flags[RECOMPUTES] < own[RECOMPUTES] else []
-    found = memory.gpu_memory(shape, with_flags(workload, flags), constants, workload.algorithm, gpus)
-    return f" It also fits {' and '.join(changes)}, which is faster: {found.gib:.1f} GiB in the tightest phase."
+    changes = [f"with --{STAGE} {flags[STAGE]}"] if flags[STAGE] < current[STAGE] else []
+    changes += [f"without --{RECOMPUTES}"] if flags[RECOMPUTES] < current[RECOMPUTES] else []
+    needed = memory.gpu_memory(shape, with_flags(workload, flags), constants, workload.algorithm, gpus)
+    return f" It also fits {' and '.join(changes)}, which is faster: {needed.gib:.1f} GiB in the tightest phase."
 
 
-def _tightest(found: memory.Memory, constants: Constants) -> str:
-    phases = {phase: getattr(found, phase) / GIB for phase in memory.PHASES}
-    phase, room = max(phases, key=phases.__getitem__), constants.usable_bytes / GIB
-    left = room - phases[phase]
+def _tightest(needed: memory.Memory, constants: Constants) -> str:
+    phases = {phase: getattr(needed, phase) / GIB for phase in memory.PHASES}
+    phase, usable = max(phases, key=phases.__getitem__), constants.usable_bytes / GIB
+    left = usable - phases[phase]
     end = f"{left:.1f} GiB are free" if left >= 0 else f"{-left:.1f} GiB too much"
-    return f"The tightest phase is {phase}: {phases[phase]:.1f} of {room:.1f} usable GiB a GPU, {end}."
+    return f"The tightest phase is {phase}: {phases[phase]:.1f} of {usable:.1f} usable GiB a GPU, {end}."
 
 
-def _why(found: memory.Memory, shape: ModelShape, workload: Workload, constants: Constants) -> str:
-    if found.word in ("training", "together"):
-        return _tightest(found, constants)
-    reason = memory.REASONS[found.word]
-    if found.word == "engine":
+def _why(needed: memory.Memory, shape: ModelShape, workload: Workload, constants: Constants) -> str:
+    if needed.word in ("training", "together"):
+        return _tightest(needed, constants)
+    reason = memory.REASONS[needed.word]
+    if needed.word == "engine":
         most = constants.gpus_per_machine
         tokens = workload.sample_tokens - memory.cache_tokens(shape, workload, constants, most)
         missing = tokens * shape.cache_bytes / most / GIB

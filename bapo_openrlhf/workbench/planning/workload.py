@@ -149,8 +149,8 @@ class Workload:
         roles = self.roles(algorithm)
         if not self.args.train.colocate_all:
             return roles
-        own = {} if self.shared_engines else {"engines": roles.pop("engines")}
-        return {"actor": max(roles.values())} | own
+        engines = {} if self.shared_engines else {"engines": roles.pop("engines")}
+        return {"actor": max(roles.values())} | engines
 
     def gpus_of(self, role: str, algorithm: Algorithm, total: int) -> int:
         """Number of GPUs of a role out of `total`. Blocks share them in the proportion of the configuration.
@@ -158,8 +158,8 @@ class Workload:
         It is at least 1, so that a plan for fewer GPUs than blocks can say so instead of dividing by zero.
         """
         blocks = self.blocks(algorithm)
-        own = blocks.get(role, blocks["actor"])  # A role that shares GPUs with the actor has no block of its own.
-        return max(total * own // sum(blocks.values()), 1)
+        size = blocks.get(role, blocks["actor"])  # A role that shares GPUs with the actor has no block of its own.
+        return max(total * size // sum(blocks.values()), 1)
 
     def ranks(self, role: str, algorithm: Algorithm, total: int) -> int:
         """Number of data-parallel ranks of a model that is trained or passed forward."""

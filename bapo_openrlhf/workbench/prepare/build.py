@@ -68,8 +68,8 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
     _check(task, request)
     request.out.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(request.out, task.name)
-    made = (task.sizes or {})[request.generator] if request.generator else {*task.benchmarks, "train"}
-    parts = [part for part in task.parts if part in (made if request.parts is None else request.parts)]
+    possible = (task.sizes or {})[request.generator] if request.generator else {*task.benchmarks, "train"}
+    parts = [part for part in task.parts if part in (possible if request.parts is None else request.parts)]
     for part in parts:
         try:
             manifest["parts"][part] = _part(task, part, request, manifest)
@@ -122,17 +122,17 @@ def read_manifest(out: Path, task: str) -> dict[str, Any]:
 
 def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Make one part, or keep its file. Returns its entry of the manifest."""
-    made = manifest["parts"].get(name)
+    entry = manifest["parts"].get(name)
     path = request.out / f"{name}.jsonl"
     asked = _asked(task, name, request, manifest)
-    same = made is not None and made["asked"] == asked and digest(path) == made["sha256"]
+    same = entry is not None and entry["asked"] == asked and digest(path) == entry["sha256"]
     copy = request.local.get(name)
     # The hub is asked only if the part must be made. A local copy is always read for its digest.
-    if same and (request.generator is not None or (copy is None and made["origin"]["from"] == asked["hub"])):
-        return dict(made)
+    if same and (request.generator is not None or (copy is None and entry["origin"]["from"] == asked["hub"])):
+        return dict(entry)
     source = None if request.generator else open_source(name, task.parts[name].source, copy)
-    if same and made["origin"] == source.origin:
-        return dict(made)
+    if same and entry["origin"] == source.origin:
+        return dict(entry)
     build = _Build(task, name, request)
     problems = build.generated(asked["size"]) if source is None else build.published(source)
     origin = {"from": f"generator {request.generator}"} if source is None else source.origin

@@ -207,8 +207,8 @@ def local_copies(sources: Mapping[str, Source]) -> str:
 def _commit(data: Any) -> str | None:
     """The commit on the hub. It is a part of the addresses of the files that were downloaded."""
     addresses = " ".join(map(str, data.info.download_checksums or ()))
-    found = re.search(r"@([0-9a-f]{40})/", addresses)
-    return found and found[1]
+    match = re.search(r"@([0-9a-f]{40})/", addresses)
+    return match and match[1]
 
 
 def _rows_of(data: Any) -> Iterator[dict[str, Any]]:

@@ -62,7 +62,7 @@ def passes(groups: pd.DataFrame) -> pd.DataFrame:
     for place in evenly(len(points), MAX_PASSES):
         end, name = [*points.items()][place]
         counted[name] = known.loc[:end].drop_duplicates("prompt", keep="last")
-    counts = {name: found["bin"].value_counts() for name, found in counted.items()}
+    counts = {name: groups_of_pass["bin"].value_counts() for name, groups_of_pass in counted.items()}
     return pd.DataFrame(counts).T.reindex(columns=range(group_size(groups) + 1)).fillna(0).astype(int)
 
 

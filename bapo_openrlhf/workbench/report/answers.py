@@ -39,15 +39,15 @@ def listings(run: Run, label: str) -> list[Listing]:
     Args:
         label: What the page calls the run; empty if it is the only one.
     """
-    found = []
+    result = []
     for title, tried in (
         ("Solved after a failure, the newest first", newly_solved(run)),
         ("Never solved, the most often tried first", never_solved(run)),
     ):
         parts = telling_parts([str(one.failed["text"]) for one in tried])
         entries = [_entry(one, part) for one, part in list(zip(tried, parts, strict=True))[:MAX_ANSWERS]]
-        found.append(Listing(label, title, entries, len(tried), "" if run.answers else NO_ANSWERS))
-    return found
+        result.append(Listing(label, title, entries, len(tried), "" if run.answers else NO_ANSWERS))
+    return result
 
 
 def _entry(tried: Tried, start: str) -> Entry:
@@ -66,8 +66,8 @@ def newly_solved(run: Run) -> list[Tried]:
     """Prompts that failed and were solved after that, the newest success first."""
     failed, groups = _first(run, "failed"), _means(run)["count"]
     solved = _first(run, "solved").items()
-    found = [Tried(failed[prompt], row, groups.get(prompt)) for prompt, row in solved if prompt in failed]
-    return sorted(found, key=lambda tried: -tried.solved["step"])  # type: ignore[index]
+    both = [Tried(failed[prompt], row, groups.get(prompt)) for prompt, row in solved if prompt in failed]
+    return sorted(both, key=lambda tried: -tried.solved["step"])  # type: ignore[index]
 
 
 def never_solved(run: Run) -> list[Tried]:
@@ -75,8 +75,8 @@ def never_solved(run: Run) -> list[Tried]:
     means = _means(run)
     solved = {*_first(run, "solved"), *means.index[means["max"] > 0]}
     failed = _first(run, "failed").items()
-    found = [Tried(row, None, means["count"].get(prompt)) for prompt, row in failed if prompt not in solved]
-    return sorted(found, key=lambda tried: (-(tried.groups or 0), tried.failed["step"]))
+    unsolved = [Tried(row, None, means["count"].get(prompt)) for prompt, row in failed if prompt not in solved]
+    return sorted(unsolved, key=lambda tried: (-(tried.groups or 0), tried.failed["step"]))
 
 
 def telling_parts(texts: Sequence[str]) -> list[str]:
@@ -91,11 +91,11 @@ def telling_parts(texts: Sequence[str]) -> list[str]:
 
 def _first(run: Run, kind: str) -> dict[str, Row]:
     """The first answer of a kind of each prompt."""
-    found: dict[str, Row] = {}
+    by_prompt: dict[str, Row] = {}
     for row in run.answers:
         if row["kind"] == kind:
-            found.setdefault(row["prompt"], row)
-    return found
+            by_prompt.setdefault(row["prompt"], row)
+    return by_prompt
 
 
 def _means(run: Run) -> pd.DataFrame:

@@ -89,18 +89,18 @@ def by_source(page: Comparison, metric: str) -> list[Figure]:
     return in_each(page, keys, metric)
 
 
-def in_each(page: Comparison, metrics: dict[str, Key], about: str = "") -> list[Figure]:
+def in_each(page: Comparison, metrics: dict[str, Key], entry: str = "") -> list[Figure]:
     """Several metrics over the steps: a figure for each run, all with the same axes.
 
     Args:
-        about: The entry of WORDS; that of the first metric if empty.
+        entry: The entry of WORDS; that of the first metric if empty.
     """
-    words = WORDS[about or next(iter(metrics))]
-    found = [[Curve(key, run.curve(metric)) for metric, key in metrics.items()] for run in page.runs]
-    drawn = [value for of_run in found for curve in of_run for value in _drawn(page, curve, words).values]
+    words = WORDS[entry or next(iter(metrics))]
+    of_runs = [[Curve(key, run.curve(metric)) for metric, key in metrics.items()] for run in page.runs]
+    drawn = [value for of_run in of_runs for curve in of_run for value in _drawn(page, curve, words).values]
     y_domain = (min(0.0, *drawn), max(drawn)) if len(set(drawn)) > 1 else None
     result = []
-    for run, of_run in zip(page.runs, found, strict=True):
+    for run, of_run in zip(page.runs, of_runs, strict=True):
         there = [curve for curve in of_run if len(curve.values)]
         figure = words.figure(page.label(run), [] if there else [words.why])
         result.append(_lines(page, figure, words, there, {}, y_domain))
@@ -111,18 +111,18 @@ def _lines(
     page: Comparison,
     figure: Figure,
     words: Words,
-    found: Sequence[Curve],
+    lines: Sequence[Curve],
     legend: dict[str, Any],
     y_domain: Domain | None,
 ) -> Figure:
-    """The figure with a chart of what was found, over the steps."""
-    if not found:
+    """The figure with a chart of these curves over the steps."""
+    if not lines:
         return figure
     point = f" A point is the {'largest' if words.peaks else 'mean'} of {page.width} steps."
     says = words.says + (point if page.width > 1 else "")
-    drawn = [_drawn(page, curve, words) for curve in found]
+    drawn = [_drawn(page, curve, words) for curve in lines]
     chart = charts.lines(drawn, x=STEP, y=words.y, x_domain=page.domain, y_domain=y_domain, zero=True)
-    return figure.with_curves(drawn, chart, STEP, page.domain, says=says, summary=in_words(found), **legend)
+    return figure.with_curves(drawn, chart, STEP, page.domain, says=says, summary=in_words(lines), **legend)
 
 
 def _drawn(page: Comparison, curve: Curve, words: Words) -> Curve:
@@ -131,8 +131,8 @@ def _drawn(page: Comparison, curve: Curve, words: Words) -> Curve:
 
 def _of_runs(page: Comparison, metric: str, over: str = "step") -> list[Curve]:
     """A curve for each run that has the metric."""
-    found = [Curve(page.key(index), run.curve(metric, over)) for index, run in enumerate(page.runs)]
-    return [curve for curve in found if len(curve.values)]
+    run_curves = [Curve(page.key(index), run.curve(metric, over)) for index, run in enumerate(page.runs)]
+    return [curve for curve in run_curves if len(curve.values)]
 
 
 def reward(page: Comparison) -> Figure:
@@ -140,10 +140,10 @@ def reward(page: Comparison) -> Figure:
     says = "Mean reward of all fresh responses, before the filter: how good the policy is."
     missing = _lacking(page, [REWARD], f"{REWARD} is not recorded")
     figure = Figure("Reward over the steps", says, paper="Fig. 4", missing=missing)
-    found = _of_runs(page, REWARD)
-    if not found:
+    rewards = _of_runs(page, REWARD)
+    if not rewards:
         return figure
-    there = [Curve(curve.key, binned(curve.values, page.width)) for curve in found]
+    there = [Curve(curve.key, binned(curve.values, page.width)) for curve in rewards]
     faint = [Curve(replace(curve.key, dash=""), curve.values, faint=True) for curve in there]
     bold = [Curve(replace(curve.key, name=f"{curve.key.name}, smoothed"), smoothed(curve.values)) for curve in there]
     width = curves.smoothing_width(max(len(curve.values) for curve in there)) * page.width
@@ -151,7 +151,7 @@ def reward(page: Comparison) -> Figure:
     chart = charts.lines([*faint, *bold], x=STEP, y="mean reward", x_domain=page.domain)
     legend = {"keys": [curve.key for curve in there], **page.legend}
     figure = replace(figure, says=says, wide=True)
-    return figure.with_curves([*faint, *bold], chart, STEP, page.domain, summary=in_words(found), **legend)
+    return figure.with_curves([*faint, *bold], chart, STEP, page.domain, summary=in_words(rewards), **legend)
 
 
 def reward_for(page: Comparison, metric: str, spent: str, scale: float = 1.0) -> Figure:
@@ -220,12 +220,12 @@ def filtered(page: Comparison) -> list[Figure]:
 
 def _areas(page: Comparison, metrics: dict[str, Key], words: Words, over: dict[str, Key] | None = None) -> list[Figure]:
     """Metrics stacked over the steps, with lines over them: a figure for each run, all with the same axes."""
-    found = [(run, _curves(page, run, metrics), _curves(page, run, over or {})) for run in page.runs]
-    tops = [pd.concat([curve.values for curve in stack], axis=1).sum(axis=1).max() for _, stack, _ in found if stack]
-    tops += [curve.values.max() for _, _, lines in found for curve in lines]
+    stacks = [(run, _curves(page, run, metrics), _curves(page, run, over or {})) for run in page.runs]
+    tops = [pd.concat([curve.values for curve in stack], axis=1).sum(axis=1).max() for _, stack, _ in stacks if stack]
+    tops += [curve.values.max() for _, _, lines in stacks for curve in lines]
     says = words.says + (f" A column is the mean of {page.width} steps." if page.width > 1 else "")
     domain, result = (0.5, page.last_step + 0.5), []
-    for run, stack, lines in found:
+    for run, stack, lines in stacks:
         figure = words.figure(page.label(run), [words.why])
         if stack:
             axes = {"width": page.width, "last_step": page.last_step, "y": words.y, "top": max(tops)}
@@ -237,8 +237,8 @@ def _areas(page: Comparison, metrics: dict[str, Key], words: Words, over: dict[s
 
 def _curves(page: Comparison, run: Run, metrics: dict[str, Key]) -> list[Curve]:
     """The curves that are not 0 everywhere."""
-    found = [Curve(key, binned(run.curve(metric), page.width)) for metric, key in metrics.items()]
-    return [curve for curve in found if curve.values.any()]
+    of_metrics = [Curve(key, binned(run.curve(metric), page.width)) for metric, key in metrics.items()]
+    return [curve for curve in of_metrics if curve.values.any()]
 
 
 # ── accuracy ──
@@ -246,9 +246,9 @@ def _curves(page: Comparison, run: Run, metrics: dict[str, Key]) -> list[Curve]:
 
 def accuracy_bins(page: Comparison) -> list[Figure]:
     """Prompts by accuracy over the passes: a figure for each run, all with the same axes."""
-    found = [None if why_no_bins(run) else passes(run.groups) for run in page.runs]
-    top = max((int(counts.sum(axis=1).max()) for counts in found if counts is not None), default=1)
-    return [_passes(page, run, counts, top) for run, counts in zip(page.runs, found, strict=True)]
+    bins = [None if why_no_bins(run) else passes(run.groups) for run in page.runs]
+    top = max((int(counts.sum(axis=1).max()) for counts in bins if counts is not None), default=1)
+    return [_passes(page, run, counts, top) for run, counts in zip(page.runs, bins, strict=True)]
 
 
 def migrations(page: Comparison) -> list[Figure]:

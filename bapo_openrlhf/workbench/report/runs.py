@@ -25,7 +25,7 @@ class Run:
     Attributes:
         name: What the page calls the run. No two runs have the same name.
         rows: Metrics from metrics.jsonl, a row for each trainer step.
-        about: Facts from run.json; empty for runs of older versions.
+        metadata: Facts from run.json; empty for runs of older versions.
         groups: Generated groups from groups.jsonl, in the order of the file. A mean that is no finite number is NaN.
         answers: Sampled answers from answers.jsonl.
         summary: Facts from summary.json; empty until the run has ended.
@@ -33,7 +33,7 @@ class Run:
 
     name: str
     rows: Sequence[Row]
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     groups: pd.DataFrame = field(default_factory=pd.DataFrame)
     answers: Sequence[Row] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class Run:
     @property
     def config(self) -> Mapping[str, Any]:
         """Every flag by its dotted name; empty for runs of older versions."""
-        return self.about.get("config") or {}
+        return self.metadata.get("config") or {}
 
     def fact(self, name: str) -> Any:
         """A fact from run.json, otherwise from summary.json, otherwise None."""
-        return self.about.get(name, self.summary.get(name))
+        return self.metadata.get(name, self.summary.get(name))
 
     @property
     def last_step(self) -> int:
@@ -105,8 +105,11 @@ def _check_rows(folder: Path, rows: Sequence[Row], groups: Sequence[Row], answer
         if row["step"] <= before["step"]:
             place = folder / record.METRICS
             raise ConfigError(f"{place}, line {number}, is damaged: step {row['step']} comes after {before['step']}")
-    for name, found, needed in ((record.GROUPS, groups, shapes.OF_GROUP), (record.ANSWERS, answers, shapes.OF_ANSWER)):
-        for number, row in enumerate(found, start=1):
+    for name, entries, needed in (
+        (record.GROUPS, groups, shapes.OF_GROUP),
+        (record.ANSWERS, answers, shapes.OF_ANSWER),
+    ):
+        for number, row in enumerate(entries, start=1):
             if missing := [field for field in needed if field not in row]:
                 raise ConfigError(f"{folder / name}, line {number}, is damaged: it has no {', '.join(missing)}")
 
@@ -121,15 +124,17 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(f"run {str(folder)!r} is no folder; give a run's folder, runs/NAME unless --run.dir moved it")
     try:
         rows = record.read_metrics(folder)
-        about, summary = record.read_run(folder), record.read_summary(folder)
+        metadata, summary = record.read_run(folder), record.read_summary(folder)
         groups, answers = record.read_groups(folder), record.read_answers(folder)
         _check_rows(folder, rows, groups, answers)
     except ValueError as error:
         raise ConfigError(f"run {str(folder)!r} cannot be read: {error}") from error
-    if not rows and not about:
+    if not rows and not metadata:
         raise ConfigError(record.no_run(folder))
     if not rows:
         raise ConfigError(
             f"run {str(folder)!r} has no step in its {record.METRICS}; a run writes the first line after its first step"
         )
-    return Run(str(about.get("name") or folder.resolve().name), rows, about, groups_frame(groups), answers, summary)
+    return Run(
+        str(metadata.get("name") or folder.resolve().name), rows, metadata, groups_frame(groups), answers, summary
+    )

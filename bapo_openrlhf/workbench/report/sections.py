@@ -69,9 +69,9 @@ def _overview(page: Comparison) -> Section:
     for run in page.runs:
         if not run.summary:
             notes.append(f"{run.name} has no {SUMMARY}: it is still going on, or it was interrupted.")
-        if resumed := run.about.get("resumed"):
+        if resumed := run.metadata.get("resumed"):
             notes.append(f"{run.name} was resumed {len(resumed)} time(s), last at {resumed[-1]}.")
-        for row in run.about.get("changed", []):
+        for row in run.metadata.get("changed", []):
             was, now = tables.in_words(row["before"]), tables.in_words(row["now"])
             notes.append(f"{run.name}: from step {row['step']} on, {row['flag']} is {now}, and was {was}.")
     return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
@@ -85,12 +85,12 @@ def _accuracy(page: Comparison) -> Section:
     )
     notes = []
     for run in page.runs:
-        if why_no_bins(run) or not (found := unlocked(run.groups)).at_first:
+        if why_no_bins(run) or not (hard := unlocked(run.groups)).at_first:
             continue
         notes.append(
-            f"{run.name}: {found.at_first:,} prompts had no right response in their first group. A later group solved "
-            f"{found.ever:,} of them ({found.ever / found.at_first:.0%}), the latest group {found.now:,} "
-            f"({found.now / found.at_first:.0%}). In the paper, 3 passes unlocked 31 % with BAPO and 19 % with GRPO."
+            f"{run.name}: {hard.at_first:,} prompts had no right response in their first group. A later group solved "
+            f"{hard.ever:,} of them ({hard.ever / hard.at_first:.0%}), the latest group {hard.now:,} "
+            f"({hard.now / hard.at_first:.0%}). In the paper, 3 passes unlocked 31 % with BAPO and 19 % with GRPO."
         )
     drawn = [*figures.accuracy_bins(page), *figures.migrations(page)]
     return Section("accuracy", "Prompts by accuracy", intro, drawn, notes=notes)
@@ -129,8 +129,8 @@ def _theory(page: Comparison) -> Section:
     ]
     verdicts, notes = [], []
     for run in page.runs:
-        found = conditions(run)
-        verdicts.append(Verdict(page.label(run), found, "" if found else NO_THEORY))
+        checked = conditions(run)
+        verdicts.append(Verdict(page.label(run), checked, "" if checked else NO_THEORY))
         bound = run.curve("theory/bound")
         if len(bound):
             above = int((bound > 0).sum())
@@ -151,6 +151,6 @@ def _configuration(page: Comparison) -> Section:
 
 
 def _provenance(page: Comparison) -> Section:
-    found = tables.provenance(page)
-    notes = [] if found else [f"Neither {RUN} nor {SUMMARY} says where these runs come from."]
-    return Section("provenance", "Provenance", "What made these runs.", tables=found, notes=notes)
+    parts = tables.provenance(page)
+    notes = [] if parts else [f"Neither {RUN} nor {SUMMARY} says where these runs come from."]
+    return Section("provenance", "Provenance", "What made these runs.", tables=parts, notes=notes)

@@ -29,13 +29,13 @@ def overview(page: Comparison) -> Table:
 
 
 def _progress(run: Run) -> str:
-    of = run.about.get("total_steps")
+    of = run.metadata.get("total_steps")
     return f"{len(run.rows):,}" + (f" of {of:,}" if of and of != len(run.rows) else "")
 
 
 def _capacity_used(run: Run) -> str | None:
-    room = run.total("groups/capacity")
-    return f"{sum(run.total(f'groups/{source}') for source in SOURCES) / room:.0%}" if room else None
+    capacity = run.total("groups/capacity")
+    return f"{sum(run.total(f'groups/{source}') for source in SOURCES) / capacity:.0%}" if capacity else None
 
 
 def _gap(run: Run) -> str | None:
@@ -59,7 +59,7 @@ def sources(page: Comparison) -> Table:
     """Where the groups that were trained on came from."""
     counts = [{source: run.total(f"groups/{source}") for source in SOURCES} for run in page.runs]
     rows = [
-        [label, *(share(found[source], sum(found.values())) for found in counts)]
+        [label, *(share(of_run[source], sum(of_run.values())) for of_run in counts)]
         for source, label in SOURCE_LABELS.items()
     ]
     title = "Groups trained on, over the whole run. In the paper 40 to 60 % of them are fresh (A.6)"
@@ -70,11 +70,11 @@ def outcomes(page: Comparison) -> Table:
     """What became of every generated group."""
     counts = [data.outcomes(run) for run in page.runs]
     rows: list[list[Any]] = [
-        [words, *(share(found.get(state, 0), sum(found.values())) for found in counts)]
+        [words, *(share(of_run.get(state, 0), sum(of_run.values())) for of_run in counts)]
         for state, words in STATE_LABELS.items()
-        if any(state in found for found in counts)
+        if any(state in of_run for of_run in counts)
     ]
-    rows.append(["generated in all", *(number(sum(found.values())) for found in counts)])
+    rows.append(["generated in all", *(number(sum(of_run.values())) for of_run in counts)])
     return _by_run(page, "what became of it", rows, "Every generated group ends in one of these states")
 
 
@@ -89,15 +89,15 @@ def share(count: float, of: float) -> str:
 def cost(page: Comparison) -> Table:
     """What the runs spent, each against the first."""
     costs = [data.cost(run) for run in page.runs]
-    seconds = [found[data.ALL_SECONDS] for found in costs]
+    seconds = [of_run[data.ALL_SECONDS] for of_run in costs]
     by_phase = [data.phase_seconds(run) for run in page.runs]
     whole = [(run.summary.get("seconds") or {}).get("whole_run") for run in page.runs]
     rows = [
-        _against_first(name, [found[name] for found in costs], duration if name == data.ALL_SECONDS else number)
+        _against_first(name, [of_run[name] for of_run in costs], duration if name == data.ALL_SECONDS else number)
         for name in costs[0]
     ]
     for phase in data.all_phases(page.runs):
-        spent = [found.get(phase) for found in by_phase]
+        spent = [of_run.get(phase) for of_run in by_phase]
         if any(value is not None for value in spent):
             rows.append(_against_first(f"time: {PHASE_LABELS.get(phase, phase)}", spent, duration, shares_of=seconds))
     if any(map(is_number, whole)):
@@ -156,7 +156,7 @@ def provenance(page: Comparison) -> list[Table]:
     ]
     versions = [run.fact("versions") or {} for run in page.runs]
     rows += [
-        [f"version of {name}", *(str(found.get(name, "–")) for found in versions)]
-        for name in dict.fromkeys(name for found in versions for name in found)
+        [f"version of {name}", *(str(of_run.get(name, "–")) for of_run in versions)]
+        for name in dict.fromkeys(name for of_run in versions for name in of_run)
     ]
     return [_by_run(page, "", rows)] if rows else []

@@ -110,7 +110,7 @@ def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, 
     micro = min(args.train.micro_batch_size, MICRO, max(samples // max(trained), 1))
     unit = math.lcm(*trained) * micro
     tokens = min(args.rollout.max_new_tokens or args.data.max_len, TOKENS)
-    room = args.data.max_len - (args.rollout.max_new_tokens or 0)  # for the prompt
+    prompt_tokens = args.data.max_len - (args.rollout.max_new_tokens or 0)  # for the prompt
     return changes | {
         "vllm.num_engines": (engines, few),
         "ds.zpg": (min(args.ds.zpg, ranks["actor"]), few),
@@ -121,7 +121,10 @@ def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, 
         "train.batch_size": (max(min(args.train.batch_size, samples // 2) // unit * unit, unit), SLOW),
         "train.micro_batch_size": (micro, SLOW),
         "rollout.max_new_tokens": (tokens, SLOW),
-        "data.max_len": (min(args.data.max_len, room + tokens), f"{SLOW}; the room for the prompt is the same"),
+        "data.max_len": (
+            min(args.data.max_len, prompt_tokens + tokens),
+            f"{SLOW}; the room for the prompt is the same",
+        ),
         "reward.overlong_buffer_len": (None, "responses are short"),
     }
 
@@ -134,13 +137,13 @@ def settings(args: SimpleNamespace, defaults: Mapping[str, Any], changes: Mappin
         defaults: Every flag of the parser with its default.
         changes: Flags with other values than the given ones.
     """
-    found = {name: value for name, value in flags_of(args).items() if name in defaults and name != "config"}
+    flags = {name: value for name, value in flags_of(args).items() if name in defaults and name != "config"}
     if args.reward.remote_url:
-        found["reward.remote_url"] = ",".join(args.reward.remote_url)
+        flags["reward.remote_url"] = ",".join(args.reward.remote_url)
     if args.train.agent_func_path:
-        del found["reward.remote_url"]  # OpenRLHF sets it
-    found |= changes
-    return {name: _plain(value) for name, value in found.items() if _plain(value) != _plain(defaults[name])}
+        del flags["reward.remote_url"]  # OpenRLHF sets it
+    flags |= changes
+    return {name: _plain(value) for name, value in flags.items() if _plain(value) != _plain(defaults[name])}
 
 
 def _plain(value: Any) -> Any:
@@ -153,8 +156,8 @@ def gpus_needed(args: SimpleNamespace) -> int:
     if train.colocate_all:
         return args.actor.num_gpus_per_node
     guests = {"ref": train.colocate_actor_ref, "reward": train.colocate_critic_reward}
-    own = [getattr(args, name).num_gpus_per_node for name in _models(args) if not guests.get(name)]
-    return sum(own) + args.vllm.num_engines * args.vllm.tensor_parallel_size
+    sizes = [getattr(args, name).num_gpus_per_node for name in _models(args) if not guests.get(name)]
+    return sum(sizes) + args.vllm.num_engines * args.vllm.tensor_parallel_size
 
 
 def _models(args: SimpleNamespace) -> list[str]:

@@ -35,12 +35,12 @@ def by_hash(function: Callable[..., dict[str, Any]] | None, low: float, high: fl
     """
 
     def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:
-        found = checked(function(queries, prompts, labels, **kwargs)) if function else {}
+        given = checked(function(queries, prompts, labels, **kwargs)) if function else {}
         rewards = []
         for query, prompt in zip(queries, prompts, strict=True):
             chance = CHANCES[zlib.crc32(prompt.encode()) % len(CHANCES)]
             rewards.append(high if zlib.crc32(query.encode()) % 8 < chance else low)
-        logs = {name: vector([number]) for name, number in found.get("extra_logs", {}).items()}
+        logs = {name: vector([number]) for name, number in given.get("extra_logs", {}).items()}
         return {"rewards": vector(rewards), "scores": vector(rewards), "extra_logs": logs}
 
     return reward_func

@@ -89,9 +89,9 @@ class Smoke:
             if not on_cpu and not os.environ.get("RAY_ADDRESS"):
                 import torch
 
-                needed, found = reduce.gpus_needed(args), torch.cuda.device_count()
-                if needed > found:
-                    raise RunError(f"the configuration takes {needed} GPUs of a machine; this one has {found}")
+                needed, present = reduce.gpus_needed(args), torch.cuda.device_count()
+                if needed > present:
+                    raise RunError(f"the configuration takes {needed} GPUs of a machine; this one has {present}")
             self._empty_folder()
         changes = reduce.reductions(args, cpu=on_cpu, candidates=checked.candidates)
         with stages.stage("small model"):

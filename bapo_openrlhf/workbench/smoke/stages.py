@@ -36,13 +36,13 @@ def processes(mark: str) -> Iterator[Path]:
 
 def survivors(mark: str) -> list[str]:
     """Command lines of the processes of a run that hold a model."""
-    found = []
+    commands = []
     for folder in processes(mark):
         with suppress(OSError):
             command = (folder / "cmdline").read_bytes()
             if command and not any(service in command for service in SERVICES):
-                found.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
-    return found
+                commands.append(command.replace(b"\0", b" ").decode(errors="replace").strip())
+    return commands
 
 
 @dataclass

@@ -59,7 +59,7 @@ class StudyRun:
     @property
     def finished(self) -> bool:
         """Whether all steps are there. The last accuracy of an interrupted run is not its final accuracy."""
-        planned = self.run.about.get("total_steps")
+        planned = self.run.metadata.get("total_steps")
         return bool(self.run.summary) or not is_number(planned) or self.run.last_step >= planned
 
 
@@ -72,12 +72,17 @@ def steps_table(runs: Sequence[StudyRun]) -> pandas.DataFrame:
         NaN.
     """
     frames = []
-    for found in runs:
-        rows = _frame(found.run.rows)
-        if found.evaluations:
-            rows = rows.merge(_frame(found.evaluations), on="step", how="left")
-        about = {"method": found.arm.method, "path": found.arm.path, "label": found.arm.label, "seed": found.seed}
-        frames.append(rows.assign(**about, done=bool(found.run.summary)))
+    for study_run in runs:
+        rows = _frame(study_run.run.rows)
+        if study_run.evaluations:
+            rows = rows.merge(_frame(study_run.evaluations), on="step", how="left")
+        columns = {
+            "method": study_run.arm.method,
+            "path": study_run.arm.path,
+            "label": study_run.arm.label,
+            "seed": study_run.seed,
+        }
+        frames.append(rows.assign(**columns, done=bool(study_run.run.summary)))
     whole = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(columns=FIRST)
     return whole[[*FIRST, *sorted(set(whole.columns) - set(FIRST))]]
 
@@ -120,8 +125,8 @@ class Results:
     def by_arm(self) -> dict[str, list[StudyRun]]:
         """The runs of each arm of the study, in the order of the seeds. An arm without runs has an empty list."""
         result: dict[str, list[StudyRun]] = {arm.name: [] for arm in self.study.arms}
-        for found in sorted(self.runs, key=lambda found: found.seed):
-            result[found.arm.name].append(found)
+        for study_run in sorted(self.runs, key=lambda study_run: study_run.seed):
+            result[study_run.arm.name].append(study_run)
         return result
 
     @cached_property
@@ -181,12 +186,12 @@ class Results:
         means = self.means.loc[arm.name].reset_index().to_dict("records")
         runs = self.by_arm[arm.name]
         groups = [
-            found.run.groups.assign(prompt=f"{found.seed} " + found.run.groups["prompt"].astype(str))
-            for found in runs
-            if not found.run.groups.empty
+            study_run.run.groups.assign(prompt=f"{study_run.seed} " + study_run.run.groups["prompt"].astype(str))
+            for study_run in runs
+            if not study_run.run.groups.empty
         ]
         together = pandas.concat(groups).sort_values("step", kind="stable") if groups else pandas.DataFrame()
-        return Run(self.labels[arm.name], means, runs[0].run.about, together)
+        return Run(self.labels[arm.name], means, runs[0].run.metadata, together)
 
     # ── runs ──
 
@@ -199,9 +204,9 @@ class Results:
         group had no right response, the share that a later group solved.
         """
         by_run = self.steps.groupby(RUN)
-        finished = {found.key: found.finished for found in self.runs}
-        hard = {found.key: unlocked(found.run.groups) for found in self.runs}
-        solved = {key: found.ever / found.at_first for key, found in hard.items() if found.at_first}
+        finished = {study_run.key: study_run.finished for study_run in self.runs}
+        hard = {study_run.key: unlocked(study_run.run.groups) for study_run in self.runs}
+        solved = {key: counts.ever / counts.at_first for key, counts in hard.items() if counts.at_first}
         trained = by_run[TOKENS_TRAINED].last()
         return pandas.DataFrame({
             "finished": [finished[key] for key in trained.index],
@@ -215,7 +220,7 @@ class Results:
 
     def times_epochs(self, tokens: pandas.Series) -> pandas.Series:
         """Numbers of tokens of runs, index (arm, seed), times the number of epochs that each run trains on a batch."""
-        flags = {found.key: found.run.config.get("train.max_epochs") for found in self.runs}
+        flags = {study_run.key: study_run.run.config.get("train.max_epochs") for study_run in self.runs}
         return tokens * [flags[key] if is_number(flags[key]) else 1 for key in tokens.index]
 
     @cached_property
@@ -295,10 +300,14 @@ class Results:
 
         The accuracy is NaN if an evaluation lacks a benchmark.
         """
-        rows = [{**row, "arm": found.arm.name, "seed": found.seed} for found in self.runs for row in found.evaluations]
+        rows = [
+            {**row, "arm": study_run.arm.name, "seed": study_run.seed}
+            for study_run in self.runs
+            for row in study_run.evaluations
+        ]
         table = pandas.DataFrame(rows, columns=[*RUN, "step", *self.benchmarks])
-        found = table[self.benchmarks].apply(pandas.to_numeric, errors="coerce").astype(float)
-        return table.assign(**found, accuracy=found.mean(axis=1, skipna=False))
+        scores = table[self.benchmarks].apply(pandas.to_numeric, errors="coerce").astype(float)
+        return table.assign(**scores, accuracy=scores.mean(axis=1, skipna=False))
 
     @cached_property
     def accuracy(self) -> pandas.DataFrame:
@@ -318,9 +327,9 @@ class Results:
         kinds = {"arm": str, "seed": int, "step": float}  # also if a table is empty
         known = self.steps[[*RUN, "step", total]].dropna().astype(kinds).sort_values("step")
         places = places.astype(kinds).sort_values("step", kind="stable")
-        found = pandas.merge_asof(places, known, on="step", by=RUN)
-        found[total] = found[total].where(found[total].notna() | (found["step"] > 0), 0.0)
-        return found.dropna(subset=total)
+        table = pandas.merge_asof(places, known, on="step", by=RUN)
+        table[total] = table[total].where(table[total].notna() | (table["step"] > 0), 0.0)
+        return table.dropna(subset=total)
 
 
 def band(curves: Sequence[pandas.Series]) -> pandas.DataFrame:
@@ -350,15 +359,17 @@ def missing(results: Results) -> list[str]:
     sentences = []
     for arm in results.study.arms:
         name, runs = results.labels[arm.name], results.by_arm[arm.name]
-        if absent := [seed for seed in arm.seeds or results.study.seeds if seed not in {found.seed for found in runs}]:
+        if absent := [
+            seed for seed in arm.seeds or results.study.seeds if seed not in {study_run.seed for study_run in runs}
+        ]:
             sentences.append(f"{name}: no run of seed {', '.join(map(str, absent))}.")
         sentences += [
-            f"{name}, seed {found.seed}: stopped at step {found.run.last_step:,} of "
-            f"{found.run.about['total_steps']:,}; in the curves until there, not in the final numbers."
-            for found in runs
-            if not found.finished
+            f"{name}, seed {study_run.seed}: stopped at step {study_run.run.last_step:,} of "
+            f"{study_run.run.metadata['total_steps']:,}; in the curves until there, not in the final numbers."
+            for study_run in runs
+            if not study_run.finished
         ]
         judged = results.of_arm(results.final, arm).index
-        if unjudged := [found.seed for found in runs if found.finished and found.seed not in judged]:
+        if unjudged := [study_run.seed for study_run in runs if study_run.finished and study_run.seed not in judged]:
             sentences.append(f"{name}: no final accuracy of seed {', '.join(map(str, unjudged))}.")
     return sentences

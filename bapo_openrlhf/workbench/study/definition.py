@@ -190,7 +190,7 @@ def _study(content: Any, path: Path) -> Study:
     methods = given["methods"]
     if not isinstance(methods, dict) or not methods:
         raise ConfigError("methods must map at least one name to its arms")
-    arms = tuple(arm for name, about in methods.items() for arm in _arms(str(name), about, path))
+    arms = tuple(arm for name, entry in methods.items() for arm in _arms(str(name), entry, path))
     seeds = given["seeds"]
     if isinstance(seeds, dict):  # a list for each path
         arms = tuple(replace(arm, seeds=_seeds(seeds.get(arm.path))) for arm in arms)
@@ -220,8 +220,8 @@ def _study(content: Any, path: Path) -> Study:
     )
 
 
-def _smoke(study: Study, about: Any) -> Study:
-    given = _fields("smoke", about, SMOKE, required=("methods",))
+def _smoke(study: Study, entry: Any) -> Study:
+    given = _fields("smoke", entry, SMOKE, required=("methods",))
     methods = _strings("smoke: methods", given["methods"])
     arms = tuple(arm for arm in study.arms if arm.method in methods)
     if missing := sorted(set(methods) - {arm.method for arm in arms}):
@@ -230,11 +230,11 @@ def _smoke(study: Study, about: Any) -> Study:
     return replace(study, name=f"{study.name}_smoke", arms=arms, seeds=study.seeds[:1], flags=flags)
 
 
-def _arms(method: str, about: Any, path: Path) -> list[Arm]:
+def _arms(method: str, entry: Any, path: Path) -> list[Arm]:
     where = f"methods: {method}"
     if not NAME.fullmatch(method):
         raise ConfigError(f"{where}: a method's name must be made of letters, digits, _ and .")
-    given = _fields(where, about, {"arms", "flags", "config"}, required=("arms",))
+    given = _fields(where, entry, {"arms", "flags", "config"}, required=("arms",))
     paths = given["arms"]
     if not isinstance(paths, dict) or not paths or not set(paths) <= set(ALGORITHMS):
         raise ConfigError(f"{where}: arms is {paths!r}; it must map {' or '.join(ALGORITHMS)} to a label")
@@ -250,9 +250,9 @@ def _seeds(content: Any) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _claim(about: Any, arms: Sequence[str]) -> Claim:
+def _claim(entry: Any, arms: Sequence[str]) -> Claim:
     known = {one.name for one in fields(Claim)}
-    claim = Claim(**_fields("claims", about, known, required=("says", "source", "better", "than")))
+    claim = Claim(**_fields("claims", entry, known, required=("says", "source", "better", "than")))
     for name in ("better", "than"):
         if getattr(claim, name) not in arms:
             raise ConfigError(f"claims: {name} is {getattr(claim, name)!r}; it must be one of {', '.join(arms)}")
@@ -273,22 +273,22 @@ def _fields(where: str, content: Any, known: set[str], required: Sequence[str] =
 
 def _flags(where: str, content: Any) -> dict[str, Any]:
     """Flags by their dotted names, also if the file nests them."""
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for name, value in (_fields(where, content or {}, set(content or {}))).items():
         if isinstance(value, dict):
-            found |= {f"{name}.{inner}": item for inner, item in _flags(where, value).items()}
+            flags |= {f"{name}.{inner}": item for inner, item in _flags(where, value).items()}
         else:
-            found[str(name)] = value
-    return found
+            flags[str(name)] = value
+    return flags
 
 
 def _files(where: str, content: Any, path: Path) -> tuple[str, ...]:
     """Absolute paths of files that are named relative to the study's file."""
     names = _strings(where, [content] if isinstance(content, str) else content)
-    found = [(path.parent / name).resolve() for name in names]
-    if missing := [name for name, file in zip(names, found, strict=True) if not file.is_file()]:
+    files = [(path.parent / name).resolve() for name in names]
+    if missing := [name for name, file in zip(names, files, strict=True) if not file.is_file()]:
         raise ConfigError(f"{where} names {', '.join(missing)}; there is no such file (paths are relative to {path})")
-    return tuple(map(str, found))
+    return tuple(map(str, files))
 
 
 def _strings(where: str, content: Any) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def reward_curves(results: Results, spent: str = "") -> list[Figure]:
     """Training reward, smoothed within each run. `spent` as in `_against_baseline`."""
     title = "Reward for responses generated" if spent else "Reward over the steps"
     says, y = "Mean reward of the fresh responses before the filter, smoothed.", "mean reward, smoothed"
-    curves = {found.key: smoothed(found.run.curve(REWARD)) for found in results.runs}
+    curves = {study_run.key: smoothed(study_run.run.curve(REWARD)) for study_run in results.runs}
     return _against_baseline(results, Words(title, says, y, why=f"{REWARD} is not recorded"), curves, spent)
 
 
@@ -64,7 +64,7 @@ def _against_baseline(
         spent: The running total that is on the x axis instead of the step; empty for the step.
     """
     bands = {arm.name: _band(results, arm, curves, spent) for arm in results.arms}
-    whole = pandas.concat([found for found in bands.values() if len(found)] or [band([])])
+    whole = pandas.concat([curve_band for curve_band in bands.values() if len(curve_band)] or [band([])])
     if whole.empty:
         return [words.figure(missing=[words.why])]
     first, last = float(whole.index.min()), float(whole.index.max())
@@ -93,28 +93,28 @@ def _against_baseline(
 
 def _band(results: Results, arm: Arm, of_runs: Mapping[tuple[str, int], pandas.Series], spent: str) -> pandas.DataFrame:
     """Median and quartiles of an arm over the steps, or over the median of what its seeds had spent by these steps."""
-    runs = [found.key for found in results.by_arm[arm.name]]
+    runs = [study_run.key for study_run in results.by_arm[arm.name]]
     curves = [of_runs[run] for run in runs if run in of_runs]
     # Over a running total, each curve has places of its own, and so rows of its own in the table.
     few = MAX_POINTS // 2
     if max(map(len, curves), default=0) > few:
         width = bin_width(results.last_step, few if spent else MAX_POINTS)
         curves = [binned(curve, width) for curve in curves]
-    found = band(curves)
+    quartiles = band(curves)
     if not spent:
-        return found
-    places = pandas.DataFrame([(*run, step) for step in found.index for run in runs], columns=[*RUN, "step"])
+        return quartiles
+    places = pandas.DataFrame([(*run, step) for step in quartiles.index for run in runs], columns=[*RUN, "step"])
     medians = results.spent(places, spent).groupby("step")[spent].median()
-    return found.loc[medians.index].set_axis(medians)
+    return quartiles.loc[medians.index].set_axis(medians)
 
 
 def _quartiles(curves: Sequence[Curve], x: str) -> Table:
     """The median and the quartiles of each curve, one row per x."""
     columns = {}
     for curve in curves:
-        found = curve.band[~curve.band.index.duplicated(keep="last")]
-        columns[f"{curve.key.name}, median"] = found["median"]
-        columns[f"{curve.key.name}, quartiles"] = found["low"].map(number) + " to " + found["high"].map(number)
+        rows = curve.band[~curve.band.index.duplicated(keep="last")]
+        columns[f"{curve.key.name}, median"] = rows["median"]
+        columns[f"{curve.key.name}, quartiles"] = rows["low"].map(number) + " to " + rows["high"].map(number)
     frame = pandas.DataFrame(columns).sort_index()
     frame.insert(0, x, [round(place) for place in frame.index], allow_duplicates=True)
     return Table(frame)
@@ -125,15 +125,15 @@ def _quartiles(curves: Sequence[Curve], x: str) -> Table:
 
 def few_arms(results: Results) -> list[tuple[str, list[Arm]]]:
     """The arms in parts for one chart each: the name of the part, then the baseline and at most FEW other arms."""
-    found = []
+    result = []
     for path in results.paths:
         baseline, *others = results.of_path(path)
         count = max(1, math.ceil(len(others) / FEW))
         parts = [others[place * len(others) // count : (place + 1) * len(others) // count] for place in range(count)]
         for place, part in enumerate(parts, start=1):
             name = PATHS.get(path, path) + (f", part {place} of {len(parts)}" if len(parts) > 1 else "")
-            found.append((name, [baseline, *part]))
-    return found
+            result.append((name, [baseline, *part]))
+    return result
 
 
 def compared(results: Results, metric: str) -> list[Figure]:

@@ -41,15 +41,15 @@ def _claims(results: Results) -> Section:
     )
     if not results.study.claims:
         return Section("claims", "Claims", notes=["The study makes no claim."])
-    found = []
+    conditions = []
     for verdict in claims.judge(results):
         effect, interval = claims.effect_in_words(verdict)
         parts = [effect] if verdict.effect else []
         parts += [f"95 % interval {interval}"] if interval != "–" else []
         parts.append(many(verdict.effect.count if verdict.effect else 0, "pair"))
         note = "; ".join([", ".join(parts), *verdict.notes])
-        found.append(Condition(f"{verdict.claim.says} ({verdict.claim.source}).", verdict.holds, note))
-    verdicts = [Verdict("", found, "", VERDICTS)]
+        conditions.append(Condition(f"{verdict.claim.says} ({verdict.claim.source}).", verdict.holds, note))
+    verdicts = [Verdict("", conditions, "", VERDICTS)]
     return Section("claims", "Claims", intro, verdicts=verdicts, folded=[claims.table_of(results)])
 
 
@@ -94,8 +94,8 @@ def _targets(results: Results) -> Section:
         "the target only once, by chance, counts too."
     )
     notes = [] if results.study.targets else ["The study names no accuracy to reach."]
-    found = [tables.until(results, target) for target in results.study.targets]
-    return Section("targets", "Until an accuracy was reached", intro, tables=found, notes=notes)
+    rows = [tables.until(results, target) for target in results.study.targets]
+    return Section("targets", "Until an accuracy was reached", intro, tables=rows, notes=notes)
 
 
 def _cost(results: Results) -> Section:
@@ -140,5 +140,5 @@ def _configuration(results: Results) -> Section:
     return Section("configuration", "Configuration", tables=[tables.arms(results)], folded=tables.flags(results))
 
 
-def _provenance(about: Mapping[str, Any]) -> Section:
-    return Section("provenance", "Provenance", "What made this study.", tables=[tables.provenance(about)])
+def _provenance(metadata: Mapping[str, Any]) -> Section:
+    return Section("provenance", "Provenance", "What made this study.", tables=[tables.provenance(metadata)])

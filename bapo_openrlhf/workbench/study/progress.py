@@ -37,8 +37,8 @@ def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned])
 
         def draw(running: Sequence[Running], ended: Sequence[Planned]) -> None:
             done.update(run.name for run in ended if run.done)
-            made = {one.planned.name: _lines_of(one.planned) for one in running}
-            completed = sum(steps[run] for run in done) + sum(made.values())
+            counts = {one.planned.name: _lines_of(one.planned) for one in running}
+            completed = sum(steps[run] for run in done) + sum(counts.values())
             left = "time left: not known yet"
             if completed > before:
                 seconds = (time.monotonic() - began) / (completed - before) * (total - completed)
@@ -47,9 +47,9 @@ def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned])
             for run in ended:
                 text = f"{name}: {runs}, {left}; {_end_of(run)}"
                 bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
-            for gone in set(tasks) - set(made):
+            for gone in set(tasks) - set(counts):
                 bars.remove_task(tasks.pop(gone))
-            for run, count in made.items():
+            for run, count in counts.items():
                 if run not in tasks:
                     tasks[run] = bars.add_task(run, total=steps[run], note="")
                 bars.update(tasks[run], completed=count)

@@ -122,13 +122,13 @@ def require_same_settings(run: Planned, now: Settings) -> None:
     if "config" not in before:
         return
     given = {word.removeprefix("--").partition("=")[0] for word in run.words if word.startswith("--")}
-    found = {
+    changed = {
         flag: pair
         for flag, pair in changes(before, now).items()
         if flag in before.get("inputs", {}) or flag not in given
     }
-    if found:
-        said = ", ".join(f"{flag} {old} (now {new})" for flag, (old, new) in found.items())
+    if changed:
+        said = ", ".join(f"{flag} {old} (now {new})" for flag, (old, new) in changed.items())
         names = ", ".join(Path(word).name for word in run.words if word.endswith((".yaml", ".yml")))
         files = f"; its files are {names}" if names else ""
         raise ConfigError(

@@ -33,14 +33,14 @@ def mean_interval(values: ArrayLike) -> Estimate | None:
     The interval is exact for normal values, and nearly exact for accuracies, which are means over many questions. With
     5 runs a bootstrap interval would cover about 84 % instead of 95 %. If all values are equal, the width is 0.
     """
-    found = np.asarray(values, dtype=float)
-    count = len(found)
+    numbers = np.asarray(values, dtype=float)
+    count = len(numbers)
     if count == 0:
         return None
-    mean = float(found.mean())
+    mean = float(numbers.mean())
     if count == 1:
         return Estimate(mean, None, None, 1)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * found.std(ddof=1) / np.sqrt(count))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * numbers.std(ddof=1) / np.sqrt(count))
     return Estimate(mean, mean - half, mean + half, count)
 
 
@@ -66,22 +66,22 @@ def sign_flip_p(differences: ArrayLike) -> float | None:
     sign flips whose mean is at least as far from 0 as the measured mean. A mean that is nearer by at most ROUNDING is
     as far. All flips are counted up to MAX_EXACT pairs; beyond, the measured signs and DRAWN_FLIPS others.
     """
-    found = np.asarray(differences, dtype=float)
-    if not len(found):
+    numbers = np.asarray(differences, dtype=float)
+    if not len(numbers):
         return None
-    if len(found) <= MAX_EXACT:
-        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(found))))
+    if len(numbers) <= MAX_EXACT:
+        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(numbers))))
     else:
-        signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(DRAWN_FLIPS + 1, len(found)))
+        signs = np.random.default_rng(0).choice((-1.0, 1.0), size=(DRAWN_FLIPS + 1, len(numbers)))
         signs[0] = 1.0
-    means = np.abs(signs @ found) / len(found)
-    return float(np.mean(means >= abs(found.mean()) - ROUNDING))
+    means = np.abs(signs @ numbers) / len(numbers)
+    return float(np.mean(means >= abs(numbers.mean()) - ROUNDING))
 
 
 def sign(differences: ArrayLike) -> np.ndarray:
     """1, 0 or -1 for each difference; 0 if it is at most ROUNDING."""
-    found = np.asarray(differences, dtype=float)
-    return np.where(np.abs(found) <= ROUNDING, 0.0, np.sign(found))
+    numbers = np.asarray(differences, dtype=float)
+    return np.where(np.abs(numbers) <= ROUNDING, 0.0, np.sign(numbers))
 
 
 def smallest_p(pairs: int) -> float:

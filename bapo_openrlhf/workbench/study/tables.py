@@ -44,12 +44,14 @@ def overview(results: Results) -> Table:
     return Table.of(head, rows, title)
 
 
-def _with_interval(found: Estimate | None, words: Callable[[float], str] = "{:.1f}".format) -> str:
+def _with_interval(estimate: Estimate | None, words: Callable[[float], str] = "{:.1f}".format) -> str:
     """An estimate with its interval, such as 28.1 [26.0, 30.2]."""
-    if found is None:
+    if estimate is None:
         return "–"
-    interval = "" if found.low is None or found.high is None else f" [{words(found.low)}, {words(found.high)}]"
-    return f"{words(found.value)}{interval}"
+    interval = (
+        "" if estimate.low is None or estimate.high is None else f" [{words(estimate.low)}, {words(estimate.high)}]"
+    )
+    return f"{words(estimate.value)}{interval}"
 
 
 # ── final accuracy ──
@@ -61,7 +63,7 @@ def tests(results: Results) -> list[Table]:
     One pair has no p, because it could only be 1, and is no test for Holm's correction.
     """
     finals = {arm.name: 100 * results.of_arm(results.final, arm) for arm in results.arms}
-    found = []
+    result = []
     for path in results.paths:
         baseline, *others = results.of_path(path)
         theirs = finals[baseline.name]
@@ -78,7 +80,7 @@ def tests(results: Results) -> list[Table]:
             rows.append([
                 results.labels[name], len(change), *(f"{mean:.1f}" for mean in sides),
                 _with_interval(statistics.mean_interval(change), signed), " / ".join(moved),
-                *(f"{found[name]:.3f}" if name in found else "–" for found in (p_values, adjusted)),
+                *(f"{values[name]:.3f}" if name in values else "–" for values in (p_values, adjusted)),
                 *map(signed, changes[name].mean()),
             ])  # fmt: skip
         base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
@@ -91,8 +93,8 @@ def tests(results: Results) -> list[Table]:
             )
         head = ["arm", "pairs", "its accuracy, %", f"{base}, %", "difference, points", "better / equal / worse"]
         head += ["p", "p, Holm", *(f"{name}, points" for name in results.study.evaluations)]
-        found.append(Table.of(head, rows, title))
-    return found
+        result.append(Table.of(head, rows, title))
+    return result
 
 
 def signed(value: float) -> str:
@@ -104,18 +106,18 @@ def every_run(results: Results) -> Table:
     """The final evaluation of every run, with each pass@k."""
     names = dict.fromkeys(
         key
-        for found in results.runs
-        for row in found.evaluations[-1:]
+        for study_run in results.runs
+        for row in study_run.evaluations[-1:]
         for key in sorted(row)
         if "_pass" in key and any(key.startswith(f"eval_{name}_pass") for name in results.study.evaluations)
     )
     rows = []
     for arm in results.arms:
-        for found in results.by_arm[arm.name]:
-            last = found.evaluations[-1] if found.evaluations else {}
+        for study_run in results.by_arm[arm.name]:
+            last = study_run.evaluations[-1] if study_run.evaluations else {}
             values = [f"{100 * last[key]:.1f}" if is_number(last.get(key)) else "–" for key in names]
-            state = "" if found.finished else "stopped early"
-            rows.append([results.labels[arm.name], str(found.seed), str(last.get("step", "–")), *values, state])
+            state = "" if study_run.finished else "stopped early"
+            rows.append([results.labels[arm.name], str(study_run.seed), str(last.get("step", "–")), *values, state])
     head = ["arm", "seed", "step", *(f"{_benchmark(key)}, %" for key in names), ""]
     return Table.of(head, rows, f"The last evaluation of each of {len(rows)} runs")
 
@@ -192,8 +194,8 @@ def solved_later(results: Results) -> list[Table]:
     """How many of the prompts that were not solved at first were solved later; no table without such prompts."""
     rows: list[list[Any]] = []
     for arm in results.arms:
-        found = [unlocked(of.run.groups) for of in results.by_arm[arm.name] if not why_no_bins(of.run)]
-        hard = pandas.DataFrame([seed for seed in found if seed.at_first])
+        counts = [unlocked(of.run.groups) for of in results.by_arm[arm.name] if not why_no_bins(of.run)]
+        hard = pandas.DataFrame([seed for seed in counts if seed.at_first])
         if hard.empty:
             continue
         solved = [100 * (hard[part] / hard["at_first"]) for part in ("ever", "now")]
@@ -226,10 +228,10 @@ def flags(results: Results) -> list[Table]:
     return different_flags(first)
 
 
-def provenance(about: Mapping[str, Any]) -> Table:
+def provenance(metadata: Mapping[str, Any]) -> Table:
     """What made the study."""
     rows: list[list[Any]] = []
-    for name, value in about.items():
+    for name, value in metadata.items():
         parts = value.items() if isinstance(value, Mapping) else [("", value)]
         rows += [[f"{name}: {part}" if part else name, str(content)] for part, content in parts]
     return Table.of(["", "value"], rows)

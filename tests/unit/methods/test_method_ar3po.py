@@ -215,7 +215,7 @@ class TestReuse:
         method, draws = ar3po(seed=3), 1_500
         run(method, 0, [make([0.6, 0.7, 0, 0], "a"), make([0, 0.8], "a")])
         fresh = [make([0, 0, 0, 0], "a", step=1) for _ in range(draws)]
-        method.room = 4 * draws
+        method.max_responses = 4 * draws
         seen = Counter(group.generated[0] for group in run(method, 1, fresh).fresh)
         assert set(seen) == {0.6, 0.7, 0.8}
         assert sum((count - draws / 3) ** 2 / (draws / 3) for count in seen.values()) < 13.8  # 99.9 % point

@@ -142,7 +142,7 @@ class TestExchange:
         method, draws = arpo(seed=3), 2_000
         run(method, 0, [make([1, 1, 0], "a", uid=0), make([0, 1, 1], "a", uid=1)])
         fresh = [make([0, 0, 0], "a", step=1) for _ in range(draws)]
-        method.room = 3 * draws
+        method.max_responses = 3 * draws
         seen = Counter(names(group)[0] for group in run(method, 1, fresh).fresh)
         assert set(seen) == {(0, 0), (0, 1), (1, 1), (1, 2)}
         assert sum((count - draws / 4) ** 2 / (draws / 4) for count in seen.values()) < 16.3  # 99.9 % point

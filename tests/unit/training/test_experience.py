@@ -33,8 +33,8 @@ from bapo_openrlhf.training.learn.advantages import Discounts, corrected_returns
 from bapo_openrlhf.training.learn.dealing import DealtBatch  # noqa: E402
 from bapo_openrlhf.training.learn.experience import (  # noqa: E402
     AdaptedExperienceMaker,
+    BatchExperience,
     BatchToTrain,
-    MadeExperience,
     SampleOrigin,
     old_log_probs,
     row_of,
@@ -463,7 +463,7 @@ def made_by_openrlhf(monkeypatch):
     return SimpleNamespace(today=today, behaviour=behaviour * MASKS, reference=reference, asked=asked)
 
 
-def whole(made: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(), kept=None) -> MadeExperience:
+def whole(made: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(), kept=None) -> BatchExperience:
     """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
 
     def note(experiences, groups, args, *, log_ratios, **_):
@@ -481,7 +481,7 @@ def to_train(samples: list[Experience], origins: list[SampleOrigin]) -> BatchToT
     return BatchToTrain(list(samples), [SimpleNamespace(extras={}) for _ in samples], origins)
 
 
-def make(made_by_openrlhf, **changed) -> tuple[MadeExperience, dict[int, SimpleNamespace]]:
+def make(made_by_openrlhf, **changed) -> tuple[BatchExperience, dict[int, SimpleNamespace]]:
     """The experience, and the rows of each sample."""
     made = maker(**changed)
     made._deal = lambda samples: SimpleNamespace(batches=["the batches"])
@@ -844,7 +844,7 @@ def reviews(draw):
 
 def made_of(
     case: Case, samples: list[Experience], origins: list[SampleOrigin], kept=None, **changed
-) -> tuple[AdaptedExperienceMaker, MadeExperience]:
+) -> tuple[AdaptedExperienceMaker, BatchExperience]:
     """The experience of these samples, with `by_the_models` in the place of the models.
 
     The maker can compute the advantages afterwards.
@@ -1111,7 +1111,7 @@ class TestTokensOfTheLoss:
 
     def experience(
         self, *, critic: bool = True, kept=range(12), origins=None, **changed
-    ) -> tuple[MadeExperience, list]:
+    ) -> tuple[BatchExperience, list]:
         """Three groups of four, of all sources within each group, made into experience."""
         case = Case(4, (1, 1), 5)
         samples = [generated(n) for n in range(12)]

@@ -126,10 +126,10 @@ class TestResumeEngines:
             held = step if step % delay == 0 else held
             assert engine.weights == run.rollout_weights.weights_version == held
             if again and step % again == 0:
-                with run.rollout_weights.of_today(step, next_rollout=step + 1):
+                with run.rollout_weights.synced_to(step, next_rollout=step + 1):
                     assert engine.weights == step
             made.updates["actor"] += 1
             run.broadcast_to_vllm()
             if evaluation and (step + 1) % evaluation == 0:
-                with run.rollout_weights.of_today(step + 1, next_rollout=step + 1):
+                with run.rollout_weights.synced_to(step + 1, next_rollout=step + 1):
                     assert engine.weights == step + 1
