@@ -65,8 +65,8 @@ class SampledRun(Run):
         from bapo_openrlhf.training.generate.generated import usable_groups
         from bapo_openrlhf.training.generate.samples import groups_of, in_groups, samples_of
 
-        made = self.world.groups(prompts, self.step, weights_version)
-        samples, first = samples_of(made), self.world.uid - len(made)
+        drawn = self.world.groups(prompts, self.step, weights_version)
+        samples, first = samples_of(drawn), self.world.uid - len(drawn)
         clock.skip()
         usable = usable_groups(in_groups(samples, self.world.size))
         groups = groups_of(usable, first_uid=first, step=self.step, weights_version=weights_version)
@@ -102,33 +102,33 @@ def measure(groups: int, size: int, tokens: int, rounds: int) -> dict[str, Any]:
     cpu.install()
     run = SampledRun(groups, World(size, tokens, shared=False))
     by_itself = {scale: Run(scale * groups, World(size, tokens, shared=True)) for scale in SCALES}
-    found: dict[str, dict[str, list[float]]] = {"step": {}, "checkpoint": {}, "layer": {}, "memory": {}}
+    seconds: dict[str, dict[str, list[float]]] = {"step": {}, "checkpoint": {}, "layer": {}, "memory": {}}
     for number in range(-WARM_UP, rounds):
         rows = {"step": run.round(), "checkpoint": checkpoint_round(run), "layer": layer_round(by_itself)}
         if 0 <= number < MEMORY_ROUNDS:
             rows["memory"] = memory_round(groups, size, tokens)
         for part, row in rows.items() if number >= 0 else ():
             for name, value in row.items():
-                found[part].setdefault(name, []).append(value)
+                seconds[part].setdefault(name, []).append(value)
     one = run.world.groups(run.world.prompts(1), 0, 0)[0]
     return {
         "setting": {"groups": groups, "group_size": size, "tokens": tokens, "prompt_tokens": tokens // 8},
         "rounds": rounds,
         "paper_step_seconds": PAPER_STEP_SECONDS,
         "bytes_per_stored_token": one.nbytes / (size * tokens),
-        "slopes": slopes(found["layer"], groups),
+        "slopes": slopes(seconds["layer"], groups),
         "rounding": rounding(*ROUNDED),
-        **found,
+        **seconds,
     }
 
 
 def slopes(layer: Mapping[str, Sequence[float]], groups: int) -> dict[str, float]:
     """Slopes of log seconds over log groups, by name. 1 is linear. `layer` has seconds a group, by SCALE/NAME."""
-    found = {}
+    result = {}
     for name in (key.partition("/")[2] for key in layer if key.startswith(f"{SCALES[0]}/")):
         seconds = [scale * groups * statistics.median(layer[f"{scale}/{name}"]) for scale in SCALES]
-        found[name] = float(np.polyfit(np.log(SCALES), np.log(seconds), 1)[0])
-    return found
+        result[name] = float(np.polyfit(np.log(SCALES), np.log(seconds), 1)[0])
+    return result
 
 
 def number(value: float) -> str:

@@ -73,15 +73,15 @@ class World:
     def groups(self, prompts: Sequence[Prompt], step: int, weights_version: int) -> list[Group]:
         """A group for each prompt."""
         right = self.rng.random((len(prompts), self.size)) < self.rng.beta(0.7, 0.9, (len(prompts), 1))
-        spans, made = ((self.prompt_tokens, self.tokens),), []
+        spans, groups = ((self.prompt_tokens, self.tokens),), []
         for prompt, rewards in zip(prompts, right.astype(float).tolist(), strict=True):
             responses = []
             for reward in rewards:
                 token_ids, log_probs = self.arrays or self._arrays()
                 responses.append(Response(token_ids, spans, log_probs, reward, EXTRAS))
-            made.append(Group(self.uid, prompt, tuple(responses), step, weights_version))
+            groups.append(Group(self.uid, prompt, tuple(responses), step, weights_version))
             self.uid += 1
-        return made
+        return groups
 
 
 class Run:
@@ -193,8 +193,8 @@ def pieces(world: World, count: int) -> dict[str, float]:
 
 def layer_round(runs: Mapping[int, Run]) -> dict[str, float]:
     """Seconds a group for the layer's steps and pieces in a round, by SCALE/NAME, one scale after the other."""
-    found = {}
+    timings = {}
     for scale, run in runs.items():
         seconds = {name: value / run.groups for name, value in run.round().items()}
-        found |= {f"{scale}/{name}": value for name, value in (seconds | pieces(run.world, run.groups)).items()}
-    return found
+        timings |= {f"{scale}/{name}": value for name, value in (seconds | pieces(run.world, run.groups)).items()}
+    return timings

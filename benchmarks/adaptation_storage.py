@@ -81,12 +81,12 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
 
 def memory_round(groups: int, size: int, tokens: int) -> dict[str, float]:
     """Bytes of a stored token for each of KINDS, each in a new process."""
-    found = {}
+    result = {}
     for kind in KINDS:
         words = [sys.executable, __file__, kind, str(groups), str(size), str(tokens)]
         done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
-        found[kind] = int(done.stdout.split()[-1]) / (groups * size * tokens)
-    return found
+        result[kind] = int(done.stdout.split()[-1]) / (groups * size * tokens)
+    return result
 
 
 def save_layer(folder: Path, run: Run) -> None:

@@ -74,22 +74,22 @@ def inside(words: Sequence[str]) -> int:
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The page of results."""
-    about = (
+    text = (
         f"BAPO-GRPO in the quickstart's setting, with engines that sleep for {result['sleep']:g} s before each call. "
         f"Median of {result['rounds']} rounds with the smallest and the largest."
     )
     lines = [
-        *opening("Generation ahead of training", about, result),
+        *opening("Generation ahead of training", text, result),
         "| run | step, s | ratio to the synchronous step | generation of a rollout, s | training, s "
         "| age of the fresh groups, steps |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in KINDS:
-        found, base = result["runs"][one.name], result["runs"][one.base]
-        ratios = [a["seconds"] / b["seconds"] for a, b in zip(found, base, strict=True)]
-        rollout = statistics.median(entry["rollout"] or entry["generation"] for entry in found)
-        training, age = (statistics.median(entry[name] for entry in found) for name in ("training", "age"))
-        spread = steps.with_spread([entry["seconds"] for entry in found])
+        entries, base = result["runs"][one.name], result["runs"][one.base]
+        ratios = [a["seconds"] / b["seconds"] for a, b in zip(entries, base, strict=True)]
+        rollout = statistics.median(entry["rollout"] or entry["generation"] for entry in entries)
+        training, age = (statistics.median(entry[name] for entry in entries) for name in ("training", "age"))
+        spread = steps.with_spread([entry["seconds"] for entry in entries])
         lines.append(
             f"| {one.name} | {spread} | {steps.with_spread(ratios)} | {rollout:.2f} | {training:.2f} | {age:.1f} |"
         )

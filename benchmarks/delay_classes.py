@@ -25,11 +25,11 @@ class SendingWorker(workers.PolicyWorker):
 
     def send(self):
         shards = self.shards()
-        today = [shard.to("cpu", copy=True) for shard in shards]
+        current = [shard.to("cpu", copy=True) for shard in shards]
         for shard, weights in zip(shards, self.kept, strict=True):
             shard.copy_(weights)
         self.broadcast_to_vllm()
-        for shard, weights in zip(shards, today, strict=True):
+        for shard, weights in zip(shards, current, strict=True):
             shard.copy_(weights)
 
 

@@ -46,23 +46,23 @@ KINDS = [without([]), *(without([part]) for part in FASTER), without(FASTER)]
 
 def measure(rounds: int, steps: int) -> dict[str, list[dict[str, float]]]:
     """Mean seconds of a step and of its parts, for each kind, in each round."""
-    found: dict[str, list[dict[str, float]]] = {kind.name: [] for kind in KINDS}
+    runs: dict[str, list[dict[str, float]]] = {kind.name: [] for kind in KINDS}
     subprocess.run([sys.executable, "examples/quickstart", "--only-prepare"], check=True)
     with cpu.forked_processes():
         for seed, kind in in_turn(KINDS, rounds):
             flags = SETTING | {"data.max_samples": 32 * steps, "train.num_episodes": 1, "train.seed": seed}
             with tempfile.TemporaryDirectory() as name:
                 rows = run(kind, Path(name), flags, ["--config", "configs/quickstart.yaml"])[WARM_UP:steps]
-            found[kind.name].append(
+            runs[kind.name].append(
                 {ours: statistics.mean(row.get(theirs, 0.0) for row in rows) for ours, theirs in TIMES.items()}
             )
-    return found
+    return runs
 
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The page of results."""
-    found = result["runs"]
-    about = (
+    runs = result["runs"]
+    text = (
         f"A run has {result['steps']} steps of BAPO-GRPO, and its numbers are means over the steps after the first "
         f"{WARM_UP}. The table has the median over {result['rounds']} rounds, with the smallest and the largest in "
         "brackets. A ratio is to the run of the same round with all parts. The quickstart's vocabulary has 64 "
@@ -71,13 +71,13 @@ def markdown(result: Mapping[str, Any]) -> str:
     )
     names = list(TIMES)
     lines = [
-        *opening("What is done faster than in OpenRLHF", about, result),
+        *opening("What is done faster than in OpenRLHF", text, result),
         f"| `--run.faster` | ratio of a step | seconds: {' | '.join(names)} |",
         f"| --- | ---: | {' | '.join('---:' for _ in names)} |",
     ]
     for kind in KINDS:
-        ratio = with_spread(ratios(found, kind, "step")) if kind.name != ALL else "1"
-        cells = [with_spread([one[name] for one in found[kind.name]], 3) for name in names]
+        ratio = with_spread(ratios(runs, kind, "step")) if kind.name != ALL else "1"
+        cells = [with_spread([one[name] for one in runs[kind.name]], 3) for name in names]
         lines.append(f"| {kind.name} | {ratio} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -130,8 +130,8 @@ def measure(
         words = [serving.python(), str(HERE / "floor_replay.py"), str(folder / "settings.json")]
         if subprocess.run(words, stdout=log, stderr=log).returncode:
             raise RuntimeError(f"the floor failed:\n{(folder / 'floor.log').read_text()[-4000:]}")
-    found = json.loads((folder / "floor.json").read_text())
-    return {kind: {**entry, "floor": found[kind]} for kind, entry in entries.items()}
+    floors = json.loads((folder / "floor.json").read_text())
+    return {kind: {**entry, "floor": floors[kind]} for kind, entry in entries.items()}
 
 
 def inside(words: Sequence[str]) -> int:
@@ -159,7 +159,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def section(size: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """The tables of a size: the ratio, what a step did, and where the time beyond the floor goes."""
-    about = SIZES[size]
+    setting = SIZES[size]
     ratios, losses = [], []
     for kind in (kind for kind in KINDS if runs.get(kind)):
         entries, name = runs[kind], NAMES[kind]
@@ -185,10 +185,10 @@ def section(size: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
         losses.append([name, *beyond, f"{real['adapt']:.3f}", f"{real['between']:.3f}", f"{lost:.3f}"])
     rounds = min(len(runs[kind]) for kind in runs if runs[kind])
     return [
-        f"## {about.title}",
+        f"## {setting.title}",
         "",
-        f"{about.prompts} prompts x {about.responses} responses a step; the aim is a ratio of at most {about.aim:g}; "
-        f"median of {rounds} rounds, with the smallest and the largest.",
+        f"{setting.prompts} prompts x {setting.responses} responses a step; the aim is a ratio of at most "
+        f"{setting.aim:g}; median of {rounds} rounds, with the smallest and the largest.",
         "",
         *table(
             ["", "real step, s", "floor, s", *PARTS, "variant", "ratio", "responses (tokens)", "samples trained"],
@@ -202,29 +202,29 @@ def section(size: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The page of results."""
-    about = (
+    text = (
         f"A run records its steps. The floor does the work of {math.lcm(V, M)} of them, after the first "
         f"{steps.WARM_UP}, in one process. The variant is the fastest one of the first round for each part "
         f"(generation; forward; training): the number of threads ({', '.join(map(str, THREADS))}) and the kind of "
         "attention. The ratio is a step of the real stack over its floor, within a round."
     )
-    lines = opening("The floor of a step", about, result)
+    lines = opening("The floor of a step", text, result)
     for size in SIZES:
         if any(result["runs"].get(size, {}).values()):
             lines += section(size, result["runs"][size])
     return "\n".join(lines).rstrip() + "\n"
 
 
-def begun(about: dict[str, Any], folder: Path) -> dict[str, Any]:
+def begun(header: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The result of an interrupted measurement on this machine and commit; one without runs if there is none.
 
     The files of results are changed by the measurement, so a commit with changed files counts as this commit.
     """
     path = folder / "floor.json"
-    found = json.loads(path.read_text()) if path.exists() else {"commit": ""}
-    same = all(found.get(name) == about[name] for name in ("machine", "versions"))
-    same = same and found["commit"].removesuffix("-dirty") == about["commit"].removesuffix("-dirty")
-    return found if same else {**about, "runs": {}}
+    previous = json.loads(path.read_text()) if path.exists() else {"commit": ""}
+    same = all(previous.get(name) == header[name] for name in ("machine", "versions"))
+    same = same and previous["commit"].removesuffix("-dirty") == header["commit"].removesuffix("-dirty")
+    return previous if same else {**header, "runs": {}}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

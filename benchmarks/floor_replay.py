@@ -109,9 +109,9 @@ class Trained:
         """Hidden states before the response tokens, (N, H), and these tokens, (N,)."""
         mask, count = batch["attention_mask"], batch["action_mask"].shape[1]
         places = (mask.long().cumsum(-1) - 1).masked_fill_(mask == 0, 1)
-        found = self.model.model(batch["sequences"], attention_mask=mask, position_ids=places, use_cache=False)
+        output = self.model.model(batch["sequences"], attention_mask=mask, position_ids=places, use_cache=False)
         chosen = batch["action_mask"].bool()
-        return found.last_hidden_state[:, -count - 1 : -1][chosen], batch["sequences"][:, -count:][chosen]
+        return output.last_hidden_state[:, -count - 1 : -1][chosen], batch["sequences"][:, -count:][chosen]
 
     def update(self) -> None:
         """Clip the gradients, step, and round the weights."""
@@ -216,17 +216,17 @@ def every_variant(threads: Sequence[int]) -> dict[str, list[str]]:
 
 def chosen_variants(fastest: Mapping[str, Any]) -> dict[str, list[str]]:
     """The parts that are timed in each variant, if each part has only the variant that was its fastest one before."""
-    found: dict[str, list[str]] = {}
+    parts_of: dict[str, list[str]] = {}
     for part in PARTS:
-        found.setdefault(fastest[f"{part}_variant"], []).append(part)
-    return found
+        parts_of.setdefault(fastest[f"{part}_variant"], []).append(part)
+    return parts_of
 
 
 def timed(floor: Floor, steps: Sequence[Step], variants: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Seconds of each part per step, in the fastest of the variants: a number of threads, and a kind of attention."""
     import torch
 
-    found = {}
+    seconds = {}
     for variant, parts in variants.items():
         count, attention = variant.split()
         for model in (floor.actor, floor.reference, floor.critic):
@@ -236,20 +236,20 @@ def timed(floor: Floor, steps: Sequence[Step], variants: Mapping[str, Sequence[s
         floor.seconds.clear()
         for step in steps:
             floor.replay(step, parts)
-        found[variant] = dict(floor.seconds)
-    return fastest(found, len(steps))
+        seconds[variant] = dict(floor.seconds)
+    return fastest(seconds, len(steps))
 
 
-def fastest(found: Mapping[str, Mapping[str, float]], steps: int) -> dict[str, Any]:
+def fastest(by_variant: Mapping[str, Mapping[str, float]], steps: int) -> dict[str, Any]:
     """The least seconds of each part per step, and as `PART_variant` the variant that takes them.
 
     Args:
-        found: seconds of each part over all steps, by variant. A variant need not have all parts.
+        by_variant: seconds of each part over all steps, by variant. A variant need not have all parts.
         steps: number of steps.
     """
     result: dict[str, Any] = {}
     for part in PARTS:
-        seconds, variant = min((parts[part], variant) for variant, parts in found.items() if part in parts)
+        seconds, variant = min((parts[part], variant) for variant, parts in by_variant.items() if part in parts)
         result |= {part: seconds / steps, f"{part}_variant": variant}
     return result
 
@@ -262,11 +262,11 @@ def main(settings: dict[str, Any]) -> None:
     cpu.prepare_environment()
     cpu.install()
     floor = Floor(settings)
-    found = {}
+    result = {}
     for kind, folder in settings["recordings"].items():
         first, last = settings["window"]
-        found[kind] = timed(floor, recorded(Path(folder))[first:last], settings["variants"][kind])
-    Path(settings["out"]).write_text(json.dumps(found))
+        result[kind] = timed(floor, recorded(Path(folder))[first:last], settings["variants"][kind])
+    Path(settings["out"]).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -111,12 +111,12 @@ def _random_model(folder: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    made = user_file.load("base model", BASE_MODEL)
-    tokenizer = made.make_tokenizer(8192)
+    module = user_file.load("base model", BASE_MODEL)
+    tokenizer = module.make_tokenizer(8192)
     config = Qwen3Config(
         vocab_size=8192, hidden_size=384, intermediate_size=1664, num_hidden_layers=8, num_attention_heads=6,
         num_key_value_heads=2, head_dim=64, max_position_embeddings=256, tie_word_embeddings=False,
-        pad_token_id=made.PAD, bos_token_id=made.BOS, eos_token_id=made.EOS,
+        pad_token_id=module.PAD, bos_token_id=module.BOS, eos_token_id=module.EOS,
     )  # fmt: skip
     torch.manual_seed(0)
     Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16).save_pretrained(folder)

@@ -119,8 +119,8 @@ def libraries() -> list[str]:
     """The versions of NVIDIA's libraries that torch uses, and what is not installed."""
     import torch
 
-    found = [f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]
-    return [*found, f"NCCL {nccl()}", *["no flash-attn"] * flash_attention.missing()]
+    versions = [f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]
+    return [*versions, f"NCCL {nccl()}", *["no flash-attn"] * flash_attention.missing()]
 
 
 def nccl() -> str:
@@ -145,11 +145,11 @@ def prepare(given: argparse.Namespace) -> tuple[str, float, float, list[str]]:
         machine += ["no GPU"]
     else:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(given.gpus))))
-        found = cards()
-        if len(found) != given.gpus:
-            raise ConfigError(f"--gpus is {given.gpus}, and {len(found)} GPUs are visible (CUDA_VISIBLE_DEVICES)")
-        sheet, size = data_sheet(found[0][0], given.peak_tflops), float(found[0][1]) * 2**20
-        machine += [f"{given.gpus} x {found[0][0]}", f"driver {found[0][2]}", *libraries()]
+        gpus = cards()
+        if len(gpus) != given.gpus:
+            raise ConfigError(f"--gpus is {given.gpus}, and {len(gpus)} GPUs are visible (CUDA_VISIBLE_DEVICES)")
+        sheet, size = data_sheet(gpus[0][0], given.peak_tflops), float(gpus[0][1]) * 2**20
+        machine += [f"{given.gpus} x {gpus[0][0]}", f"driver {gpus[0][2]}", *libraries()]
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
     return sheet, size, given.peak_tflops or PEAK_TFLOPS[sheet], machine
@@ -209,24 +209,24 @@ class Benchmark:
         self.peak = given.gpus * tflops * 1e12
         self.watch = Watch(gpu=not given.dry_run)
         self.environment: dict[str, str] = {}
-        about = {
+        header = {
             **{name: value for name, value in vars(given).items() if name not in ("out", "chat", "seconds")},
             "more": self.more,
             "peak_tflops": tflops,
             **origin(shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]), *machine),
         }
         commit = HERE.parent / "COMMIT"  # of a copy without git
-        about["commit"] = about["commit"] or (commit.read_text().strip() if commit.exists() else None)
-        self.result: dict[str, Any] = self._begun(about) | {"not_run": []}
+        header["commit"] = header["commit"] or (commit.read_text().strip() if commit.exists() else None)
+        self.result: dict[str, Any] = self._begun(header) | {"not_run": []}
         for run in measured(self.result):
             self.budget.learn(Work(*run["work"]), Seconds(run["start_seconds"], run["numbers"]["step"]))
 
-    def _begun(self, about: dict[str, Any]) -> dict[str, Any]:
+    def _begun(self, header: dict[str, Any]) -> dict[str, Any]:
         """The state that an earlier call left, if it has the same commit, machine and settings; else an empty one."""
         path = self.folder / "gpu.json"
-        found = json.loads(path.read_text()) if path.exists() else {}
-        same = found and all(found[name] == json.loads(json.dumps(about[name])) for name in SAME)
-        return found | about if same else about | {"runs": [], "floors": {}}
+        previous = json.loads(path.read_text()) if path.exists() else {}
+        same = previous and all(previous[name] == json.loads(json.dumps(header[name])) for name in SAME)
+        return previous | header if same else header | {"runs": [], "floors": {}}
 
     def write(self) -> None:
         """Write page, numbers and all metrics. A file is whole, or is not there yet."""

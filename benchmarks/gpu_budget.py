@@ -50,31 +50,31 @@ class Budget:
     def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock, self.limited = clock, seconds is not None
         self._end = clock() + (math.inf if seconds is None else seconds - RESERVE)
-        self._found: dict[Work, Seconds] = {}
+        self._seconds: dict[Work, Seconds] = {}
 
     @property
     def left(self) -> float:
         """Seconds until a run must be stopped."""
         return self._end - self.clock()
 
-    def learn(self, work: Work, found: Seconds) -> None:
+    def learn(self, work: Work, seconds: Seconds) -> None:
         """Take note of what a run took. A later one counts, because compilation is done then."""
-        self._found[work] = found
+        self._seconds[work] = seconds
 
     def expected(self, work: Work) -> Seconds:
         """What a run takes: as the same run did, or in proportion to the slowest of the runs that are nearest in size.
 
         A start is taken to be as long for all models. If nothing was measured yet, earlier runs on a GPU count.
         """
-        if work in self._found:
-            return self._found[work]
-        if not self._found:
+        if work in self._seconds:
+            return self._seconds[work]
+        if not self._seconds:
             size = FIRST["parameters"] * FIRST["tokens"]
             return Seconds(FIRST["start"], FIRST["step"] * work.size / size)
-        nearest = min(abs(math.log(other.size / work.size)) for other in self._found)
+        nearest = min(abs(math.log(other.size / work.size)) for other in self._seconds)
         near = [
-            (found.start, found.step * work.size / other.size)
-            for other, found in self._found.items()
+            (seconds.start, seconds.step * work.size / other.size)
+            for other, seconds in self._seconds.items()
             if abs(math.log(other.size / work.size)) == nearest
         ]
         return Seconds(*map(max, zip(*near, strict=True)))

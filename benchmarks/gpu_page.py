@@ -104,23 +104,23 @@ def against_floor(run: Run, floor: Mapping[str, float]) -> dict[str, float]:
 
     What the floor lacks, because its time was over, is left out.
     """
-    found, numbers = {}, run["numbers"]
+    ratios, numbers = {}, run["numbers"]
     if "generation" in floor:
-        found["generation"] = floor["generation"] / (numbers["generation"] + numbers["reevaluation"])
+        ratios["generation"] = floor["generation"] / (numbers["generation"] + numbers["reevaluation"])
     if set(FLOOR_PARTS) <= set(floor):
-        found["step"] = numbers["step"] / sum(floor[part] for part in FLOOR_PARTS)
-    return found
+        ratios["step"] = numbers["step"] / sum(floor[part] for part in FLOOR_PARTS)
+    return ratios
 
 
 def against_openrlhf(run: Run, base: Run) -> dict[str, float]:
     """A run's tokens a second over those of OpenRLHF itself, and OpenRLHF's seconds of a weight sync over the run's."""
     ours, theirs = run["numbers"], base["numbers"]
     speeds = {"generation": "generated", "experience": "experience", "training": "trained"}
-    found = {part: ours[f"{name}_per_second"] / theirs[f"{name}_per_second"] for part, name in speeds.items()}
+    ratios = {part: ours[f"{name}_per_second"] / theirs[f"{name}_per_second"] for part, name in speeds.items()}
     if ours["syncs"] and theirs["syncs"]:
         seconds = [numbers["broadcast"] / numbers["syncs"] for numbers in (ours, theirs)]
-        found["weight sync"] = seconds[1] / seconds[0]
-    return found
+        ratios["weight sync"] = seconds[1] / seconds[0]
+    return ratios
 
 
 def base_of(run: Run, runs: Sequence[Run]) -> Run | None:
@@ -135,21 +135,21 @@ def aims(result: Mapping[str, Any]) -> list[list[str]]:
     for run in measured(result):
         if KINDS[run["kind"]].base == "":
             continue
-        found, floor = [], against_floor(run, result["floors"].get(label(run), {}))
+        judged, floor = [], against_floor(run, result["floors"].get(label(run), {}))
         if (aim := MFU_AIMS.get(run["model"])) is not None:
-            found.append(
+            judged.append(
                 (f"MFU of training at least {100 * aim:.0f} %", 100 * run["numbers"]["mfu"], "{:.1f} %", 100 * aim)
             )
         if "generation" in floor:
-            found.append(
+            judged.append(
                 (f"generation at least {GENERATION_AIM} of LLM.generate", floor["generation"], "{:.2f}", GENERATION_AIM)
             )
         if "step" in floor:
-            found.append((f"a step at most {STEP_AIM} times its floor", -floor["step"], "{:.2f}", -STEP_AIM))
+            judged.append((f"a step at most {STEP_AIM} times its floor", -floor["step"], "{:.2f}", -STEP_AIM))
         if base := base_of(run, measured(result)):
             part, least = min(against_openrlhf(run, base).items(), key=lambda item: item[1])
-            found.append(("in no part slower than OpenRLHF itself", least, f"{{:.2f}} ({part})", 1.0))
-        for text, value, form, aim in found:
+            judged.append(("in no part slower than OpenRLHF itself", least, f"{{:.2f}} ({part})", 1.0))
+        for text, value, form, aim in judged:
             rows.append([label(run), text, form.format(abs(value)), "yes" if value >= aim else "**no**"])
     return rows
 
@@ -185,10 +185,10 @@ def shown(values: Sequence[float | None], digits: int = 2) -> str:
 
 def grouped(result: Mapping[str, Any]) -> dict[str, list[Run]]:
     """The rounds of each run, by its label."""
-    found: dict[str, list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in measured(result):
-        found.setdefault(label(run), []).append(run)
-    return found
+        groups.setdefault(label(run), []).append(run)
+    return groups
 
 
 def seconds_rows(result: Mapping[str, Any]) -> list[list[str]]:
@@ -204,12 +204,12 @@ def size_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """Sizes, speeds and memory."""
     rows = []
     for name, runs in grouped(result).items():
-        found = [run["numbers"] for run in runs]
-        counts = [shown([one[what] for one in found], 0) for what in ("responses", "response_tokens", "samples")]
+        of_runs = [run["numbers"] for run in runs]
+        counts = [shown([one[what] for one in of_runs], 0) for what in ("responses", "response_tokens", "samples")]
         speeds = [
-            shown([one[f"{what}_per_second"] for one in found], 0) for what in ("generated", "experience", "trained")
+            shown([one[f"{what}_per_second"] for one in of_runs], 0) for what in ("generated", "experience", "trained")
         ]
-        mfu = shown([100 * one["mfu"] for one in found], 1)
+        mfu = shown([100 * one["mfu"] for one in of_runs], 1)
         memory = [shown([run["gib"] for run in runs], 1), shown([run["planned_gib"] for run in runs], 1)]
         measured_steps = str(sum(run["measured"] for run in runs))
         rows.append(
@@ -234,11 +234,11 @@ def floor_rows(result: Mapping[str, Any]) -> list[list[str]]:
     for name, runs in grouped(result).items():
         floor = result["floors"].get(name)
         if floor:
-            found = [against_floor(run, floor) for run in runs]
+            ratios = [against_floor(run, floor) for run in runs]
             parts = [shown([floor.get(part)]) for part in FLOOR_PARTS]
             mfu = shown([None if "mfu" not in floor else 100 * floor["mfu"]], 1)
             rows.append(
-                [name, *parts, mfu, *(shown([one.get(what) for one in found]) for what in ("generation", "step"))]
+                [name, *parts, mfu, *(shown([one.get(what) for one in ratios]) for what in ("generation", "step"))]
             )
     return rows
 
@@ -326,8 +326,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         (["aim", "measured", "reached"], aims(result), ""),
     )
     lines = opening(result)
-    for head, rows, about in tables:
-        lines += [*table(head, rows), *([about, ""] if about else [])] if rows else []
+    for head, rows, note in tables:
+        lines += [*table(head, rows), *([note, ""] if note else [])] if rows else []
     lines += [] if busy_rows(result) else [f"How busy the GPU is was not measured, because {no_gpu}.", ""]
     chat = [(run["model"], *run["numbers"]["rewards"]) for run in measured(result) if run["chat"]]
     lines += listed("Mean reward of the first measured step, and of the last:", [

@@ -47,14 +47,14 @@ def rows_of_openrlhf(log: Path, responses: int) -> list[Row]:
         responses: responses of a step. OpenRLHF trains on all of them.
     """
     text = log.read_text(errors="replace") if log.exists() else ""
-    found: dict[int, Row] = {}
+    rows: dict[int, Row] = {}
     for number, status in STEP_LINE.findall(COLOURS.sub("", text)):
         row = ast.literal_eval(re.sub(r"\b(nan|-?inf)\b", "None", status))
         tokens = responses * row["response_length"]
         counts = {"rollouts/step": responses, "responses/trained": responses}
         counts |= {"tokens/generated": tokens, "tokens/trained": tokens, "reward/fresh_mean": row["reward"]}
-        found[int(number)] = {"step": int(number), **row, **counts}  # Ray may print a line twice
-    return [found[number] for number in sorted(found)]
+        rows[int(number)] = {"step": int(number), **row, **counts}  # Ray may print a line twice
+    return [rows[number] for number in sorted(rows)]
 
 
 def adopt_orphans() -> None:
@@ -64,14 +64,14 @@ def adopt_orphans() -> None:
 
 def descendants() -> set[psutil.Process]:
     """The running processes below this one, without Ray's own and its workers that wait for work."""
-    found = set()
+    processes = set()
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             words = " ".join(process.cmdline())
             rays = words.startswith("ray::IDLE") or "/ray/" in words
             if not rays and process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process)
-    return found
+                processes.add(process)
+    return processes
 
 
 def end(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> None:

@@ -120,13 +120,13 @@ def _make_model(folder: Path, shape: ModelShape) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    made = user_file.load("base model", BASE_MODEL)
-    tokenizer = made.make_tokenizer(shape.vocabulary)
+    module = user_file.load("base model", BASE_MODEL)
+    tokenizer = module.make_tokenizer(shape.vocabulary)
     config = Qwen3Config(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim, tie_word_embeddings=shape.tied,
-        pad_token_id=made.PAD, bos_token_id=made.BOS, eos_token_id=made.EOS,
+        pad_token_id=module.PAD, bos_token_id=module.BOS, eos_token_id=module.EOS,
     )  # fmt: skip
     tokenizer.model_max_length = config.max_position_embeddings
     torch.manual_seed(0)

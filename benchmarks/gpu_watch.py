@@ -109,11 +109,11 @@ class Watch:
         for row in rows:
             for part, span in spans_of(row).items():
                 spans[part].append(span)
-        found = {}
+        result = {}
         for part, of_part in spans.items():
             shares = [sample.busy for sample in self.within(of_part) if sample.busy is not None]
-            found[part] = sum(shares) / len(shares) if shares else None
-        return found
+            result[part] = sum(shares) / len(shares) if shares else None
+        return result
 
 
 def spans_of(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -71,14 +71,14 @@ def of_log_probs(kind: str, shape: str) -> dict[str, float]:
             actor(*batch)
 
     def train() -> None:
-        found, output = actor(*batch, return_output=True, return_entropy=True)
-        (found.mean() + 0.001 * output.entropy.mean()).backward()
+        log_probs, output = actor(*batch, return_output=True, return_entropy=True)
+        (log_probs.mean() + 0.001 * output.entropy.mean()).backward()
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = {}
+    result = {}
     for name, work in (("forward", forward), ("train", train)):
-        found[name] = processor_seconds(work, 2)
-    return found | {"gib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20}
+        result[name] = processor_seconds(work, 2)
+    return result | {"gib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20}
 
 
 def processor_seconds(work: Callable[[], Any], times: int) -> float:
@@ -111,10 +111,10 @@ def of_the_cpu(kind: str, what: str) -> dict[str, float]:
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.sample.sampler import Sampler
 
-    made, logits = TopKTopPSampler("processed_logprobs"), torch.randn(128, 49152) * 3
+    sampler, logits = TopKTopPSampler("processed_logprobs"), torch.randn(128, 49152) * 3
 
     def draw() -> None:
-        tokens, log_probs = made.forward_cpu(logits, {}, None, None)
+        tokens, log_probs = sampler.forward_cpu(logits, {}, None, None)
         Sampler.gather_logprobs(log_probs, 1, tokens.long())
 
     return {"seconds": processor_seconds(draw, 6)}
@@ -160,13 +160,13 @@ def main() -> None:
         print(json.dumps((of_log_probs if what in SHAPES else of_the_cpu)(kind, what)))
         return
     kinds = {**dict.fromkeys(SHAPES, LOG_PROBS), **CPU}
-    found: dict[str, dict[str, list[Any]]] = {what: {kind: [] for kind in kinds[what]} for what in kinds}
+    timings: dict[str, dict[str, list[Any]]] = {what: {kind: [] for kind in kinds[what]} for what in kinds}
     turns = [(kind, what) for _ in range(given.rounds) for what in kinds for kind in kinds[what]]
     for kind, what in tqdm(turns, unit="process"):
         words = [sys.executable, str(Path(__file__)), "--one", kind, what]
         output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[what][kind].append(json.loads(output.splitlines()[-1]))
-    result = {"rounds": given.rounds, **origin("python benchmarks/kernels.py", CORES, "no GPU"), "found": found}
+        timings[what][kind].append(json.loads(output.splitlines()[-1]))
+    result = {"rounds": given.rounds, **origin("python benchmarks/kernels.py", CORES, "no GPU"), "found": timings}
     write(RESULTS, "kernels", result, markdown(result))
 
 

@@ -73,9 +73,9 @@ def main() -> int:
         "--max-new-tokens", "96", "--temperature", "1", "--out", str(answers))  # fmt: skip
     table = pd.read_csv(answers / "results.csv").pivot(index="benchmark", columns="metric", values="value")
     table.index = table.index.str.removesuffix("@0")
-    found = table[[f"avg@{RUNS}", f"pass@{RUNS}"]].sort_values([f"avg@{RUNS}", f"pass@{RUNS}"], ascending=False)
-    found.round(1).to_csv(RESULTS / "kinds_of_problems.csv")
-    print(found.round(1).to_markdown())
+    accuracies = table[[f"avg@{RUNS}", f"pass@{RUNS}"]].sort_values([f"avg@{RUNS}", f"pass@{RUNS}"], ascending=False)
+    accuracies.round(1).to_csv(RESULTS / "kinds_of_problems.csv")
+    print(accuracies.round(1).to_markdown())
     return 0
 
 

@@ -123,15 +123,15 @@ def measure(name: str, cases: list[dict[str, Any]], limit: float) -> dict[str, A
         kinds.append(kind(verdict, case["correct"]))
         seconds.append(took)
     categories: dict[str, Counter[str]] = {}
-    for case, found in zip(cases, kinds, strict=True):
-        categories.setdefault(case["category"], Counter())[found] += 1
+    for case, what in zip(cases, kinds, strict=True):
+        categories.setdefault(case["category"], Counter())[what] += 1
     return {
         "total": Counter(kinds),
         "categories": categories,
         "misses": [
-            {"kind": found, "category": case["category"], "label": case["label"], "response": case["response"]}
-            for case, found in zip(cases, kinds, strict=True)
-            if not found.startswith("true")
+            {"kind": what, "category": case["category"], "label": case["label"], "response": case["response"]}
+            for case, what in zip(cases, kinds, strict=True)
+            if not what.startswith("true")
         ],
         "seconds": {"median": statistics.median(seconds), "max": max(seconds), "load": load_seconds(module)},
     }
@@ -163,9 +163,9 @@ def markdown(result: dict[str, Any]) -> str:
         "| judge | " + " | ".join(f"{kind}s" for kind in KINDS[:4]) + " | no verdict | median | longest | loading |",
         "| --- |" + " ---: |" * 8,
     ]
-    for name, found in judges.items():
-        median, longest, load = (found["seconds"][key] for key in ("median", "max", "load"))
-        counts = " | ".join(str(found["total"].get(kind, 0)) for kind in KINDS)
+    for name, judge in judges.items():
+        median, longest, load = (judge["seconds"][key] for key in ("median", "max", "load"))
+        counts = " | ".join(str(judge["total"].get(kind, 0)) for kind in KINDS)
         lines.append(f"| {name} | {counts} | {median * 1e3:.0f} ms | {longest:.1f} s | {load:.2f} s |")
     lines += [
         "",
@@ -188,14 +188,14 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     for category, number in result["categories"].items():
         cells = []
-        for found in judges.values():
-            counts = found["categories"][category]
+        for judge in judges.values():
+            counts = judge["categories"][category]
             cells.append(" + ".join(str(counts.get(kind, 0)) for kind in KINDS[2:]))
         lines.append(f"| {category} | {number} | " + " | ".join(cells) + " |")
-    for name, found in judges.items():
-        lines += ["", f"## {name}: {len(found['misses'])} mistakes", "", "| kind | label | end of the response |"]
+    for name, judge in judges.items():
+        lines += ["", f"## {name}: {len(judge['misses'])} mistakes", "", "| kind | label | end of the response |"]
         lines += ["| --- | --- | --- |"]
-        for miss in found["misses"]:
+        for miss in judge["misses"]:
             end = " ".join(miss["response"].split())[-70:]
             label, end = (f"`{text}`".replace("|", "\\|") if text else "" for text in (miss["label"], end))
             lines.append(f"| {miss['kind']} | {label} | {end} |")

@@ -24,14 +24,14 @@ FIRST, LAST = 6, 36
 
 def by_name(process: psutil.Process) -> Counter[str]:
     """Processor seconds of a process and all its descendants, by the processes' names."""
-    found: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     for one in [process, *process.children(recursive=True)]:
         try:
             times = one.cpu_times()
-            found[one.name()] += times.user + times.system
+            seconds[one.name()] += times.user + times.system
         except psutil.NoSuchProcess:
             continue
-    return found
+    return seconds
 
 
 def main() -> None:

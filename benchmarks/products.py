@@ -42,7 +42,7 @@ def measure(way: str) -> dict[str, dict[str, float]]:
 
     products.install(torch)
     torch.set_num_threads(1)
-    found = {}
+    result = {}
     for name, (rows, inner, columns) in SHAPES.items():
         layer = torch.nn.Linear(inner, columns, bias=False).bfloat16()
         x = torch.randn(rows, inner).bfloat16().requires_grad_()
@@ -57,10 +57,10 @@ def measure(way: str) -> dict[str, dict[str, float]]:
                 y = layer(x)
                 y.backward(y)
 
-        found[name] = {
+        result[name] = {
             kind: processor_seconds(work, 4) / times for kind, work in (("forward", forward), ("both", both))
         }
-    return found
+    return result
 
 
 def kind_of_cpu() -> str:
@@ -110,17 +110,17 @@ def main() -> None:
     if given.one:
         print(json.dumps(measure(given.one)))
         return
-    found: dict[str, list[Any]] = {way: [] for way in WAYS}
+    timings: dict[str, list[Any]] = {way: [] for way in WAYS}
     for way in tqdm([way for _ in range(given.rounds) for way in WAYS], unit="process"):
         words = [sys.executable, str(Path(__file__)), "--one", way]
         output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[way].append(json.loads(output.splitlines()[-1]))
+        timings[way].append(json.loads(output.splitlines()[-1]))
     page = RESULTS / "products.json"
     kinds = json.loads(page.read_text()) if page.exists() else {}
     kinds[kind_of_cpu()] = {
         "rounds": given.rounds,
         **origin("python benchmarks/products.py", CORES, "no GPU"),
-        "found": found,
+        "found": timings,
     }
     write(RESULTS, "products", kinds, markdown(kinds))
 

@@ -22,25 +22,25 @@ def origin(command: str, *machine: str) -> dict[str, Any]:
         command: the command that makes the result again.
         machine: a description of the machine, put between its architecture and its Python.
     """
-    about = provenance()
+    facts = provenance()
     words = [platform.machine(), *machine, f"Python {platform.python_version()}"]
     return {
         "machine": ", ".join(words),
-        "commit": about["commit"],
-        "versions": about["versions"],
+        "commit": facts["commit"],
+        "versions": facts["versions"],
         "command": command,
     }
 
 
-def opening(title: str, about: str, result: Mapping[str, Any]) -> list[str]:
+def opening(title: str, text: str, result: Mapping[str, Any]) -> list[str]:
     """The first lines of a page: its title, what was measured, where, and the command that measures it again.
 
     Args:
-        about: what was measured, in whole sentences.
+        text: what was measured, in whole sentences.
         result: what `origin` returned, and more.
     """
     where = f"{result['machine']}; commit {result['commit']}."
-    return [f"# {title}", "", f"{about} {where}", "", f"`{result['command']}`", ""]
+    return [f"# {title}", "", f"{text} {where}", "", f"`{result['command']}`", ""]
 
 
 def python_path() -> str:

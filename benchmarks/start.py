@@ -55,23 +55,23 @@ def start(fork: str) -> dict[str, float]:
             if run.poll() is not None:
                 raise RuntimeError((folder / "log").read_text()[-4000:])
             time.sleep(0.05)
-        found = {"seconds": time.perf_counter() - begun, "processor_seconds": processor_seconds(process)}
+        numbers = {"seconds": time.perf_counter() - begun, "processor_seconds": processor_seconds(process)}
         everything = [process, *process.children(recursive=True)]
-        found["gib"] = sum(one.memory_full_info().pss for one in everything if one.is_running()) / 2**30
+        numbers["gib"] = sum(one.memory_full_info().pss for one in everything if one.is_running()) / 2**30
         run.terminate()
         run.wait()
         psutil.wait_procs(everything, timeout=60)
-        return found
+        return numbers
 
 
 def markdown(result: dict) -> str:
     """The page of results."""
-    about = (
+    text = (
         f"`configs/quickstart.yaml` until its first step is recorded. Numbers are medians of {result['rounds']} "
         "rounds, with the smallest and the largest in brackets."
     )
     lines = [
-        *opening("A start on the CPU", about, result),
+        *opening("A start on the CPU", text, result),
         "| | seconds | processor seconds | GiB |",
         "| --- | ---: | ---: | ---: |",
     ]
@@ -98,8 +98,8 @@ def main() -> None:
         for kind, fork in KINDS.items():
             runs[kind].append(start(fork))
             print(kind, runs[kind][-1], flush=True)
-    about = origin("python benchmarks/start.py", CORES, "no GPU")
-    result = {"rounds": given.rounds, **about, "runs": runs}
+    header = origin("python benchmarks/start.py", CORES, "no GPU")
+    result = {"rounds": given.rounds, **header, "runs": runs}
     write(RESULTS, "start", result, markdown(result))
 
 

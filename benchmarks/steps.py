@@ -155,9 +155,11 @@ def train(kind: Kind, folder: Path, steps: int, every: int, seed: int) -> dict[s
     means = {ours: statistics.mean(row[theirs] for row in rows[WARM_UP:]) for ours, theirs in names.items()}
     key = f"eval_{Path(HELD_OUT).stem}_pass1"
     points = [
-        Point(*(sum(row[name] for row in rows[: found["step"]]) for name in names.values()), accuracy=found[key])
-        for found in read_evaluations(folder / "run")
-        if found["step"] <= len(rows)
+        Point(
+            *(sum(row[name] for row in rows[: evaluation["step"]]) for name in names.values()), accuracy=evaluation[key]
+        )
+        for evaluation in read_evaluations(folder / "run")
+        if evaluation["step"] <= len(rows)
     ]
     return means | {"points": points}
 
@@ -217,23 +219,23 @@ def measure(
 ) -> dict[str, list[dict[str, Any]]]:
     """Run every kind in every round; return lists over the rounds."""
     kinds = [*KINDS, *([TRL] if trl else [])]
-    found: dict[str, list[dict[str, Any]]] = {kind.name: [] for kind in kinds}
+    runs: dict[str, list[dict[str, Any]]] = {kind.name: [] for kind in kinds}
     subprocess.run([sys.executable, "examples/quickstart", "--only-prepare"], check=True)
     with cpu.forked_processes():
         for seed, kind in in_turn(kinds, rounds):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                found[kind.name].append(
+                runs[kind.name].append(
                     train_trl(trl or "", folder, steps, every, seed, options)
                     if kind is TRL
                     else train(kind, folder, steps, every, seed)
                 )
-    return found
+    return runs
 
 
-def ratios(found: dict[str, list[dict[str, Any]]], kind: Kind, name: str) -> list[float]:
+def ratios(runs: dict[str, list[dict[str, Any]]], kind: Kind, name: str) -> list[float]:
     """Ratios to the base, for each round."""
-    return [ours[name] / theirs[name] for ours, theirs in zip(found[kind.name], found[kind.base], strict=True)]
+    return [ours[name] / theirs[name] for ours, theirs in zip(runs[kind.name], runs[kind.base], strict=True)]
 
 
 def with_spread(values: list[float], digits: int = 2) -> str:
@@ -243,27 +245,27 @@ def with_spread(values: list[float], digits: int = 2) -> str:
 
 def markdown(result: dict[str, Any]) -> str:
     """The page of results."""
-    found, kinds = result["runs"], [kind for kind in (*KINDS, TRL) if kind.name in result["runs"]]
-    about = (
+    results, kinds = result["runs"], [kind for kind in (*KINDS, TRL) if kind.name in result["runs"]]
+    text = (
         f"A run has {result['steps']} steps, and its numbers are means over the steps after the first {WARM_UP}. The "
         f"table has the median over {result['rounds']} rounds, with the smallest and the largest in brackets. Each "
         "ratio is to the plain run of the same round."
     )
     lines = [
-        *opening("A step of the real stack", about, result),
+        *opening("A step of the real stack", text, result),
         "| | seconds a step | ratio | samples a second | responses a step | tokens trained a step |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for kind in kinds:
-        runs = found[kind.name]
+        runs = results[kind.name]
         seconds = [run["seconds"] for run in runs]
         speed = [run["responses"] / run["seconds"] for run in runs]
         counts = [f"{statistics.median(run[name] for run in runs):,.0f}" for name in ("responses", "trained")]
-        ratio = with_spread(ratios(found, kind, "seconds")) if kind.name != kind.base else "1"
+        ratio = with_spread(ratios(results, kind, "seconds")) if kind.name != kind.base else "1"
         cells = [kind.name, with_spread(seconds), ratio, with_spread(speed, 0), *counts]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *accuracy_lines(result, kinds)]
-    if TRL.name in found:
+    if TRL.name in results:
         options = ", ".join(f"{name} {value}" for name, value in result["trl"].items())
         lines += [
             "",

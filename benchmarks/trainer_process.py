@@ -72,20 +72,20 @@ class Store:
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.bytes, self.puts = clock, 0, 0
-        self._room = np.zeros(0, np.uint8)
+        self._buffer = np.zeros(0, np.uint8)
 
     def put(self, value: Any) -> Any:
         """The value itself. It is pickled into one buffer, as Ray does."""
         with self.clock.of("put"):
             buffers: list[pickle.PickleBuffer] = []
-            found = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
             raw = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-            size = sum(map(len, raw)) + len(found)
-            if size > len(self._room):
-                self._room = np.zeros(size, np.uint8)
+            size = sum(map(len, raw)) + len(pickled)
+            if size > len(self._buffer):
+                self._buffer = np.zeros(size, np.uint8)
             at = 0
             for part in raw:
-                self._room[at : at + len(part)] = part
+                self._buffer[at : at + len(part)] = part
                 at += len(part)
         self.bytes += size
         self.puts += 1
@@ -138,7 +138,7 @@ class World:
         import torch
         from openrlhf.trainer.ppo_utils.experience import Experience
 
-        prompt, made = self.tokens // PROMPT_SHARE, []
+        prompt, samples = self.tokens // PROMPT_SHARE, []
         for number in range(self.drawn, self.drawn + prompts):
             rewards = (self.rng.random(SIZE) < self.rng.beta(0.7, 0.9)).astype(float)
             for reward in rewards:
@@ -146,7 +146,7 @@ class World:
                 mask = torch.zeros((1, length - 1), dtype=torch.long)
                 mask[:, prompt - 1 :] = 1
                 log_probs = -torch.from_numpy(self.rng.random((1, length - 1), dtype=np.float32)) * mask
-                made.append(
+                samples.append(
                     Experience(
                         sequences=torch.from_numpy(self.rng.integers(0, 150_000, (1, length))),
                         attention_mask=torch.ones((1, length), dtype=torch.long),
@@ -165,7 +165,7 @@ class World:
                     )
                 )
         self.drawn += prompts
-        return made
+        return samples
 
 
 def peak() -> float:
@@ -216,31 +216,33 @@ class Trainer:
         first = self.world.drawn - self.groups - len(hard)
         with clock.of("samples to groups"):
             parts = [(source, in_groups(samples, SIZE), weights_version) for source, samples, weights_version in kinds]
-            made = GeneratedStep.of(parts, first_uid=first, step=step)
+            step_groups = GeneratedStep.of(parts, first_uid=first, step=step)
         with clock.of("batch adaptation"):
-            batch = self.method.build_batch(step, made.fresh, made.reevaluated)
+            batch = self.method.build_batch(step, step_groups.fresh, step_groups.reevaluated)
         with clock.of("groups to samples"):
             to_train = BatchToTrain.of(batch, step)
         with clock.of("forward passes: dealing, and gathering the answers"):
             passed = self.maker.forward(to_train)
         trained = len(to_train.samples)
         with clock.of("experience"):
-            found = review(batch, passed.log_ratios, passed.sums, step, Gap())
-            experience = self.maker.finish(passed, found.kept)
+            reviewed = review(batch, passed.log_ratios, passed.sums, step, Gap())
+            experience = self.maker.finish(passed, reviewed.kept)
         with clock.of("training: dealing"):
             for group in filter(None, (self.actor, self.critic)):
                 group.async_run_method_batch(method_name="append", experience=experience.experiences)
         with clock.of("metrics"):
-            states = states_of(found.batch)
-            off_policy(found.batch, experience.log_ratios, self.method.constants(), 1e-6)
-            shifts(found.batch, experience.sums, step, found.gap)
+            states = states_of(reviewed.batch)
+            off_policy(reviewed.batch, experience.log_ratios, self.method.constants(), 1e-6)
+            shifts(reviewed.batch, experience.sums, step, reviewed.gap)
             first_update(experience.tokens, Clip(0.2, 0.2))
-            replay_ages(found.batch, step, DELAY)
-            numbers = composition(found.batch, self.groups * SIZE, len(made.reevaluated)) | self.method.metrics()
-            reward_numbers(made.fresh)
+            replay_ages(reviewed.batch, step, DELAY)
+            numbers = (
+                composition(reviewed.batch, self.groups * SIZE, len(step_groups.reevaluated)) | self.method.metrics()
+            )
+            reward_numbers(step_groups.fresh)
         with clock.of("record"):
-            self.ledger.settle(made.fresh + made.reevaluated, found.batch)
-            self.recorder.add_groups(step + 1, made.recorded, states, trained=numbers["tokens/trained"])
+            self.ledger.settle(step_groups.fresh + step_groups.reevaluated, reviewed.batch)
+            self.recorder.add_groups(step + 1, step_groups.recorded, states, trained=numbers["tokens/trained"])
             self.recorder.add_metrics(step + 1, numbers)
         self.step += 1
         return {"generated": generated, "trained": trained, "trained_tokens": float(numbers["tokens/trained"])}
@@ -281,8 +283,8 @@ def apart(given: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def markdown(result: Mapping[str, Any]) -> str:
     """The page of results."""
-    given, found = result["setting"], result["algorithms"]
-    lasts = {one["algorithm"]: one["steps"][-1] for one in found}
+    given, algorithms = result["setting"], result["algorithms"]
+    lasts = {one["algorithm"]: one["steps"][-1] for one in algorithms}
     lines = ["# The trainer process at the size of a large cluster", "", (__doc__ or "").split("\n\n")[2].strip(), ""]
     lines += [f"| the last of {given['steps']} steps | " + " | ".join(lasts) + " |", "| --- |" + " ---: |" * len(lasts)]
     names = list(next(iter(lasts.values()))["seconds"])
@@ -297,13 +299,13 @@ def markdown(result: Mapping[str, Any]) -> str:
         "in so many objects": [f"{last['puts']:,}" for last in lasts.values()],
         **{
             f"peak of the memory until the end of: {name}, GiB": [
-                f"{one['steps'][0]['peaks'][name]:.1f}" for one in found
+                f"{one['steps'][0]['peaks'][name]:.1f}" for one in algorithms
             ]
             for name in names
             if name != "put"
         },
-        "peak of the memory in all steps, GiB": [f"{one['peak_gib']:.1f}" for one in found],
-        "of it, after the imports, GiB": [f"{one['imported_gib']:.1f}" for one in found],
+        "peak of the memory in all steps, GiB": [f"{one['peak_gib']:.1f}" for one in algorithms],
+        "of it, after the imports, GiB": [f"{one['imported_gib']:.1f}" for one in algorithms],
     }
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
     lines += [

@@ -61,9 +61,9 @@ class Lines(TrainerCallback):
         ids = self.tokenizer(prompts, return_tensors="pt", padding=True)
         training = model.training
         model.eval()
-        found: list[float] = []
+        scores: list[float] = []
         for _ in range(self.settings.evaluate_responses):
-            made = model.generate(
+            tokens = model.generate(
                 **ids,
                 do_sample=True,
                 temperature=self.settings.evaluate_temperature,
@@ -71,10 +71,10 @@ class Lines(TrainerCallback):
                 max_new_tokens=self.settings.max_new_tokens,
                 pad_token_id=self.tokenizer.pad_token_id,
             )
-            responses = self.tokenizer.batch_decode(made[:, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-            found += rewards(prompts, responses, labels)
+            responses = self.tokenizer.batch_decode(tokens[:, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+            scores += rewards(prompts, responses, labels)
         model.train(training)
-        return sum(found) / len(found)
+        return sum(scores) / len(scores)
 
 
 def read(path: str) -> list[dict[str, Any]]:

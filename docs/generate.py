@@ -204,12 +204,12 @@ def config_page() -> str:
         estimators = ", ".join(f"`{estimator}`" for estimator in algorithm.estimators)
         lines.append(f"| `{name}` | {estimators} | {algorithm.method} | {algorithm.help} |")
     for prefix, kind in config.GROUPS.items():
-        about = " ".join((kind.__doc__ or "").split())
+        summary = " ".join((kind.__doc__ or "").split())
         lines += [
             "",
             f"## `--{prefix}.*`",
             "",
-            about,
+            summary,
             "",
             "| flag | values | default | symbol | source | meaning |",
             "| --- | --- | --- | --- | --- | --- |",

@@ -104,9 +104,9 @@ def check_sdist(sdist: Path, source: Path) -> None:
     same("the sdist", names, wanted)
 
 
-def same(what: str, found: Iterable[str], wanted: Iterable[str]) -> None:
+def same(what: str, actual: Iterable[str], wanted: Iterable[str]) -> None:
     """Raise a SystemExit that names what is missing and what should not be there, if there is any."""
-    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    missing, extra = sorted(set(wanted) - set(actual)), sorted(set(actual) - set(wanted))
     if missing or extra:
         raise SystemExit(f"{what} lacks {missing} and has {extra}, which it should not")
 

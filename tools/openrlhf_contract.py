@@ -88,13 +88,13 @@ def functions(path: Path) -> dict[str, tuple[str, str, int, int]]:
     """
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
-    found: dict[str, tuple[str, str, int, int]] = {}
+    result: dict[str, tuple[str, str, int, int]] = {}
 
     def note(key: str, node: ast.stmt, first: int) -> None:
         last = node.end_lineno or first
         source = textwrap.dedent("".join(lines[first - 1 : last]))
         nameless = re.sub(r"(^|\n)((?:async )?def )\w+", r"\1\2_", source, count=1)
-        found[key] = hashlib.sha256(nameless.strip().encode()).hexdigest()[:16], source, first, last
+        result[key] = hashlib.sha256(nameless.strip().encode()).hexdigest()[:16], source, first, last
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
@@ -106,7 +106,7 @@ def functions(path: Path) -> dict[str, tuple[str, str, int, int]]:
                 note(MAIN, node, node.lineno)
 
     visit(ast.parse(text).body, "")
-    return found
+    return result
 
 
 def file_of(module: str, roots: dict[str, Path]) -> Path | None:
@@ -133,10 +133,10 @@ def readers(module: str, name: str, roots: dict[str, Path]) -> list[str]:
         KeyError: No function reads it, so it would be rebound in vain.
     """
     path = file_of(module, roots)
-    found = [key for key, (_, source, *_) in functions(path).items() if key != MAIN and reads(source, name)]
-    if not found:
+    keys = [key for key, (_, source, *_) in functions(path).items() if key != MAIN and reads(source, name)]
+    if not keys:
         raise KeyError(f"no function of {module} reads {name}")
-    return found
+    return keys
 
 
 # ── What this project depends on ──
@@ -144,9 +144,9 @@ def readers(module: str, name: str, roots: dict[str, Path]) -> list[str]:
 
 def own_classes() -> Iterator[type]:
     """Each class of bapo_openrlhf/training."""
-    import bapo_openrlhf.training as room
+    from bapo_openrlhf import training
 
-    for info in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+    for info in pkgutil.walk_packages(training.__path__, f"{training.__name__}."):
         module = importlib.import_module(info.name)
         for kind in vars(module).values():
             if isinstance(kind, type) and kind.__module__ == module.__name__:
@@ -155,48 +155,50 @@ def own_classes() -> Iterator[type]:
 
 def overrides() -> dict[tuple[type, type], set[str]]:
     """Methods of this project's classes that override one of an OpenRLHF class, by own class and OpenRLHF class."""
-    found: dict[tuple[type, type], set[str]] = defaultdict(set)
+    result: dict[tuple[type, type], set[str]] = defaultdict(set)
     for kind in own_classes():
         order = kind.__mro__
-        for place, own in enumerate(order):
-            if not own.__module__.startswith("bapo_openrlhf."):
+        for place, subclass in enumerate(order):
+            if not subclass.__module__.startswith("bapo_openrlhf."):
                 continue
-            for name, value in vars(own).items():
+            for name, value in vars(subclass).items():
                 # Ray copies methods of mixed-in classes; a copy keeps the name of the class that it comes from.
                 is_method = isinstance(value, (FunctionType, staticmethod, classmethod))
-                if not is_method or getattr(value, "__qualname__", "") != f"{own.__qualname__}.{name}":
+                if not is_method or getattr(value, "__qualname__", "") != f"{subclass.__qualname__}.{name}":
                     continue
                 later = (base for base in order[place + 1 :] if base.__module__.startswith("openrlhf."))
                 later = (base for base in later if "<locals>" not in base.__qualname__)  # Ray's own subclass
                 base = next((base for base in later if name in vars(base)), None)
                 if base is not None:
-                    found[own, base].add(name)
-    return found
+                    result[subclass, base].add(name)
+    return result
 
 
 def reasons(roots: dict[str, Path]) -> dict[str, list[str]]:
     """Each function on which this project depends, as module:name, with the reasons."""
     from bapo_openrlhf.cpu import patching
 
-    found: dict[str, list[str]] = defaultdict(list)
-    for (own, base), names in overrides().items():
-        where = own.__module__.removeprefix("bapo_openrlhf.").replace(".", "/") + ".py"
+    result: dict[str, list[str]] = defaultdict(list)
+    for (subclass, base), names in overrides().items():
+        where = subclass.__module__.removeprefix("bapo_openrlhf.").replace(".", "/") + ".py"
         for name in names:
-            found[f"{base.__module__}:{base.__qualname__}.{name}"].append(f"{own.__name__} in {where} overrides it")
+            result[f"{base.__module__}:{base.__qualname__}.{name}"].append(
+                f"{subclass.__name__} in {where} overrides it"
+            )
     for module, names in REBOUND.items():
         for name in names:
             for function in readers(module, name, roots):
-                found[f"{module}:{function}"].append(f"reads {name}, which is rebound")
+                result[f"{module}:{function}"].append(f"reads {name}, which is rebound")
     for module, names in patching.REPLACED.items():
         for name in names if module.partition(".")[0] in PACKAGES else ():
             if name in functions(file_of(module, roots)):
-                found[f"{module}:{name}"].append("it is replaced if there is no GPU")
+                result[f"{module}:{name}"].append("it is replaced if there is no GPU")
             elif "." not in name:  # the module imports it
                 for function in readers(module, name, roots):
-                    found[f"{module}:{function}"].append(f"reads {name}, which is rebound if there is no GPU")
+                    result[f"{module}:{function}"].append(f"reads {name}, which is rebound if there is no GPU")
     for name, reason in CALLED.items():
-        found[name].append(reason)
-    return {name: sorted(set(found[name])) for name in sorted(found)}
+        result[name].append(reason)
+    return {name: sorted(set(result[name])) for name in sorted(result)}
 
 
 def record(roots: dict[str, Path]) -> dict[str, dict]:
@@ -229,12 +231,12 @@ def changes(entries: dict[str, dict], roots: dict[str, Path]) -> list[str]:
         if package not in roots:
             continue
         path = file_of(module, roots)
-        found = functions(path) if path is not None else {}
-        if function not in found:
-            same = sorted(other for other, (digest, *_) in found.items() if digest == entry["digest"])
+        current = functions(path) if path is not None else {}
+        if function not in current:
+            same = sorted(other for other, (digest, *_) in current.items() if digest == entry["digest"])
             what = f"renamed to {' or '.join(same)}" if same else f"removed{'' if path else ' with its module'}"
         else:
-            digest, source, first, last = found[function]
+            digest, source, first, last = current[function]
             if digest == entry["digest"]:
                 continue
             file = path.relative_to(roots[package].parent)
@@ -273,9 +275,9 @@ def main() -> int:
         roots = {package: args.source / package for package in PACKAGES if (args.source / package).is_dir()}
         if not roots:
             parser.error(f"--source is {args.source}; it must hold a folder named {' or '.join(PACKAGES)}")
-    found = changes(json.loads(RECORD.read_text(encoding="utf-8")), roots)
-    print("\n".join(found) or f"nothing changed in {', '.join(roots)}")
-    return 1 if found else 0
+    changed = changes(json.loads(RECORD.read_text(encoding="utf-8")), roots)
+    print("\n".join(changed) or f"nothing changed in {', '.join(roots)}")
+    return 1 if changed else 0
 
 
 if __name__ == "__main__":

@@ -51,11 +51,11 @@ def of_ranks(ranks: int) -> dict[str, object]:
 
 def run(folder: Path, names: list[str]) -> None:
     """Train with the package that PYTHONPATH names. A run that is complete already is left as it is."""
-    for name, own in runs().items():
+    for name, run_flags in runs().items():
         if (names and name not in names) or (folder / name / "summary.json").exists():
             continue
         shutil.rmtree(folder / name, ignore_errors=True)  # a run that was interrupted
-        flags = own | {
+        flags = run_flags | {
             "train.batch_size": 8,
             "rollout.batch_size": 12,
             "data.max_samples": 60,
@@ -65,7 +65,7 @@ def run(folder: Path, names: list[str]) -> None:
             "ckpt.path": folder / name / "checkpoints",
             "ckpt.output_dir": folder / name / "model",
         }
-        if own["algorithm"] in ("grpo", "ppo"):
+        if run_flags["algorithm"] in ("grpo", "ppo"):
             flags |= {"rollout.batch_size": 1, "rollout.top_p": 1e-6, "data.max_samples": 5}
         words = [
             word for key, value in flags.items() for word in (f"--{key}", *([] if value is True else [str(value)]))

@@ -29,10 +29,10 @@ def descendants():
             continue
         if state != "Z":
             children.setdefault(int(parent), []).append(int(name))
-    found = [os.getpid()]
-    for process in found:
-        found += children.get(process, [])
-    return found[1:]
+    pids = [os.getpid()]
+    for process in pids:
+        pids += children.get(process, [])
+    return pids[1:]
 
 
 def send(number):

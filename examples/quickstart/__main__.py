@@ -42,8 +42,8 @@ def main() -> int:
     steps = given.size == "steps"
     taught = "sums for a short time" if steps else "Countdown imperfectly"
     console.print(f"[bold]1/3[/] base model: a small Qwen3, taught {taught}")
-    (folder, made), task, data = (_steps if steps else _small)(given.prompts)
-    console.print(f"    {folder}" + ("" if made else " (made before)"))
+    (folder, is_new), task, data = (_steps if steps else _small)(given.prompts)
+    console.print(f"    {folder}" + ("" if is_new else " (made before)"))
     prepare(task, data)
     if given.only_prepare:
         return 0

@@ -54,10 +54,10 @@ POOL = 8  # Number of batches that are drawn and sorted by length at a time.
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ModelSettings:
     """What a base model depends on.
 
-    Equal recipes give equal models on one machine with equal versions and equal numbers of threads.
+    Equal settings give equal models on one machine with equal versions and equal numbers of threads.
 
     Attributes:
         seed: Seed of the weights, the problems and their order.
@@ -107,7 +107,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class BaseModelSettings(Recipe):
+class BaseModelSettings(ModelSettings):
     """The small model, which answers with an expression: Countdown, partly with wrong solutions.
 
     Attributes:
@@ -141,7 +141,7 @@ class BaseModelSettings(Recipe):
 
 
 @dataclass(frozen=True)
-class StepsModelSettings(Recipe):
+class StepsModelSettings(ModelSettings):
     """The larger model, which writes its steps before the answer: worked sums of reasoning-gym, at last with slips.
 
     Attributes:
@@ -178,12 +178,12 @@ class StepsModelSettings(Recipe):
     @cached_property
     def worked(self) -> dict[str, list[tuple[str, str]]]:
         """Pairs (prompt, solution) of each level."""
-        made = {}
+        texts = {}
         for kind in self.kinds:
             count = round(self.problems * self.mix.get(kind.name, 0) / sum(self.mix.values()))
-            found = reasoning_gym.problems(kind, "warmup", count, self.seed)
-            made[kind.name] = [(reasoning_gym.question_prompt(one), one.solution or "") for one in found]
-        return made
+            problems = reasoning_gym.problems(kind, "warmup", count, self.seed)
+            texts[kind.name] = [(reasoning_gym.question_prompt(one), one.solution or "") for one in problems]
+        return texts
 
     def draw(self, rng: random.Random, level: str, clean: bool) -> tuple[str, str]:
         """One of `worked`, with slips in the second phase."""
@@ -236,11 +236,11 @@ def make_tokenizer(size: int | None = None) -> PreTrainedTokenizerFast:
         unk_token=unk,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        model_max_length=Recipe.max_length,
+        model_max_length=ModelSettings.max_length,
     )
 
 
-def make_model(settings: Recipe, vocab_size: int) -> Qwen3ForCausalLM:
+def make_model(settings: ModelSettings, vocab_size: int) -> Qwen3ForCausalLM:
     """A Qwen3 with fresh weights in float32."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -263,7 +263,7 @@ def make_model(settings: Recipe, vocab_size: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def solutions(settings: Recipe) -> Iterator[list[tuple[str, str]]]:
+def solutions(settings: ModelSettings) -> Iterator[list[tuple[str, str]]]:
     """A batch of pairs (prompt, solution) for each step.
 
     Batches are cut from a pool that is sorted by length. That saves a quarter of the padding.
@@ -343,7 +343,7 @@ class Threads:
             self.chosen = min(self.candidates, key=lambda count: statistics.median(self.seconds[count][1:]))
 
 
-def train(model: Qwen3ForCausalLM, settings: Recipe, threads: Threads) -> list[float]:
+def train(model: Qwen3ForCausalLM, settings: ModelSettings, threads: Threads) -> list[float]:
     """Train the model on imperfect solutions. Returns the loss of each step in nats per token."""
     import torch
     from tqdm import tqdm
@@ -382,7 +382,7 @@ def train(model: Qwen3ForCausalLM, settings: Recipe, threads: Threads) -> list[f
     return losses
 
 
-def is_current(directory: str | os.PathLike, settings: Recipe) -> bool:
+def is_current(directory: str | os.PathLike, settings: ModelSettings) -> bool:
     """Whether the folder holds a complete model of these settings, with all files as they were written."""
     directory = Path(directory)
     try:
@@ -393,7 +393,7 @@ def is_current(directory: str | os.PathLike, settings: Recipe) -> bool:
         return False
 
 
-def build(directory: str | os.PathLike, settings: Recipe | None = None) -> tuple[Path, bool]:
+def build(directory: str | os.PathLike, settings: ModelSettings | None = None) -> tuple[Path, bool]:
     """Make the base model in `directory`, or reuse it.
 
     The model is written to a folder next to its place and moved there when it is complete. So an interrupted build
