@@ -79,22 +79,22 @@ def gradient_of(args: SimpleNamespace, theta: torch.Tensor, old: torch.Tensor, t
         is_correction_threshold=settings.is_correction_threshold,
     )
     variable = theta.clone().requires_grad_()
-    own, behaviour = log_probs(variable, tokens), log_probs(old, tokens)
-    today = own.detach()
+    policy, behaviour = log_probs(variable, tokens), log_probs(old, tokens)
+    current = policy.detach()
     rewards = (tokens.sum(-1) >= NEEDED).double()
     advantages = (rewards - baseline).unsqueeze(-1).expand(tokens.shape)
     if args.adapt.max_second_moment is not None:
-        moved = (today - behaviour).flatten().numpy()
+        moved = (current - behaviour).flatten().numpy()
         stays = second_moment_mask(moved, advantages.flatten().numpy(), args.adapt.max_second_moment)
         advantages = advantages * torch.from_numpy(stays).view(tokens.shape)
     if args.whole:
-        advantages = advantages * (today - behaviour).sum(-1, keepdim=True).exp()
-    before = today if args.adapt.ratio == "decoupled" else behaviour
+        advantages = advantages * (current - behaviour).sum(-1, keepdim=True).exp()
+    before = current if args.adapt.ratio == "decoupled" else behaviour
     batch = {"dp_size": 1, "batch_num_tokens": float(tokens.numel()), "global_batch_size": float(len(tokens))}
-    value, *_ = loss(own, before, advantages, torch.ones_like(tokens), behaviour, **batch)
+    value, *_ = loss(policy, before, advantages, torch.ones_like(tokens), behaviour, **batch)
     (gradient,) = torch.autograd.grad(-value, variable)
     if args.adapt.scale_learning_rate:
-        gradient = learning_rate_factor((today - behaviour).sum(-1).numpy(), full=len(tokens)) * gradient
+        gradient = learning_rate_factor((current - behaviour).sum(-1).numpy(), full=len(tokens)) * gradient
     return gradient
 
 
@@ -122,9 +122,9 @@ def measured(age: float, seed: int) -> dict[str, Any]:
     ratios = (log_probs(theta, torch.cat(batches)) - log_probs(old, torch.cat(batches))).sum(-1).numpy()
     rows = {}
     for name, args in arms().items():
-        found = torch.stack([gradient_of(args, theta, old, tokens, baseline) for tokens in batches])
-        mean = found.mean(0)
-        spread = (found - mean).square().sum(-1).mean().sqrt()
+        gradients = torch.stack([gradient_of(args, theta, old, tokens, baseline) for tokens in batches])
+        mean = gradients.mean(0)
+        spread = (gradients - mean).square().sum(-1).mean().sqrt()
         rows[name] = {
             "bias": float((mean - wanted).norm() / wanted.norm()),
             "spread": float(spread / wanted.norm()),
@@ -139,14 +139,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    found = [measured(age, args.seed) for age in AGES]
-    head = ["", *(f"{kind}, TV {one['tv']:.2f}" for one in found for kind in ("bias", "spread", "cosine"))]
+    results = [measured(age, args.seed) for age in AGES]
+    head = ["", *(f"{kind}, TV {one['tv']:.2f}" for one in results for kind in ("bias", "spread", "cosine"))]
     rows = [
-        (name, *(f"{one['rows'][name][kind]:.2f}" for one in found for kind in ("bias", "spread", "cosine")))
-        for name in found[0]["rows"]
+        (name, *(f"{one['rows'][name][kind]:.2f}" for one in results for kind in ("bias", "spread", "cosine")))
+        for name in results[0]["rows"]
     ]
-    shares = ", ".join(f"{one['effective_share']:.2f}" for one in found)
-    about = f"{BATCHES} batches of {RESPONSES} responses."
+    shares = ", ".join(f"{one['effective_share']:.2f}" for one in results)
+    says = f"{BATCHES} batches of {RESPONSES} responses."
     text = f"""
 Bias is the distance of the mean gradient from today's exact one, and spread the root mean square distance of a batch's
 gradient from that mean; both as shares of the exact gradient's length. The cosine is between the mean and the exact
@@ -156,8 +156,8 @@ weights are {shares}.
 Today's policy is not where the older one's updates would have led, but at a random place around it. In a run, most
 tokens of a response hardly move, so that a limit for a response's mean is reached later.
 """
-    result = origin(f"python research/corrections.py --seed {args.seed}") | {"found": found}
-    opened = opening("What corrections do to bias and variance", about, result)
+    result = origin(f"python research/corrections.py --seed {args.seed}") | {"found": results}
+    opened = opening("What corrections do to bias and variance", says, result)
     page = "\n".join([*opened, Table.of(head, rows).markdown(), text])
     write(args.out, "corrections", result, page)
 

@@ -41,7 +41,7 @@ PAPER_STEPS = 471
 def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
     """The flags of run.json as parsed arguments, as far as `Workload` reads them."""
     args = SimpleNamespace()
-    own = {name.removeprefix("adapt."): value for name, value in flags.items() if name.startswith("adapt.")}
+    options = {name.removeprefix("adapt."): value for name, value in flags.items() if name.startswith("adapt.")}
     for name, value in flags.items():
         *parents, last = name.split(".")
         node = args
@@ -50,7 +50,7 @@ def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
                 setattr(node, parent, SimpleNamespace())
             node = getattr(node, parent)
         setattr(node, last, value)
-    args.adapt = AdaptConfig(**own)
+    args.adapt = AdaptConfig(**options)
     return args
 
 
@@ -92,10 +92,10 @@ def validate(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*-s*")):
         if (path / "summary.json").is_file():
             arms[path.name.rpartition("-s")[0]].append(path)
-    about = read_run(arms[BASES["group"]][0])
+    metadata = read_run(arms[BASES["group"]][0])
     result: dict[str, Any] = {
         "runs": [run.name for runs in arms.values() for run in runs],
-        "study": {name: about[name] for name in ("commit", "versions")},
+        "study": {name: metadata[name] for name in ("commit", "versions")},
         "arms": {},
     }
     for arm, runs in arms.items():
@@ -122,10 +122,10 @@ def validate(folder: Path) -> dict[str, Any]:
 def paper() -> dict[str, Any]:
     """Ratios of responses to GRPO's: predicted from the preset with the study's shares, and the paper's."""
     settings = Workload(arguments.parse(["--config", str(PRESET.relative_to(ROOT))]))
-    found = {one.name: rollouts(one, settings, Constants(), PAPER_STEPS) for one in ALGORITHMS}
+    counts = {one.name: rollouts(one, settings, Constants(), PAPER_STEPS) for one in ALGORITHMS}
     return {
         name: {
-            "rollouts_to_grpo": found[name] / found["GRPO"],
+            "rollouts_to_grpo": counts[name] / counts["GRPO"],
             "paper_rollouts_to_grpo": published / PAPER_ROLLOUTS["GRPO"],
         }
         for name, published in PAPER_ROLLOUTS.items()

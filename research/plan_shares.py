@@ -39,23 +39,23 @@ def shares_of(groups: Rows, workload: Workload) -> dict[str, float]:
     means = [row["mean"] for row in fresh]
     signal = [mean for mean in means if 0 < mean < 1]
     adapt = workload.args.adapt
-    c1, centre, width = adapt.thresholds()[0], adapt.gaussian_mean, adapt.gaussian_std
-    found = {
+    c1, middle, width = adapt.thresholds()[0], adapt.gaussian_mean, adapt.gaussian_std
+    shares = {
         "signal_share": len(signal) / len(means),
         "hard_share": sum(mean <= c1 for mean in means) / len(means),
         "replayable_share": _replayable(fresh, workload),
     }
     if signal:
-        found["gaussian_share"] = statistics.fmean(math.exp(-(((m - centre) / width) ** 2) / 2) for m in signal)
+        shares["gaussian_share"] = statistics.fmean(math.exp(-(((m - middle) / width) ** 2) / 2) for m in signal)
     tried = [row["mean"] for row in groups if row["source"] == "reevaluated"]
     if not tried:  # Prompts that came again after they had been hard show what a re-evaluation would find.
         frame = pd.DataFrame(fresh)
         was_hard = (frame["mean"] <= c1).groupby(frame["prompt"]).shift(fill_value=False)
         tried = frame.loc[was_hard, "mean"].tolist()
     if tried:
-        found["leaving_share"] = sum(mean > c1 for mean in tried) / len(tried)
-        found["improved_share"] = sum(c1 < mean < 1 for mean in tried) / len(tried)
-    return found
+        shares["leaving_share"] = sum(mean > c1 for mean in tried) / len(tried)
+        shares["improved_share"] = sum(c1 < mean < 1 for mean in tried) / len(tried)
+    return shares
 
 
 def _replayable(fresh: Rows, workload: Workload) -> float:
@@ -68,9 +68,9 @@ def _replayable(fresh: Rows, workload: Workload) -> float:
         thresholds.update(Fraction(statistics.fmean(means)))
         limits[step] = (thresholds.c2, thresholds.c3)
     inside = [
-        all(low <= mean <= high for low, high in (limits[step], limits[today]))
-        for today in limits
-        for step in range(today - adapt.replay_steps, today)
+        all(low <= mean <= high for low, high in (limits[step], limits[last]))
+        for last in limits
+        for step in range(last - adapt.replay_steps, last)
         for mean in by_step.get(step, [])
     ]
     return sum(inside) / len(inside) if inside else 0.0
@@ -83,13 +83,13 @@ def lengths_of(metrics: Rows, config: Mapping[str, Any]) -> dict[str, float]:
     responses = sum(row.get("rollouts/step") or 0 for row in metrics)
     if not longest or not responses:
         return {}
-    found = {"response_share": tokens / responses / longest}
-    room = (config.get("data.max_len") or 0) - longest
+    shares = {"response_share": tokens / responses / longest}
+    prompt_limit = (config.get("data.max_len") or 0) - longest
     prompts = [
         row["total_length"] - row["response_length"]
         for row in metrics
         if row.get("total_length") is not None and row.get("response_length") is not None
     ]
-    if prompts and room > 0:
-        found["prompt_share"] = min(statistics.fmean(prompts) / room, 1.0)
-    return found
+    if prompts and prompt_limit > 0:
+        shares["prompt_share"] = min(statistics.fmean(prompts) / prompt_limit, 1.0)
+    return shares

@@ -53,7 +53,7 @@ SETTINGS = {  # of each study, in the order of the figure
 TIMED_AS = {"map_hard": "map_tuned", "map_delay": "map_few_hard", "map_groups": "map_few_hard", "smollm2_map": None}
 TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take the unit times of another study, or none
 TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests of the recipe
-RECIPE = "recipe"  # the method that they compare
+TESTED = "recipe"  # the method that they compare
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 GENERATED, UPDATED = "tokens/generated_total", "cost/updated"  # tokens; the second counts each epoch
 SHARE = "cost/share"  # the column for a given share of generation, see `by_share`
@@ -130,10 +130,10 @@ def difference(results: Results, arm: str, other: str, column: str) -> dict[str,
     if len(sides) < 2:
         return None
     differences = sides[arm] - sides[other]
-    found = mean_interval(differences)
-    points = {"gain": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high}
-    verdict = {"p": sign_flip_p(differences), "answer": answer(found.low, found.high)}
-    return {"pairs": found.count, **points, **verdict}
+    interval = mean_interval(differences)
+    points = {"gain": 100 * interval.value, "low": 100 * interval.low, "high": 100 * interval.high}
+    verdict = {"p": sign_flip_p(differences), "answer": answer(interval.low, interval.high)}
+    return {"pairs": interval.count, **points, **verdict}
 
 
 def compared(results: Results) -> list[tuple[str, Arm, Arm]]:
@@ -150,9 +150,9 @@ def gains(results: Results) -> pd.DataFrame:
     """
     rows = []
     for path, arm, plain in compared(results):
-        found = {cost: difference(results, arm.name, plain.name, column) for cost, column in COSTS.items()}
-        about = {"label": results.labels[arm.name], "path": path}
-        rows += [{**about, "cost": cost, **row} for cost, row in found.items() if row]
+        by_cost = {cost: difference(results, arm.name, plain.name, column) for cost, column in COSTS.items()}
+        columns = {"label": results.labels[arm.name], "path": path}
+        rows += [{**columns, "cost": cost, **row} for cost, row in by_cost.items() if row]
     return pd.DataFrame(rows)
 
 
@@ -184,8 +184,8 @@ def by_share(results: Results) -> pd.DataFrame:
         of_step = results.steps
         of_step[SHARE] = share * of_step[GENERATED] + (1 - share) * of_step[UPDATED]
         for path, arm, plain in compared(results):
-            if found := difference(results, arm.name, plain.name, SHARE):
-                points = {name: found[name] for name in ("gain", "low", "high")}
+            if row := difference(results, arm.name, plain.name, SHARE):
+                points = {name: row[name] for name in ("gain", "low", "high")}
                 rows.append({"label": results.labels[arm.name], "path": path, "share": share, **points})
     return pd.DataFrame(rows)
 
@@ -204,10 +204,10 @@ def confirmation(studies: Mapping[str, Results]) -> pd.DataFrame:
     for study, results in studies.items():
         names = {(arm.method, arm.path): arm.name for arm in results.arms}
         for method, path in product((PLAIN, "dapo"), results.paths):
-            arm, other = names.get((RECIPE, path)), names.get((method, path))
-            found = difference(results, arm, other, ROLLOUTS) if arm and other else None
-            if found:
-                rows.append({"study": study, "path": path, "against": results.labels[other], **found})
+            arm, other = names.get((TESTED, path)), names.get((method, path))
+            row = difference(results, arm, other, ROLLOUTS) if arm and other else None
+            if row:
+                rows.append({"study": study, "path": path, "against": results.labels[other], **row})
     table = pd.DataFrame(rows)
     return table.assign(p_holm=holm(table["p"])) if rows else table
 
@@ -224,7 +224,7 @@ def signal(results: Results) -> pd.DataFrame:
     """
     rows = []
     for arm in results.arms:
-        groups = pd.concat([found.run.groups for found in results.by_arm[arm.name]])
+        groups = pd.concat([run.run.groups for run in results.by_arm[arm.name]])
         variance, size = groups["mean"] * (1 - groups["mean"]), groups["responses"]
         used = groups["state"].isin(["fresh", "reevaluated"])
         rows.append({
@@ -246,8 +246,8 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
         args = arguments.parse(results.study.words(arm, 1))
         trained = steps.reindex(columns=["responses/trained"])["responses/trained"]  # plain OpenRLHF: full batches
         of_batch = np.ceil(trained.fillna(batch_arithmetic(args).most_samples) / args.train.batch_size)
-        made = of_batch * args.train.max_epochs
-        rate = 1000 * made.sum() / steps["rollouts/step"].sum()
+        steps_made = of_batch * args.train.max_epochs
+        rate = 1000 * steps_made.sum() / steps["rollouts/step"].sum()
         rows.append({"label": results.labels[arm.name], "path": arm.path, "optimizer_steps": rate})
     return pd.DataFrame(rows)
 
@@ -295,14 +295,14 @@ def picture(table: pd.DataFrame) -> alt.FacetChart:
     )  # fmt: skip
 
 
-def picture_of_arms(table: pd.DataFrame, made: pd.DataFrame) -> alt.HConcatChart:
+def picture_of_arms(table: pd.DataFrame, optimizer: pd.DataFrame) -> alt.HConcatChart:
     """Optimizer steps and gain over GRPO with small batches: a row for each arm, the best first, coloured by answer.
 
     Args:
-        made: What `optimizer_steps` returns, with the setting.
+        optimizer: What `optimizer_steps` returns, with the setting.
     """
     setting = SETTINGS["map_neighbours"]
-    gained, steps = (one[(one["setting"] == setting) & (one["path"] == "group")] for one in (table, made))
+    gained, steps = (one[(one["setting"] == setting) & (one["path"] == "group")] for one in (table, optimizer))
     best = list(gained[gained["cost"] == "responses"].sort_values("gain", ascending=False)["label"])
     colours = alt.Scale(domain=list(ANSWERS), range=list(ANSWERS.values()))
     rows = alt.Y("label:N", title=None, sort=best, axis=alt.Axis(labelLimit=400))
@@ -390,7 +390,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         measured = time_arms(study, ROOT / "runs" / "unit_times" / name)
         units = pd.concat([units[units["study"] != name], measured])
         units.to_csv(times, index=False)
-    studies, found = {}, {name: [] for name in TABLES}
+    studies, frames = {}, {name: [] for name in TABLES}
     for name, setting in SETTINGS.items():
         folder, records = ROOT / "runs" / "studies" / name, FOLDER / f"{name}.tar.xz"
         if given.keep and folder.is_dir():
@@ -406,11 +406,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             timed = units[units["study"] == TIMED_AS.get(name, name)]
             add_costs(results, None if timed.empty else timed.set_index("arm"))
             studies[name] = results
-            for of, (made, _) in TABLES.items():
-                found[of].append(made(results).assign(setting=setting))
+            for of, (table_of, _) in TABLES.items():
+                frames[of].append(table_of(results).assign(setting=setting))
             curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
-    tables = {name: joined(rows) for name, rows in found.items()}
+    tables = {name: joined(rows) for name, rows in frames.items()}
     for name, table in tables.items():
         table.round(TABLES[name][1]).to_csv(FOLDER / f"{name}.csv", index=False)
     table = tables["gains"]

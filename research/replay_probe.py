@@ -56,18 +56,18 @@ def ratios(rows: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
     fresh, replayed = (rows[rows["source"] == source] for source in ("fresh", "replayed"))
     steps = rows["step"].nunique()
     weights = np.vstack([np.ones(steps), rng.multinomial(steps, np.full(steps, 1 / steps), DRAWS)])
-    found = []
+    result = []
     for low, high in pairwise(EDGES):
         older = replayed[(replayed["tv"] >= low) & (replayed["tv"] < high) & replayed["kind"].isin(fresh["kind"])]
         if len(older) < FEWEST:
             continue
         whole, *draws = ratio(fresh, older, sorted(rows["step"].unique()), weights)
         spread = np.nanpercentile(draws, [2.5, 97.5])
-        found.append({
+        result.append({
             "low_tv": low, "high_tv": high, "groups": len(older), "tv": older["tv"].mean(), "age": older["age"].mean(),
             "ratio": whole, "low": spread[0], "high": spread[1], "bound": older["bound"].mean(),
         })  # fmt: skip
-    return pd.DataFrame(found)
+    return pd.DataFrame(result)
 
 
 def ratio(fresh: pd.DataFrame, older: pd.DataFrame, steps: Sequence[int], weights: np.ndarray) -> np.ndarray:
@@ -84,8 +84,8 @@ def ratio(fresh: pd.DataFrame, older: pd.DataFrame, steps: Sequence[int], weight
 
     def table(rows: pd.DataFrame, what: str) -> np.ndarray:
         """`what` of the projections by step and kind, weighted: shape (D, kinds)."""
-        found = rows.pivot_table(index="step", columns="kind", values="projection", aggfunc=what)
-        return weights @ found.reindex(index=steps, columns=kinds).fillna(0).to_numpy()
+        projections = rows.pivot_table(index="step", columns="kind", values="projection", aggfunc=what)
+        return weights @ projections.reindex(index=steps, columns=kinds).fillna(0).to_numpy()
 
     counts = table(older, "count")
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -109,13 +109,13 @@ def picture(table: pd.DataFrame) -> alt.LayerChart:
 def read_probes() -> pd.DataFrame:
     """The lines of probes.jsonl of all finished runs, with `setting`, `seed`, and `halves` of their step."""
     study = read_study(STUDIES / "map_probes.yaml")
-    found = []
+    frames = []
     for run in plan(study, ROOT / "runs" / "studies" / study.name):
         if run.done:
             steps = pd.DataFrame(record.read_metrics(run.folder))[["step", "probe/halves"]]
             rows = pd.read_json(run.folder / record.PROBES, lines=True).merge(steps, on="step")
-            found.append(rows.rename(columns={"probe/halves": "halves"}).assign(setting=run.arm.label, seed=run.seed))
-    return pd.concat(found, ignore_index=True)
+            frames.append(rows.rename(columns={"probe/halves": "halves"}).assign(setting=run.arm.label, seed=run.seed))
+    return pd.concat(frames, ignore_index=True)
 
 
 def main() -> int:

@@ -73,17 +73,19 @@ class World:
         tokens = self.rng.integers(0, 150_000, (len(prompts), SIZE, PROMPT_TOKENS + RESPONSE_TOKENS), dtype=np.int32)
         log_probs = self.rng.normal(-1, 1, (len(prompts), SIZE, RESPONSE_TOKENS)).astype(np.float32)
         lengths = self.rng.integers(RESPONSE_TOKENS // 2, RESPONSE_TOKENS + 1, (len(prompts), SIZE)).tolist()
-        made = []
+        groups = []
         for row, prompt in enumerate(prompts):
             responses = []
             for n, length in enumerate(lengths[row]):
                 end = PROMPT_TOKENS + length
                 # copies, so that a stored response does not keep the array of the whole step alive
-                own, probs = tokens[row, n, :end].copy(), log_probs[row, n, :length].copy()
-                responses.append(Response(own, ((PROMPT_TOKENS, end),), probs, float(right[row, n]), EXTRAS))
-            made.append(Group(self.uid, prompt, tuple(responses), step, weights_version))
+                response_tokens, probs = tokens[row, n, :end].copy(), log_probs[row, n, :length].copy()
+                responses.append(
+                    Response(response_tokens, ((PROMPT_TOKENS, end),), probs, float(right[row, n]), EXTRAS)
+                )
+            groups.append(Group(self.uid, prompt, tuple(responses), step, weights_version))
             self.uid += 1
-        return made
+        return groups
 
     def learn(self, groups: list[Group]) -> None:
         """Raise skill and bonuses as an update on these groups does."""
@@ -121,17 +123,21 @@ def shared(batch: Batch, ranks: int) -> dict[str, int]:
     groups = [group for _, group in batch.with_sources()]
     lengths = [len(response.token_ids) for group in groups for response in group.responses]
     shares, size = deal(lengths, ranks), train_batch(ranks)
-    own = np.array([len(share) for share in shares])
+    sizes = np.array([len(share) for share in shares])
     # Ranks with equally many samples have the same plan.
-    plans = {count: micro_batch_plan(len(lengths), count, ranks, MICRO, size) for count in set(own.tolist())}
+    plans = {count: micro_batch_plan(len(lengths), count, ranks, MICRO, size) for count in set(sizes.tolist())}
     if len({tuple((part.closes, part.step_samples, part.step_parts) for part in plan) for plan in plans.values()}) > 1:
         raise RuntimeError("the ranks are out of step")
     taken = {count: np.array([part.samples for part in plan], dtype=int) for count, plan in plans.items()}
-    samples = np.stack([taken[count] for count in own.tolist()])  # (ranks, micro-batches)
+    samples = np.stack([taken[count] for count in sizes.tolist()])  # (ranks, micro-batches)
     ends = [place + 1 for place, part in enumerate(next(iter(plans.values()))) if part.closes]
     updates = [int(samples[:, start:end].sum()) for start, end in itertools.pairwise([0, *ends])]
-    if own.max() - own.min() > 1 or (samples.sum(1) != own).any() or any(update != size for update in updates[:-1]):
-        raise RuntimeError(f"shares of {set(own.tolist())} samples, optimizer steps of {updates}")
+    if (
+        sizes.max() - sizes.min() > 1
+        or (samples.sum(1) != sizes).any()
+        or any(update != size for update in updates[:-1])
+    ):
+        raise RuntimeError(f"shares of {set(sizes.tolist())} samples, optimizer steps of {updates}")
     dealt = np.bincount(np.fromiter(itertools.chain(*shares), dtype=int), minlength=len(lengths))
     left_out = int((dealt.reshape(-1, SIZE) != 1).any(1).sum()) + len(batch.cut) * (len(batch) < BATCH)
     return {
@@ -228,16 +234,16 @@ def markdown(result: Mapping[str, Any]) -> str:
     ]
     lines = ["# A million prompts", "", (__doc__ or "").split("\n\n")[2].rstrip(), ""]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for found in result["methods"]:
-        rows = found["rows"]
+    for method in result["methods"]:
+        rows = method["rows"]
         tenth = rows[len(rows) // 10]
-        shares = [f"{found['totals'][key] / found['steps']:,.0f}" for key in ("samples", "fillers")]
-        grown = [f"{row['resident'] - found['start_mib']:,.0f}" for row in (tenth, rows[-1])]
+        shares = [f"{method['totals'][key] / method['steps']:,.0f}" for key in ("samples", "fillers")]
+        grown = [f"{row['resident'] - method['start_mib']:,.0f}" for row in (tenth, rows[-1])]
         lines.append(
-            f"| `{found['method']}` | {found['prompts']:,} | {found['steps']:,} | {found['milliseconds_a_step']:.1f} | "
+            f"| `{method['method']}` | {method['prompts']:,} | {method['steps']:,} | {method['milliseconds_a_step']:.1f} | "
             f"{grown[0]} | {grown[1]} | {rows[0]['reward']:.2f} to {rows[-1]['reward']:.2f} | "
-            f"{rows[0]['solved']:.2f} to {rows[-1]['solved']:.2f} | {found['dealing_milliseconds_a_step']:.1f} | "
-            f"{shares[0]} | {shares[1]} | {found['totals']['left_out']} |"
+            f"{rows[0]['solved']:.2f} to {rows[-1]['solved']:.2f} | {method['dealing_milliseconds_a_step']:.1f} | "
+            f"{shares[0]} | {shares[1]} | {method['totals']['left_out']} |"
         )
     first = result["methods"][0]
     lines += [
@@ -265,7 +271,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(found: dict, path: Path) -> None:
+def draw(result: dict, path: Path) -> None:
     """BAPO over the steps."""
     import pandas as pd
 
@@ -275,7 +281,7 @@ def draw(found: dict, path: Path) -> None:
     from bapo_openrlhf.workbench.pages.curves import Curve, Key
     from bapo_openrlhf.workbench.pages.figure import Figure, save_png
 
-    rows = pd.DataFrame(found["rows"]).set_index("step")
+    rows = pd.DataFrame(result["rows"]).set_index("step")
     shown = (
         ("Buffers", "Entries of both buffers, and the groups that a step replays.", "entries",
          {"buffer/hard": "hard prompts", "buffer/replay": "replay groups", "replayed": "replayed in a step"}),
@@ -292,7 +298,7 @@ def draw(found: dict, path: Path) -> None:
             chart = charts.lines(curves, x="step", y=unit, x_domain=(0, float(rows.index.max())), zero=True)
             figures.append(Figure(title, says, chart, keys=keys))
     picture = user_file.load("picture", ROOT / "examples" / "quickstart" / "picture.py")
-    save_png(picture.stacked(figures, f"{found['method']}, {found['steps']:,} steps"), path)
+    save_png(picture.stacked(figures, f"{result['method']}, {result['steps']:,} steps"), path)
 
 
 def main() -> None:
@@ -312,8 +318,10 @@ def main() -> None:
         return
     result = origin(shlex.join(["python", "research/simulation.py", *sys.argv[1:]]), CORES)
     with ThreadPoolExecutor(given.at_once) as pool:
-        found = pool.map(lambda name: apart(name, given.prompts, given.passes, given.seed, given.ranks), given.methods)
-        result["methods"] = list(tqdm(found, total=len(given.methods), unit="method"))
+        results = pool.map(
+            lambda name: apart(name, given.prompts, given.passes, given.seed, given.ranks), given.methods
+        )
+        result["methods"] = list(tqdm(results, total=len(given.methods), unit="method"))
     write(given.results, "simulation", result, markdown(result))
     draw(result["methods"][0], given.results / "simulation.png")
 

@@ -43,19 +43,19 @@ def rows_of(run: Path, start: dict[str, float]) -> pd.DataFrame:
     """One row for each evaluation of a run: accuracy of each level and their mean, and what it took until then."""
     metrics = pd.DataFrame(read_metrics(run)).set_index("step")
     done = pd.DataFrame(read_evaluations(run)).set_index("step")
-    found = pd.DataFrame({level: 100 * done[f"eval_{level}_pass1"] for level in LEVELS})
-    found["responses"] = metrics["rollouts/total"]
-    found["tokens"] = metrics["tokens/generated_total"] + metrics["tokens/trained_total"]
-    found["hours"] = metrics["timing/step_total"].cumsum() / 3600
+    table = pd.DataFrame({level: 100 * done[f"eval_{level}_pass1"] for level in LEVELS})
+    table["responses"] = metrics["rollouts/total"]
+    table["tokens"] = metrics["tokens/generated_total"] + metrics["tokens/trained_total"]
+    table["hours"] = metrics["timing/step_total"].cumsum() / 3600
     for source in SOURCES:
-        found[source] = metrics[f"groups/{source}"].cumsum()
-    found.loc[0] = pd.Series(start, dtype=float).reindex(found.columns, fill_value=0.0)
-    found["mean"] = found[list(LEVELS)].mean(axis=1)
+        table[source] = metrics[f"groups/{source}"].cumsum()
+    table.loc[0] = pd.Series(start, dtype=float).reindex(table.columns, fill_value=0.0)
+    table["mean"] = table[list(LEVELS)].mean(axis=1)
     if EXPLAINED in metrics:  # over the steps since the evaluation before
-        found["explained_variance"] = metrics[EXPLAINED].groupby(-(-metrics.index // 20) * 20).mean()
+        table["explained_variance"] = metrics[EXPLAINED].groupby(-(-metrics.index // 20) * 20).mean()
     arm, _, seed = run.name.rpartition("-s")
-    about = {"arm": ARMS[arm], "seed": int(seed), "commit": read_run(run)["commit"]}
-    return found.sort_index().rename_axis("step").reset_index().assign(**about)
+    columns = {"arm": ARMS[arm], "seed": int(seed), "commit": read_run(run)["commit"]}
+    return table.sort_index().rename_axis("step").reset_index().assign(**columns)
 
 
 def ends(rows: pd.DataFrame) -> pd.DataFrame:
@@ -127,9 +127,9 @@ def keep(runs: Path, records: Path) -> None:
         for run in sorted(path.parent for path in runs.glob(f"*/{SUMMARY}")):
             for name in KEPT:
                 content = (run / name).read_bytes()
-                about = tarfile.TarInfo(f"{run.name}/{name}")
-                about.size = len(content)
-                file.addfile(about, io.BytesIO(content))
+                entry = tarfile.TarInfo(f"{run.name}/{name}")
+                entry.size = len(content)
+                file.addfile(entry, io.BytesIO(content))
 
 
 if __name__ == "__main__":

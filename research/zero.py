@@ -54,13 +54,13 @@ def engine_of(stage: int, *, again: bool) -> Any:
         num_attention_heads=HIDDEN // 32, num_key_value_heads=HIDDEN // 64, attn_implementation="sdpa",
     )  # fmt: skip
     torch.manual_seed(0)
-    made = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     if again:
-        made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     adam = {"type": "AdamW", "params": {"lr": 1e-6, "torch_adam": True}}  # DeepSpeed would compile its own
     settings = get_train_ds_config(offload=False, adam_offload=False, stage=stage, zpg=1, optim_config=adam)
     settings |= {"train_micro_batch_size_per_gpu": SAMPLES, "gradient_accumulation_steps": max(WORK.values())}
-    engine, *_ = deepspeed.initialize(model=made, config=settings)
+    engine, *_ = deepspeed.initialize(model=model, config=settings)
     engine.train()
     return engine
 
@@ -92,7 +92,7 @@ def measure(rounds: int) -> dict[str, dict[str, list[dict[str, float]]]]:
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     engines = {name: engine_of(stage, again=again) for name, (stage, again) in ENGINES.items()}
     tokens = torch.randint(0, VOCABULARY, (SAMPLES, TOKENS))
-    found: dict[str, dict[str, list[dict[str, float]]]] = {what: {name: [] for name in ENGINES} for what in WORK}
+    seconds: dict[str, dict[str, list[dict[str, float]]]] = {what: {name: [] for name in ENGINES} for what in WORK}
     for one in range(rounds + 1):
         for what, micro_batches in WORK.items():
             for name, engine in engines.items():
@@ -101,10 +101,10 @@ def measure(rounds: int) -> dict[str, dict[str, list[dict[str, float]]]]:
                 work(engine, tokens, micro_batches)
                 taken = {"seconds": time.perf_counter() - start, "processor": time.process_time() - used}
                 if one:
-                    found[what][name].append(taken)
+                    seconds[what][name].append(taken)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    return found
+    return seconds
 
 
 def run(ranks: int, rounds: int) -> Any:
@@ -113,9 +113,9 @@ def run(ranks: int, rounds: int) -> Any:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     words = [sys.executable, str(Path(__file__)), "--rounds", str(rounds), "--one"]
-    about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     processes = [
-        subprocess.Popen(words, env=os.environ | about | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        subprocess.Popen(words, env=os.environ | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                          stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for rank in range(ranks)
     ]  # fmt: skip
@@ -128,18 +128,18 @@ def run(ranks: int, rounds: int) -> Any:
 
 def markdown(result: dict[str, Any]) -> str:
     """The page of results."""
-    about = (
+    text = (
         f"Medians of {result['rounds']} rounds, with the smallest and the largest in brackets. A ratio is to {BASE} in "
         "the same round; the last column is the ratio of the first rank's processor seconds. Other programs ran on the "
         f"machine: its load was {result['load']:.1f} at the start. `research/zero.py` says what is measured."
     )
-    lines = opening("ZeRO's stages on the CPU", about, result)
+    lines = opening("ZeRO's stages on the CPU", text, result)
     lines += [
         "| ranks | | | seconds | ratio | ratio of processor seconds |",
         "| ---: | --- | --- | ---: | ---: | ---: |",
     ]
-    for ranks, found in result["found"].items():
-        for what, engines in found.items():
+    for ranks, by_work in result["found"].items():
+        for what, engines in by_work.items():
             for name, rows in engines.items():
                 seconds = with_spread([row["seconds"] for row in rows], 3)
                 ratios = [with_spread([a[kind] / b[kind] for a, b in zip(rows, engines[BASE], strict=True)])

@@ -37,9 +37,9 @@ def test_most_x2_lies_between_a_share_that_cost_nothing_and_one_that_did(pairs):
     """X2 asks 4 prompts at 8 in small batches, and 32 at 32 in the centre, in every fourth step."""
     free, cost = 4 / 8 / 4, 32 / 32 / 4
     assert free < MOST_X2 < cost
-    small, centre = (pairs[name]["BAPO without X2"] - pairs[name]["BAPO"] for name in ("small batches", "centre"))
-    assert mean_interval(small.dropna()).low < 0 < mean_interval(centre.dropna()).low
-    assert centre.mean() == pytest.approx(2.6, abs=0.05)  # what the comment says
+    small, base = (pairs[name]["BAPO without X2"] - pairs[name]["BAPO"] for name in ("small batches", "centre"))
+    assert mean_interval(small.dropna()).low < 0 < mean_interval(base.dropna()).low
+    assert base.mean() == pytest.approx(2.6, abs=0.05)  # what the comment says
     signal = pd.read_csv(MAP / "signal.csv").set_index(["setting", "label"])["responses"]
     for setting, share in (("small batches", free), ("centre", cost)):
         assert signal[setting]["BAPO"] / signal[setting]["BAPO without X2"] - 1 == pytest.approx(share, rel=0.1)
@@ -48,11 +48,11 @@ def test_most_x2_lies_between_a_share_that_cost_nothing_and_one_that_did(pairs):
 def test_the_farthest_shift_is_where_every_setting_is_below_a_half():
     """From a TV distance on, the projection is below a half in each setting; the shift is that of groups there."""
     probes = pd.read_parquet(MAP / "probes.parquet")
-    found = [
+    tables = [
         replay_probe.ratios(rows, np.random.default_rng(0))
         for _, rows in probes.assign(step=probes.groupby(["setting", "seed", "step"]).ngroup()).groupby("setting")
     ]
-    worth = pd.concat(found).groupby("low_tv")["ratio"].max()
+    worth = pd.concat(tables).groupby("low_tv")["ratio"].max()
     above = worth.index[worth >= HALF]
     limit = worth.index[worth.index > above.max()].min()
     assert limit == 0.04

@@ -25,9 +25,9 @@ def test_every_command_holds(page, hold, tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         calls = commands.shell(text, folder) if language == "bash" else []
-        own = [call for call in calls if call[0] == "python" and call[1].startswith("research/")]
-        assert all((ROOT / call[1]).is_file() for call in own)
-        hold([(page.name, call) for call in calls if call not in own])
+        of_research = [call for call in calls if call[0] == "python" and call[1].startswith("research/")]
+        assert all((ROOT / call[1]).is_file() for call in of_research)
+        hold([(page.name, call) for call in calls if call not in of_research])
 
 
 def test_every_script_that_a_page_names_is_there():

@@ -23,15 +23,15 @@ def test_shares_by_hand():
     rows = [row(1, "a", 0.0), row(1, "b", 0.25), row(1, "c", 0.25), row(1, "d", 1.0)]  # r 3/8: 0.266 to 0.391
     rows += [row(2, "e", 0.375), row(2, "f", 0.375), row(2, "g", 0.0), row(2, "h", 0.125)]  # r 7/32: 0.207 to 0.332
     rows += [row(3, "i", 0.5), row(3, "j", 0.5), row(3, "k", 0.25), row(3, "l", 0.25)]  # the same as step 1
-    found = plan_shares.shares_of(rows, WORKLOAD)
-    assert found["signal_share"] == 9 / 12 and found["hard_share"] == 3 / 12
-    assert found["replayable_share"] == 0  # of step 1 none is inside its own limits, of step 2 none either
+    shares = plan_shares.shares_of(rows, WORKLOAD)
+    assert shares["signal_share"] == 9 / 12 and shares["hard_share"] == 3 / 12
+    assert shares["replayable_share"] == 0  # of step 1 none is inside its own limits, of step 2 none either
     changed = [row(r["step"], r["prompt"], 0.3125 if r["prompt"] in "bc" else r["mean"]) for r in rows]
     # Now r of step 1 is 13/32, 0.277 to 0.402: b and c are inside, and inside step 2's; of 8 that may be replayed.
     assert plan_shares.shares_of(changed, WORKLOAD)["replayable_share"] == 2 / 8
     near = [0.25, 0.25, 0.375, 0.375, 0.125, 0.5, 0.5, 0.25, 0.25]
     kept = sum(math.exp(-((m - 0.5) ** 2) / (2 * 0.2**2)) for m in near) / 9
-    assert found["gaussian_share"] == pytest.approx(kept) and "improved_share" not in found
+    assert shares["gaussian_share"] == pytest.approx(kept) and "improved_share" not in shares
 
 
 @pytest.mark.parametrize(("today", "share"), [(0.25, 1.0), (1.0, 0.0)])
@@ -44,11 +44,11 @@ def test_todays_thresholds_decide_too(today, share):
 def test_what_came_of_hard_prompts():
     rows = [row(1, "a", 0.0), row(1, "b", 0.0), row(1, "c", 0.125), row(1, "d", 0.5)]
     rows += [row(2, "a", 1.0), row(2, "b", 0.25), row(2, "c", 0.0), row(2, "d", 0.75), row(3, "c", 0.125)]
-    found = plan_shares.shares_of(rows, WORKLOAD)  # tried again: a, b, c, c
-    assert (found["leaving_share"], found["improved_share"]) == (2 / 4, 1 / 4)
+    shares = plan_shares.shares_of(rows, WORKLOAD)  # tried again: a, b, c, c
+    assert (shares["leaving_share"], shares["improved_share"]) == (2 / 4, 1 / 4)
     rows += [row(4, "a", 0.25, "reevaluated"), row(4, "b", 0.0, "reevaluated")]  # real ones say more
-    found = plan_shares.shares_of(rows, WORKLOAD)
-    assert (found["leaving_share"], found["improved_share"]) == (1 / 2, 1 / 2)
+    shares = plan_shares.shares_of(rows, WORKLOAD)
+    assert (shares["leaving_share"], shares["improved_share"]) == (1 / 2, 1 / 2)
 
 
 def test_lengths_by_hand():
@@ -57,8 +57,8 @@ def test_lengths_by_hand():
         {"tokens/generated": 200, "rollouts/step": 10, "total_length": 26.0, "response_length": 20.0},
         {"skipped_update": 1},
     ]
-    found = plan_shares.lengths_of(rows, {"rollout.max_new_tokens": 60, "data.max_len": 74})
-    assert found == {"response_share": 15 / 60, "prompt_share": 7 / 14}
+    shares = plan_shares.lengths_of(rows, {"rollout.max_new_tokens": 60, "data.max_len": 74})
+    assert shares == {"response_share": 15 / 60, "prompt_share": 7 / 14}
     assert plan_shares.lengths_of(rows, {}) == {}
 
 

@@ -165,8 +165,8 @@ def test_optimizer_steps_for_a_thousand_responses():
         StudyRun(arm, 1, Run("", steps, {"config": {}}, groups_frame([])))
         for arm, steps in ((plain, full), (bapo, adapted))
     ]
-    made = replay_map.optimizer_steps(Results(Study("made", (plain, bapo), (1,)), runs)).to_dict("records")
-    assert made == [
+    rows = replay_map.optimizer_steps(Results(Study("made", (plain, bapo), (1,)), runs)).to_dict("records")
+    assert rows == [
         {"label": "GRPO", "path": "group", "optimizer_steps": 1000 * 8 / 64},
         {"label": "BAPO", "path": "group", "optimizer_steps": 1000 * 5 / 120},
     ]

@@ -26,12 +26,12 @@ def simulation():
 
 @pytest.mark.parametrize("method", ["bapo", "mopps", "exgrpo"])
 def test_buffers_stay_in_bounds_and_the_policy_learns(simulation, method):
-    found = simulation.simulate(method, 4000, 1.0, 0, ranks=7)
-    rows = found["rows"]
+    result = simulation.simulate(method, 4000, 1.0, 0, ranks=7)
+    rows = result["rows"]
     assert rows[-1]["solved"] > rows[0]["solved"] + 0.02
     assert all(row["trained"] <= 64 for row in rows) and any(row["trained"] % 8 for row in rows)
     # A full batch has 512 samples. An eighth of them is 64, and 7 ranks can share 63 of these equally.
-    assert (found["train_batch"], found["totals"]["left_out"]) == (63, 0)
+    assert (result["train_batch"], result["totals"]["left_out"]) == (63, 0)
     for row in rows:
         assert (row["samples"], row["left_out"]) == (8 * row["trained"], 0)
         assert row["updates"] == -(-row["samples"] // 63) and row["fillers"] == -row["samples"] % 7
@@ -61,8 +61,8 @@ def test_each_method_of_the_benchmark_runs(simulation):
 def test_what_the_ranks_get(simulation, groups, ranks, expected):
     world = simulation.World(64, 0)
     batch = Batch(fresh=world.groups(world.draw(groups), 0, 0))
-    found = simulation.shared(batch, ranks)
-    assert (found["samples"], found["fillers"], found["updates"]) == expected and found["left_out"] == 0
+    counts = simulation.shared(batch, ranks)
+    assert (counts["samples"], counts["fillers"], counts["updates"]) == expected and counts["left_out"] == 0
 
 
 def test_what_is_wrong_is_found(simulation, monkeypatch):
@@ -72,9 +72,9 @@ def test_what_is_wrong_is_found(simulation, monkeypatch):
     def planned(*changes):
         """The plans of ranks with 31 samples are changed, those with 30 are not."""
 
-        def plan(total, own, *more):
-            parts = micro_batch_plan(total, own, *more)
-            if own == 30:
+        def plan(total, count, *more):
+            parts = micro_batch_plan(total, count, *more)
+            if count == 30:
                 return parts
             return [replace(part, **change) for part, change in zip(parts, changes, strict=False)]
 

@@ -40,7 +40,7 @@ def test_the_tables_are_those_of_the_records(tmp_path):
     times = pd.read_csv(RESULTS / "map" / "unit_times.csv").query("study == @replay_map.TIMED_AS['map_groups']")
     replay_map.add_costs(results, times.set_index("arm"))
     for name, kept in (("gains", "gains.csv"), ("pairs", "pairs.csv")):
-        made, decimals = replay_map.TABLES[name]
-        found = made(results).round(decimals).reset_index(drop=True)
+        table_of, decimals = replay_map.TABLES[name]
+        table = table_of(results).round(decimals).reset_index(drop=True)
         wanted = pd.read_csv(RESULTS / "map" / kept).query("setting == 'larger groups'").drop(columns="setting")
-        pd.testing.assert_frame_equal(found, wanted.reset_index(drop=True), check_dtype=False)
+        pd.testing.assert_frame_equal(table, wanted.reset_index(drop=True), check_dtype=False)
